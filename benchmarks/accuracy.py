@@ -37,7 +37,7 @@ from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
 from rlgraph.ir.plan import Holding
 from rlgraph.ops import work_of
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
@@ -88,7 +88,7 @@ def _compiled(experiment: Experiment, lengths: Workload, offload: bool) -> Compi
 
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
-    lengths = workload(experiment.prompts, experiment.answers, 1.0)
+    lengths = read_workload(experiment.prompts, experiment.answers, 1.0)
     if not experiment.work:
         # What those who measured leave of a device to generation is not in the rows: models sleep only where nothing
         # fits without, as was so when constants were fitted.
@@ -115,7 +115,9 @@ def predicted(experiment: Experiment) -> float:
         for _ in backend.steps(1):
             return sum(work.seconds for work in backend.works if work_of(work.op) == experiment.work)
     found = simulate_plan(made, plan, cluster, predictor, lengths)
-    return sum(work.within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work)
+    return sum(
+        work.seconds_within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work
+    )
 
 
 def compared(row: Row) -> Compared:

@@ -37,7 +37,7 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import work_of
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 
 HERE = Path(__file__).resolve().parent / "asynchrony"
 STEPS = 4
@@ -84,7 +84,7 @@ class Case:
             assert found == 1, pool
         if "span" in str(self.lag):
             schedule += "refresh actor on play(by=keep)\n"
-        lengths = replace(workload(prompts, answers, 1.0), alike=alike)
+        lengths = replace(read_workload(prompts, answers, 1.0), alike=alike)
         made = rlgraph.compile(
             program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths, stream=False
         )
@@ -252,7 +252,7 @@ def rows(experiment: Experiment) -> Iterator[dict[str, Any]]:
 def seconds(found: Simulation, phase: str) -> float:
     """Of a step, in which a model does such work."""
     works = (work for work in found.works if work_of(work.op) == phase)
-    return sum(work.within(found.began, found.ends[-1]) for work in works) / found.steps
+    return sum(work.seconds_within(found.began, found.ends[-1]) for work in works) / found.steps
 
 
 def shown(row: dict[str, Any]) -> str:

@@ -134,12 +134,12 @@ class AtOnce(Processes):
         # All are as fast: they tell of their parts in turn.
         return next(self._turn) % len(references)
 
-    def handle(self, who: Address) -> Any:
+    def remote_handle(self, who: Address) -> Any:
         return who
 
-    def give_up(self, why: BaseException) -> None: ...
+    def fail_waiters(self, why: BaseException) -> None: ...
 
-    def go_on(self) -> None: ...
+    def allow_calls(self) -> None: ...
 
     def replace(self, plan: Plan, names: Collection[str]) -> None:
         raise AssertionError("nobody is lost who answers at once")
@@ -221,7 +221,7 @@ class AtOnce(Processes):
         metrics = dict.fromkeys(node.attr("names", ()), 0.0) if node.op == "report" else {}
         return Receipt(0.0, 0.0, tuple(made), named, sizes, metrics=metrics, came=(0,) * senders)
 
-    def _holding(self, who: Address, model: str) -> Any:
+    def _held_weights(self, who: Address, model: str) -> Any:
         group = self.specs[who].group
         if who not in self._layouts:
             layout = engine(group.engine).layout(self.shapes[model], group.mesh, who[1], "causal_lm")

@@ -41,7 +41,7 @@ from rlgraph.passes.compilation import blocks as streamed
 from rlgraph.passes.compilation import tails as moved
 from rlgraph.passes.compilation.finalists import refine
 from rlgraph.passes.compilation.overlap import make_simulator as in_time
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose
@@ -53,7 +53,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import packed, sizes, used
+from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, used_devices
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.tails import sampling_replicas
@@ -127,10 +127,10 @@ def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks,
     """Partitions with sizes of their pools, and the options of each component."""
     islands = problem.cluster.islands
     for blocks in candidate_partitions(problem, question):
-        for devices in product(*(sizes(problem.island(block)) for block in blocks)):
-            taken = zip(used(islands, blocks, devices), islands, strict=True)
+        for devices in product(*(allowed_sizes(problem.island(block)) for block in blocks)):
+            taken = zip(used_devices(islands, blocks, devices), islands, strict=True)
             room = all(count <= island.devices for count, island in taken)
-            if room and packed(islands, blocks, devices):
+            if room and can_pack(islands, blocks, devices):
                 own: list[list[Option]] = [[] for _ in problem.components]
                 for block, count in zip(blocks, devices, strict=True):
                     for number in block.components:
@@ -144,7 +144,7 @@ def options(problem: Problem, component: Component, island: NodeGroup, devices: 
     if id(component) in made.parts:
         _, *halves = made.parts[id(component)]
         for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
-            yield from made.beside(component, trainer, [reader])
+            yield from made.separations_of(component, trainer, [reader])
 
 
 def _alike(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
@@ -211,7 +211,7 @@ def draw_streaming(dice: random.Random) -> tuple[str, str, str, Workload]:
     text += f"    minibatch rollout(parts={dice.choice((1, 1, 2))}):\n"
     text += "        train actor(lr=1e-6):\n            minimize mean(-actor.logprobs(rollout) * gain)\n"
     lines = dice.choice(("stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"))
-    lengths = workload(dice.choice(("100", "400")), dice.choice(("200", "mean=100,p99=400", "mean=200,p99=500")))
+    lengths = read_workload(dice.choice(("100", "400")), dice.choice(("200", "mean=100,p99=400", "mean=200,p99=500")))
     return text, f"schedule small\n{lines}", dice.choice(TWO), lengths
 
 
@@ -282,7 +282,11 @@ def draw(dice: random.Random) -> tuple[str, str, Workload]:
         * has["critic"]
     )
     text += "    report moved = mean(again - rollout.logprobs)\n" * has["again"]
-    return text, dice.choice(CLUSTERS), workload(dice.choice(("100", "400")), dice.choice(("100", "mean=100,p99=250")))
+    return (
+        text,
+        dice.choice(CLUSTERS),
+        read_workload(dice.choice(("100", "400")), dice.choice(("100", "mean=100,p99=250"))),
+    )
 
 
 def main() -> None:

@@ -196,7 +196,7 @@ class Kept:
         from rlgraph.backends.ray import cluster as processes
         from rlgraph.backends.ray.actors import Actors
 
-        start, end, give_up = processes._begin, Actors.stop, Actors.give_up
+        start, end, give_up = processes._begin, Actors.stop, Actors.fail_waiters
 
         def begin(ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
             return self.begin(ray, spec, _imported(spec.group))
@@ -213,11 +213,11 @@ class Kept:
                 self.serving.pop(handle._actor_id.hex(), None)
             end(actors)
 
-        processes._begin, Actors.stop, Actors.give_up = begin, stop, given_up
+        processes._begin, Actors.stop, Actors.fail_waiters = begin, stop, given_up
         try:
             yield
         finally:
-            processes._begin, Actors.stop, Actors.give_up = start, end, give_up
+            processes._begin, Actors.stop, Actors.fail_waiters = start, end, give_up
 
     def begin(self, ray: Any, spec: Any, imported: str) -> Any:
         """In place of starting one."""
@@ -350,7 +350,7 @@ def delayed(each: Drawn, steps: int, most: float, folder: Path) -> dict[str, Any
     class Late(SilentObserver):
         """The controller sleeps, too."""
 
-        def firing(self, node: Any, pool: str = "") -> None:
+        def node_started(self, node: Any, pool: str = "") -> None:
             sleep(0.5)
 
     tell(each.seed, most)

@@ -51,7 +51,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import measured
 from rlgraph.passes.pipelines.fuse import FusedSchedule, search_schedule
-from rlgraph.passes.pipelines.problem import Model, Problem, problem
+from rlgraph.passes.pipelines.problem import Model, Problem, read_problem
 from rlgraph.passes.pipelines.timetable import timetable
 from rlgraph.viz.gantt import gantt
 from rlgraph.viz.marks import with_fonts
@@ -149,7 +149,7 @@ def main() -> None:
     options = arguments()
     if options.problem:
         try:
-            asked = problem(json.loads(Path(options.problem).read_text("utf-8")))
+            asked = read_problem(json.loads(Path(options.problem).read_text("utf-8")))
         except (OSError, ValueError) as error:
             sys.exit(f"{options.problem}: {error}")
         found, seconds = timed(asked, options)

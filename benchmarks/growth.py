@@ -123,7 +123,7 @@ class Watch(SilentObserver):
         self.after: tracemalloc.Snapshot | None = None
         self._quarter, self._last = steps // 4, steps
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op != "train":
             return
         self.steps += 1
@@ -198,7 +198,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
     on_ray = given.backend == "ray"
     compiled: Compiled = rlgraph.compile(folder / "growth.rlf", schedule=PLAN if on_ray else None)
     names: dict[int, str] = {}
-    start = backend.start
+    start = backend.start_processes
 
     def named(*args: Any, **options: Any) -> Any:
         import ray
@@ -208,7 +208,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
             names[ray.get(found.call(who, Worker.pid))] = " ".join(map(str, who))
         return found
 
-    backend.start = named
+    backend.start_processes = named
     watch = Watch(given.steps, time.monotonic() + 60 * given.minutes, names, given.allocations)
     began = time.monotonic()
     try:
@@ -216,7 +216,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
     except Interrupted:
         pass
     finally:
-        backend.start = start
+        backend.start_processes = start
     watch.told()
     # A process that came late, or went early, is none that goes through the run.
     most = max(len(each.points) for each in watch.seen.values())

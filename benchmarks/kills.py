@@ -249,15 +249,15 @@ class Killed:
             file.write(f"{self.fault}:{kind}\n")
         inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
-    def opening(self, what: str) -> None: ...
+    def starting(self, what: str) -> None: ...
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self._passed()
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         self._passed()
 
-    def synced(self, *_: Any) -> None: ...
+    def weights_sent(self, *_: Any) -> None: ...
 
     def span(self, *_: Any, **__: Any) -> int:
         return 0
@@ -340,8 +340,8 @@ def _watched(killed: Killed) -> None:
     """It hears of the processes of each plan that is started."""
     from rlgraph.backends.ray import backend
 
-    start = backend.start
-    backend.start = lambda *args, **named: killed.begun(start(*args, **named))
+    start = backend.start_processes
+    backend.start_processes = lambda *args, **named: killed.begun(start(*args, **named))
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from rlgraph.catalog.clusters.devices import known_devices
-from rlgraph.catalog.clusters.devices import names as device_names
+from rlgraph.catalog.clusters.devices import device_names, known_devices
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.configs import known_models as model_names

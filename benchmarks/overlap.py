@@ -233,7 +233,7 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     thought: dict[str, float] = {}
     for work in found.works:
         kind = work_of(work.op) or ""
-        thought[kind] = thought.get(kind, 0.0) + work.within(found.began, found.ends[-1]) / found.steps
+        thought[kind] = thought.get(kind, 0.0) + work.seconds_within(found.began, found.ends[-1]) / found.steps
     times = {kind: seconds / thought[kind] for kind, seconds in took.items() if seconds and thought.get(kind)}
 
     class Measured(Predictor):

@@ -28,12 +28,12 @@ from statistics import median
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.engines.device import device_here
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs, simulate_plan
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import work_of
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor
@@ -213,7 +213,7 @@ def workload(case: Case, compiled: Compiled, folder: Path) -> Workload:
         return Workload(prompt, Lengths.of(len(row[name]) + 1 for row in rows for name in ("chosen", "rejected")))
     kept = folder / f"kept-{case.program}"
     if not kept.exists():
-        with recording(kept, compiled.name, 0), observe_run(compiled, Options(record=kept)) as run:
+        with claim_folder(kept, compiled.name, 0), observe_run(compiled, Options(record=kept)) as run:
             run.go_on(WARM + ROUNDS)
     lines = [json.loads(line) for file in kept.glob("step-*") for line in file.read_text().splitlines()]
     return Workload(prompt, Lengths.of(len(line["tokens"]) for line in lines))
@@ -229,7 +229,7 @@ def simulation(case: Case, compiled: Compiled, calibration: Calibration, known: 
         pools.append(replace(pool, first=first))
         first += pool.devices
     plan = replace(plan, pools=tuple(pools))
-    cluster = calibration.on(read_cluster(f"1x{first}:{calibration.device.name}"))
+    cluster = calibration.with_measured_rates(read_cluster(f"1x{first}:{calibration.device.name}"))
     kind = OneProcessPredictor if case.threads else Predictor
     predictor = kind(plan, model_configs(compiled), cluster, calibration.constants, case.threads or 1)
     return simulate_plan(compiled, plan, cluster, predictor, known, steps=4)
@@ -307,7 +307,7 @@ class Trials:
 
     def begin(self, case: Case) -> Trial:
         program = PROGRAMS[case.program]
-        work = operations(program.compiled(self.folder, "").program)
+        work = model_operations(program.compiled(self.folder, "").program)
         compiled = program.compiled(self.folder, schedule(case, work))
         known = workload(case, compiled, self.folder)
         backend = LOCAL if case.threads else RAY

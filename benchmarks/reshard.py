@@ -41,7 +41,7 @@ from rlgraph.backends.engines.process_groups import connect, listen
 from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.shared import SharedMemoryLink
-from rlgraph.ir.layout import LocalTensor, Parameter, Piece, share, whole
+from rlgraph.ir.layout import LocalTensor, Parameter, Piece, even_range, full_box
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import reshard
 
@@ -103,10 +103,10 @@ class Layout:
         return len(self.ranks) if self.fsdp else self.tp
 
     def box(self, weight: Weight, rank: int) -> tuple[tuple[int, int], ...]:
-        box = list(whole(weight.shape))
+        box = list(full_box(weight.shape))
         cut = self.cut(weight)
         if cut is not None:
-            box[cut] = share(weight.shape[cut], self.parts(), self.ranks.index(rank) % self.parts())
+            box[cut] = even_range(weight.shape[cut], self.parts(), self.ranks.index(rank) % self.parts())
         return tuple(box)
 
     def locals(self, model: list[Weight], rank: int) -> tuple[LocalTensor, ...]:

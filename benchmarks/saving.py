@@ -81,7 +81,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     source = random.Random(given.seed)
     # The first step makes what the optimizer keeps.
     turns = [*["nothing"] * 2, *(way for _ in range(given.rounds) for way in source.sample(WAYS, len(WAYS)))]
-    saved = RunFolder.at(folder / "run")
+    saved = RunFolder.take_folder(folder / "run")
     with open_backend(compiled, options, RunObserver(Quiet(), Interrupts(Quiet()), None, None)) as (opened, models):
         backend: Any = opened
         saver = Saver(saved, compiled, options, backend)
@@ -137,8 +137,8 @@ class _Gate:
 
     def __init__(self, session: Any) -> None:
         self.seconds = 0.0
-        self._changing = session.changing
-        session.changing = self.changing
+        self._changing = session.prepare_change
+        session.prepare_change = self.changing
 
     def changing(self, *args: Any) -> None:
         began = time.perf_counter()
@@ -153,7 +153,7 @@ def _room(backend: Any, place: Path, live: Any) -> int:
         *state.engine.tensors().values(),
         *(x for kept in state.engine.moments().kinds.values() for x in kept.values()),
     ]
-    kept = backend.keep("actor")
+    kept = backend.hold_weights("actor")
     with live(known) as counted:
         kept.begin(place)
         kept.end()

@@ -131,7 +131,7 @@ class End:
             tensors = self.engine.tensors()
             moved = self.links.run("planned", *((tensors, {}) if self.trains else ({}, tensors)), None)
             if not self.trains:
-                self.engine.written()
+                self.engine.weights_were_written()
         return grown.seconds, moved.sent, grown.bytes + moved.peak
 
     def pack(self) -> Any:
@@ -146,7 +146,7 @@ class End:
         with Grown() as grown:
             self.parcels.open({place: [torch.from_numpy(each) for each in pack] for place, pack in enumerate(packs)})
             moved = self.stored.run({}, self.engine.tensors())
-            self.engine.written()
+            self.engine.weights_were_written()
         return grown.seconds, 0, grown.bytes + moved.peak
 
     def gather(self, loader: str) -> tuple[float, int, int]:
@@ -198,7 +198,7 @@ class End:
             runner.reload_weights(weights_iterator=arriving())
         else:
             runner.model.load_weights(arriving())
-        self.engine.written()
+        self.engine.weights_were_written()
 
 
 class Parcels:

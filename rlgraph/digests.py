@@ -39,7 +39,7 @@ class Digests:
     stretches: str
     """The digests of all stretches, concatenated."""
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """Return it as data that JSON can hold."""
         return {"bytes": self.bytes, "stretches": self.stretches}
 
@@ -111,7 +111,7 @@ class VerifiedFile:
         if (size := path.stat().st_size) != told.bytes:
             raise DamagedFile(path, f"has {size:,} bytes in place of {told.bytes:,}")
 
-    def need(self, start: int, end: int) -> None:
+    def verify_range(self, start: int, end: int) -> None:
         """Verify the bytes from `start` to `end`. Raises OSError, and Damaged where they differ."""
         wanted = range(start // STRETCH, -(-end // STRETCH))
         if end > self.told.bytes:
@@ -128,7 +128,7 @@ class VerifiedFile:
 
     def content(self) -> bytes:
         """Return the whole verified content. Raises OSError, Damaged."""
-        self.need(0, self.told.bytes)
+        self.verify_range(0, self.told.bytes)
         return self.path.read_bytes()
 
 

@@ -41,7 +41,7 @@ def _regular(mode: int) -> None:
         raise OSError(22, "it is no regular file")
 
 
-def reason(error: OSError | ValueError) -> str:
+def failure_reason(error: OSError | ValueError) -> str:
     """Return why a file cannot be read or written, as text that follows a colon."""
     text = cause(error)
     return text[:1].lower() + text[1:]

@@ -70,11 +70,11 @@ def test_a_compiled_program() -> None:
     found = rlgraph.compile("tiny.rlf")
     assert (found.name, found.folder, found.diagnostics, found.set) == ("tiny", Path(), (), {})
     assert [stage.name for stage in found.stages][0] == "check"
-    assert found.after(found.stages[-1].name) is found.program
+    assert found.program_after(found.stages[-1].name) is found.program
     assert found.graph is found.program.phases[-1].graph
     assert found.text("check") != found.text() and found.text().startswith("program tiny\n")
     with pytest.raises(LookupError, match="there is no pass fold: there are check, simplify"):
-        found.after("fold")
+        found.program_after("fold")
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.folder = Path("/")  # type: ignore[misc]
 
@@ -176,17 +176,17 @@ class Signals:
     def __init__(self, op: str) -> None:
         self.op, self.seen, self.done = op, 0, 0
 
-    def opening(self, what: str) -> None: ...
+    def starting(self, what: str) -> None: ...
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if node.op == self.op:
             self.seen += 1
             if self.seen == 2:
                 ctrl_c()
 
-    def synced(self, *weights: object) -> None: ...
+    def weights_sent(self, *weights: object) -> None: ...
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         self.done += node.op == self.op
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import rlgraph
 from rlgraph.backends.enginespec.registry import engines
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.cli import status
 from rlgraph.errors import ProgramError, Source
@@ -333,7 +333,7 @@ def test_bytes_are_what_the_destination_lacks() -> None:
     moves = plan_transfer(plan, plan.group("learn.megatron"), plan.group("play.vllm"), shape, "causal_lm", 4)
     # Norms are on both ranks of vLLM, everything else on one.
     norms = (2 * shape.layers + 1) * shape.hidden
-    assert moves.bound == moves.moved == 4 * (count(shape) + norms)
+    assert moves.bound == moves.moved == 4 * (parameter_count(shape) + norms)
     assert moves.copied == 0
 
 
@@ -348,7 +348,7 @@ def test_in_one_pool_nothing_that_is_there_is_moved() -> None:
     # Both split alike but for the vocabulary, which vLLM pads.
     vocabulary = 2 * shape.vocab * shape.hidden
     assert moves.moved == moves.bound <= 4 * vocabulary
-    assert moves.moved + moves.copied == 4 * (count(shape) + (2 * shape.layers + 1) * shape.hidden)
+    assert moves.moved + moves.copied == 4 * (parameter_count(shape) + (2 * shape.layers + 1) * shape.hidden)
 
 
 # Speed

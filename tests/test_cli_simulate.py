@@ -121,13 +121,13 @@ def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
             for work, pair in zip(works, zip(outer[::2], outer[1::2], strict=True), strict=True):
                 assert work.stages is not None
                 fusion = work.stages()
-                assert work.entered + fusion.table.makespan <= work.end + 1e-9
+                assert work.pipeline_start + fusion.table.makespan <= work.end + 1e-9
                 expected = sorted(
                     (
                         piece.stage,
                         piece.number,
                         piece.entry.part == "B",
-                        fusion.problem.lines[piece.entry.line].model.name,
+                        fusion.problem.replicas[piece.entry.line].model.name,
                     )
                     for piece in timed_entries(fusion.problem, fusion.lists, fusion.table)
                 )
@@ -148,7 +148,7 @@ def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
 
 def test_a_timeline_has_only_so_many_slices_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = simulate(rlgraph.compile(PPO[0], schedule=PPO[1], cluster="2x8:a100-80gb"))
-    one = next(work.stages() for work in found.works if work.stages is not None).problem.work
+    one = next(work.stages() for work in found.works if work.stages is not None).problem.forward_backward_count
     monkeypatch.setattr("rlgraph.explain.simulation.STAGED", 3 * one)
     found.write_trace(tmp_path / "step.json")
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
@@ -176,7 +176,7 @@ def test_every_program_that_ships(name: str) -> None:
     program = rlgraph.compile(ALGORITHMS / f"{name}.rlf", swaps, devices=8)
     found = simulate(program, read_cluster("1x8:h100-80gb"), workload=Workload(kept=0.5))
     assert found.seconds > 0 and found.tokens > 0
-    inside = sum(work.within(found.last, found.ends[-1]) for work in found.path)
+    inside = sum(work.seconds_within(found.last, found.ends[-1]) for work in found.path)
     assert inside == pytest.approx(found.seconds)
     assert any(work.op == "train" for work in found.path)
 

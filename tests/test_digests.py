@@ -23,11 +23,11 @@ def test_what_is_written_piece_by_piece_has_the_digests_of_the_file(
             told = out.digests()
         assert file.read_bytes() == content
         assert told == digests_of(file) and told.bytes == size
-        assert Digests.read(told.plain()) == told
+        assert Digests.read(told.to_plain()) == told
         assert len({told.of(stretch) for stretch in range(-(-size // 8))}) == -(-size // 8)
         if size:
             with pytest.raises(ValueError, match="as many digests"):
-                Digests.read({**told.plain(), "bytes": size + 8})
+                Digests.read({**told.to_plain(), "bytes": size + 8})
 
 
 def test_of_a_large_file_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
     source = random("llama", SMALL)
     program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
     with pytest.raises(ProgramError) as caught:
-        planning.placed(program, Schedule(), Folders(tmp_path), planning.this_machine(1))
+        planning.place_program(program, Schedule(), Folders(tmp_path), planning.this_machine(1))
     assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
         ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
         (

@@ -100,14 +100,14 @@ def main() -> None:
             self.waits: list[dict[str, float]] = []
             self.seconds: dict[str, list[float]] = {"generate": [], "train": [], "sync": []}
 
-        def fired(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
+        def node_done(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
             if node.op in self.seconds:
                 self.seconds[node.op].append(seconds)
             if node.op == "report":
                 self.ends.append((time.time(), clock.cpu_s() + mark.cpu_s(), time.process_time(), clock.host_busy()))
                 self.waits.append(mark.core_waits() if options.plan else {})
 
-        def synced(
+        def weights_sent(
             self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
         ) -> None:
             self.seconds["sync"].append(seconds)

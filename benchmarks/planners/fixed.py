@@ -22,7 +22,7 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import optimizer_bytes
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.time import latency_model
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
@@ -179,10 +179,14 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
             seconds, active = [], 0.0
             for op, batches in component.batches(problem.tasks):
                 kind = "train" if op == "train" else "forward"
-                passes = latency(kind, component.config, deployment, constants, batches)
+                passes = latency_model(kind, component.config, deployment, constants, batches)
                 mine = sum(batch.share(devices) for batch in batches)
-                sent = gather * (3 if op == "train" else 1) * passes.turns(mine)
-                update = optimizer_bytes().moved * weights / devices / island.device.bandwidth if op == "train" else 0.0
+                sent = gather * (3 if op == "train" else 1) * passes.micro_batches(mine)
+                update = (
+                    optimizer_bytes().bytes_moved * weights / devices / island.device.bandwidth
+                    if op == "train"
+                    else 0.0
+                )
                 seconds.append(passes.seconds(mine) + sent + update)
                 active = max(active, footprint(op, component.config, deployment, batches).active.total)
             layer = weights / component.config.shape.layers * component.config.item

@@ -104,7 +104,7 @@ def compile(
     - `search_gap`: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.passes.compilation.compile import check_program, compiled
+    from rlgraph.passes.compilation.compile import check_program, compile_program
 
     opened, texts = open_program(program, name), settings_text(set)
     unplanned = check_program(opened, texts, schedule)
@@ -117,7 +117,7 @@ def compile(
         from rlgraph.passes.compilation.target import make_target
 
         goal = make_target(cluster, workload, calibrated, minimize, offload, search_seconds, search_gap, fuse, stream)
-    return Compiled.of(compiled(opened, texts, unplanned, devices, goal))
+    return Compiled.of(compile_program(opened, texts, unplanned, devices, goal))
 
 
 def load_plan(path: str | Path) -> Compiled:

@@ -117,9 +117,9 @@ class Compiled(Compilation):
         return lanes_svg.to_svg(self.lanes(), prefix, embed=embed)
 
     def _pipelines(self, prefix: str, always: bool) -> str:
-        from rlgraph.explain.pipelines import picture
+        from rlgraph.explain.pipelines import pipelines_svg
 
-        return picture(self, f"{prefix}svg", always)
+        return pipelines_svg(self, f"{prefix}svg", always)
 
     def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
         """Return a picture as PNG, and write it to `path` if that is given; `picture` is as for `to_svg`."""

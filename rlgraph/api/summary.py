@@ -17,7 +17,7 @@ from rlgraph.ir.text.text import show_constant
 from rlgraph.ops import NODES, model_of
 from rlgraph.ops.bases import shared_bases
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.rewrites.accumulate import trainings
+from rlgraph.passes.rewrites.accumulate import streamed_trainings
 
 
 def summary(compiled: Compilation) -> str:
@@ -35,7 +35,7 @@ def summary(compiled: Compilation) -> str:
     if compiled.target is not None:
         from rlgraph.explain.choice import show_choice  # the search: only where a cluster is given
 
-        lines += ["", *show_choice(compiled.choice, compiled.told["predicted"])]
+        lines += ["", *show_choice(compiled.choice, compiled.plan_file_sections["predicted"])]
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
     if compiled.planned:
@@ -91,7 +91,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Yield which models of a group are one base with several adapters."""
-    lending = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
+    lending = [group for group in plan.groups if group.models and engine(group.engine).lends_base(group.mesh)]
     for group in lending:
         for names in shared_bases(program).values():
             members = [name for name in names if name in group.models]
@@ -117,7 +117,7 @@ def _streamed(compiled: Compilation) -> Iterator[str]:
         threshold = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
         copies = f"{tail.on} copies go" if tail.on > 1 else "1 copy goes"
         yield f"{copies} on with the last rows of {tail.table}, when fewer than {threshold} have not ended"
-    for training in trainings(compiled.program, compiled.plan):
+    for training in streamed_trainings(compiled.program, compiled.plan):
         if training.why:
             yield f"train {training.model} waits for the whole batch: {training.why}"
         else:

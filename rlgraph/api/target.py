@@ -31,7 +31,7 @@ def workload(
     - `foresight`: how much what `admit` expects of a prompt correlates with what its answers will be, from 0 to 1.
     - `alike`: how much the lengths of the answers to one prompt correlate, from 0 to less than 1.
     """
-    described = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
+    described = replace(target.read_workload(prompt_tokens, response_tokens, kept), alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)
     if lengths is None:
         return described

@@ -25,20 +25,20 @@ class RowOrder:
         self.order: dict[str, np.ndarray] = {}
         """For each axis whose rows have changed places: the place in the data of each row, int64."""
 
-    def forward(self, axis: str, first: int, start: int, stop: int, names: Iterable[str]) -> None:
+    def move_forward(self, axis: str, first: int, start: int, stop: int, names: Iterable[str]) -> None:
         """Move the rows `start` to `stop` of an axis, with all that lies in them, before those from `first` on. names:
         the values that are complete; others have rows before `first` only."""
         places = np.arange(self.frame.size(axis))
         places[first:stop] = np.r_[start:stop, first:start]
-        self.lay(axis, places, names)
+        self.reorder(axis, places, names)
 
-    def lay(self, axis: str, places: np.ndarray, names: Iterable[str]) -> None:
+    def reorder(self, axis: str, places: np.ndarray, names: Iterable[str]) -> None:
         """Reorder the rows of an axis, with all that lies in them: `places`, int64, says where each lies now. names:
         the values that are complete."""
         self._lay(axis, places, names)
         self.order[axis] = self.order.get(axis, np.arange(len(places)))[places]
 
-    def back(self, names: Iterable[str]) -> None:
+    def restore_order(self, names: Iterable[str]) -> None:
         """Put all rows of the named values back into the order of the data."""
         wanted = list(names)
         for axis, order in self.order.items():
@@ -50,19 +50,19 @@ class RowOrder:
         moved, _ = frame.slice(axis, places, [name for name in names if _within(frame, name, inside)])
         frame.rows.update(moved.rows)
         frame.values.update(moved.values)
-        frame.forget()
+        frame.forget_places()
 
-    def sorted(self, names: Iterable[str]) -> Frame:
+    def in_data_order(self, names: Iterable[str]) -> Frame:
         """Return a frame with the named values in the order of the data."""
         ordered, wanted = self.frame, list(names)
         for axis, order in self.order.items():
             ordered, _ = ordered.slice(axis, order.argsort(), wanted)
         return ordered
 
-    def laid(self, made: NodeOutput) -> NodeOutput:
+    def reorder_output(self, made: NodeOutput) -> NodeOutput:
         """Reorder what a node made of rows in the order of the data to the order in which they lie."""
         for axis, order in self.order.items():
-            ordered, inside = self.sorted(()), self.frame.rows[axis].axis
+            ordered, inside = self.in_data_order(()), self.frame.rows[axis].axis
             for rows in made.rows:
                 ordered.add_rows(rows)
             ordered.values.update(made.values)

@@ -2,7 +2,7 @@
 others go on meanwhile.
 
 The `collect` of the next step goes on with them. So their work reports to a crew that outlives both steps
-(`Executor.lasting`). A batch belongs to the step that began it, with all values that this step had then.
+(`Executor.lasting_pool`). A batch belongs to the step that began it, with all values that this step had then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CollectBatch:
     """The batch before it, which has not read its rows of the data yet; this one reads the rows behind those."""
 
     @classmethod
-    def again(cls, given: Frame) -> CollectBatch:
+    def restore_inputs(cls, given: Frame) -> CollectBatch:
         """Restore a batch of another process from the values with which it began: whoever goes on with it begins it
         again."""
         # No step of this process has this attempt, so `go_on` takes its work for lost.
@@ -36,7 +36,7 @@ class CollectBatch:
         return cls(frame, cast(GraphRun, None))
 
     @property
-    def needed(self) -> Frame:
+    def needed_inputs(self) -> Frame:
         """The values with which it began, without those that its body does not use."""
         if self.run is None:
             return self.given
@@ -63,13 +63,13 @@ class Surplus:
 
     rows: Frame | None
     """Rows of batches that have ended, in the order in which they did."""
-    going: tuple[CollectBatch, ...] = ()
+    unfinished_batches: tuple[CollectBatch, ...] = ()
     """Batches that go on."""
 
     @property
     def steps(self) -> list[int]:
         """The steps that began the batches that go on."""
-        return [batch.step for batch in self.going]
+        return [batch.step for batch in self.unfinished_batches]
 
 
 def last_settled_step(step: Step, things: Mapping[str, Any]) -> Step:
@@ -86,8 +86,8 @@ class CollectBatches:
         """inputs: what the first batch is given of the values that go from batch to batch. key: names the crew, the
         same in each step. most: how many batches can be under way."""
         self.executor, self.body = executor, body
-        self.crew = executor.lasting(key, executor.threads(body) * most)
-        self.crew.adopt()
+        self.crew = executor.lasting_pool(key, executor.threads(body) * most)
+        self.crew.use_this_thread()
         self.inputs = list(inputs)
         """What the batch that reads next is given, unless `last` makes it."""
         self.names = [value.name for value in body.inputs[: len(inputs)]]
@@ -112,7 +112,7 @@ class CollectBatches:
         self._give(batch, self.inputs)
         return batch
 
-    def go_on(self, batch: CollectBatch, attempt: int) -> None:
+    def continue_batch(self, batch: CollectBatch, attempt: int) -> None:
         """Go on with a batch of an earlier step; if its work was lost when a step failed, begin it again."""
         if batch.given.step.attempt == attempt:
             batch.run.crew = self.crew
@@ -123,7 +123,7 @@ class CollectBatches:
         self._add(frame)
 
     @property
-    def under_way(self) -> set[Ended]:
+    def unfinished_batches(self) -> set[Ended]:
         """The step and the number of each batch that has not ended."""
         return {(batch.step, batch.number) for batch in self.going}
 
@@ -138,11 +138,11 @@ class CollectBatches:
             frame.values.update(zip(self.names, inputs, strict=True))
 
     @property
-    def read(self) -> bool:
+    def has_read_all(self) -> bool:
         """Whether all batches that were begun have read their rows, so that the next one's inputs are known."""
-        return self.last is None or all(map(self.last.run.has_made, self.outputs))
+        return self.last is None or all(map(self.last.run.is_complete, self.outputs))
 
-    def left(self) -> list[Any]:
+    def carried_over(self) -> list[Any]:
         """Return what goes from batch to batch, as the last one left it."""
         return self.inputs if self.last is None else [self.last.run.frame.values[name] for name in self.outputs]
 
@@ -153,7 +153,7 @@ class CollectBatches:
         moved, behind = False, False
         for batch in self.going:
             wanted = only is None or only == (batch.step, batch.number)
-            if batch.before is not None and all(map(batch.before.run.has_made, self.outputs)):
+            if batch.before is not None and all(map(batch.before.run.is_complete, self.outputs)):
                 before, batch.before = batch.before.run, None
                 self._give(batch, [before.frame.values[name] for name in self.outputs])
                 batch.run.awaited.clear()

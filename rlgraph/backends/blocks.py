@@ -21,7 +21,7 @@ from rlgraph.ops.nodes import NODES, rows_per_input
 class BlockSizes:
     """The block sizes that a run asks for; by default one block is the whole batch."""
 
-    each: int | None = None
+    rows: int | None = None
     """Rows of its unit that every node takes at a time."""
     tables: Mapping[str, int] = field(default_factory=dict)
     """By the name of a table, how many of its rows are a block for the nodes that make it and for all that follow."""
@@ -38,7 +38,7 @@ class TableBlock:
     """Axes of the table's rows (filters leave several), those that the node uses first."""
 
 
-def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[TableBlock, ...]]:
+def table_blocks(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[TableBlock, ...]]:
     """Return for each node of a graph the tables that it makes or uses, or from which its inputs were made. What a
     model has learned of rows does not count as made from them."""
     made_of: dict[str, set[str]] = {}
@@ -59,7 +59,7 @@ def _axes(node: Node, table: str, types: Mapping[str, Type]) -> tuple[Axis, ...]
     return tuple(sorted(table_axes, key=lambda axis: not any(used_axis.within(axis) for used_axis in used)))
 
 
-def handed_on(graph: Graph) -> list[bool]:
+def passes_blocks_on(graph: Graph) -> list[bool]:
     """Return for each node of a graph whether others go on with a block of what it makes: a model or the user's code,
     maybe after some mathematics. Where only a barrier follows, a block is merely the least that is worth a request:
     a node takes all rows that are ready."""
@@ -75,7 +75,9 @@ def handed_on(graph: Graph) -> list[bool]:
     return handed[::-1]
 
 
-def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[TableBlock, ...]) -> Iterator[int]:
+def iter_block_ends(
+    node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[TableBlock, ...]
+) -> Iterator[int]:
     """Yield the ends of the whole blocks among the rows `done` to `ready` of a node's unit, in order."""
     axis = frame.rows[unit].axis
     counts = [(count, cut.rows) for cut in wanted if (count := _count(node, cut, axis, frame, ready)) is not None]

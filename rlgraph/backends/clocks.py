@@ -29,20 +29,20 @@ class TaskPool(Protocol):
         """Start some work, which reports its own failures."""
         ...
 
-    def tell(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         """Report an event. Called by the work; the event runs in the thread that runs the graph."""
         ...
 
     @property
-    def told(self) -> bool:
+    def has_event(self) -> bool:
         """Whether an event is reported already."""
         ...
 
-    def next(self) -> Event:
+    def next_event(self) -> Event:
         """Wait until an event is reported, and return it."""
         ...
 
-    def adopt(self) -> None:
+    def use_this_thread(self) -> None:
         """Make the calling thread the one that runs the graph."""
         ...
 
@@ -53,7 +53,7 @@ def report_failure(crew: TaskPool, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    crew.tell(fail)
+    crew.post_event(fail)
 
 
 class Clock(Protocol):
@@ -62,7 +62,7 @@ class Clock(Protocol):
     together: bool
     """Whether nodes that do not wait for each other work at the same time."""
 
-    def crew(self, size: int) -> AbstractContextManager[TaskPool]:
+    def task_pool(self, size: int) -> AbstractContextManager[TaskPool]:
         """Return a crew for a graph of so many nodes. When the context is left, all its work has ended."""
         ...
 
@@ -80,7 +80,7 @@ class InlineClock:
     together = False
 
     @contextmanager
-    def crew(self, size: int) -> Iterator[TaskPool]:
+    def task_pool(self, size: int) -> Iterator[TaskPool]:
         yield _InLineCrew()
 
     def lock(self, places: int = 1) -> Lock:
@@ -93,17 +93,17 @@ class _InLineCrew:
     def begin(self, work: Event) -> None:
         work()
 
-    def tell(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         event()
 
     @property
-    def told(self) -> bool:
+    def has_event(self) -> bool:
         return False
 
-    def next(self) -> Event:
+    def next_event(self) -> Event:
         raise AssertionError("work is over when it has begun: there is nothing to wait for")
 
-    def adopt(self) -> None: ...
+    def use_this_thread(self) -> None: ...
 
 
 # Threads
@@ -115,7 +115,7 @@ class ThreadClock:
     together = True
 
     @contextmanager
-    def crew(self, size: int) -> Iterator[TaskPool]:
+    def task_pool(self, size: int) -> Iterator[TaskPool]:
         with ThreadPoolExecutor(max(1, size), "node") as pool:
             yield _ThreadCrew(pool)
 
@@ -133,14 +133,14 @@ class _ThreadCrew:
     def begin(self, work: Event) -> None:
         self.pool.submit(work)
 
-    def tell(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         self.events.put(event)
 
     @property
-    def told(self) -> bool:
+    def has_event(self) -> bool:
         return not self.events.empty()
 
-    def next(self) -> Event:
+    def next_event(self) -> Event:
         return self.events.get()
 
-    def adopt(self) -> None: ...
+    def use_this_thread(self) -> None: ...

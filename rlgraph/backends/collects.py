@@ -161,9 +161,9 @@ def collect_as_they_end(loop: Loop) -> Frame:
     loop.carried[place] = None
     most = concurrent_batches(node, wanted) + 1
     batches = CollectBatches(host.executor, loop_body(node), loop.carried, f"{frame.step.phase}.{name}", most)
-    for batch in before.going if before else ():
-        batches.go_on(batch, frame.step.attempt)
-    recorded = host.endings.told(number, name)
+    for batch in before.unfinished_batches if before else ():
+        batches.continue_batch(batch, frame.step.attempt)
+    recorded = host.endings.recorded_collect(number, name)
     parts: list[tuple[Frame, bool]] = []
     """Rows that have come, in their order, and whether an earlier step has begun them."""
     ended, again, lost = list[Ended](), deque[Frame](), 0
@@ -201,11 +201,16 @@ def collect_as_they_end(loop: Loop) -> Frame:
         # With `once` no step after this one waits for the batches of earlier steps.
         due = once and any(batch.step < number for batch in batches.going)
         done = kept >= wanted and not due if recorded is None else len(ended) == len(recorded[1])
-        if done and not again and batches.read:
+        if done and not again and batches.has_read_all:
             break
         if recorded is not None:
             next_ended = recorded[1][len(ended)] if len(ended) < len(recorded[1]) else None
-            if next_ended is None and kept < wanted or next_ended is not None and next_ended not in batches.under_way:
+            if (
+                next_ended is None
+                and kept < wanted
+                or next_ended is not None
+                and next_ended not in batches.unfinished_batches
+            ):
                 raise _wrong_recording(node, frame.step)
         for batch in batches.advance(None if recorded is None else next_ended):
             ended.append((batch.step, batch.number))
@@ -224,7 +229,7 @@ def collect_as_they_end(loop: Loop) -> Frame:
         loop.metrics[f"{name}.dropped"] = float(joined.size(axis) - now.size(axis) - later.size(axis))
     if late != "wait":
         loop.metrics[f"{name}.late"] = float(lost)
-    loop.carried = batches.left()
+    loop.carried = batches.carried_over()
     loop.carried[place] = Surplus(later if later.size(top) else None, tuple(batches.going))
     host.ended(frame.step, name, begun, ended)
     return now

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlgraph.backends.arrival import RowOrder
-from rlgraph.backends.blocks import BlockSizes, cuts, ends, handed_on
+from rlgraph.backends.blocks import BlockSizes, iter_block_ends, passes_blocks_on, table_blocks
 from rlgraph.backends.clocks import Clock, InlineClock, TaskPool, report_failure
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.readiness import Readiness, Task
@@ -92,7 +92,7 @@ class Executor:
         return len(graph.nodes) * self.lanes
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def keep_pools(self) -> Iterator[None]:
         """Keep lasting crews while somebody asks for steps. At the end all work of these crews has ended, and been
         reported."""
         with ExitStack() as self._crews:
@@ -101,7 +101,7 @@ class Executor:
             finally:
                 self._lasting.clear()
 
-    def lasting(self, key: str, size: int) -> TaskPool:
+    def lasting_pool(self, key: str, size: int) -> TaskPool:
         """Return the crew of a key, which does not end with the node for which it works."""
         if key not in self._lasting:
             self._lasting[key] = self._crews.enter_context(_until_told(self.clock, size))
@@ -116,7 +116,7 @@ class Executor:
         of the one before; `carried` are those of the first frame. They change models one after the other. Returns
         what the last one leaves of these."""
         frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
-        with self.clock.crew(self.threads(graph) * len(frames)) as crew:
+        with self.clock.task_pool(self.threads(graph) * len(frames)) as crew:
             try:
                 runs = [GraphRun(self, graph, frame, crew) for frame in frames]
                 for run in runs[1:]:
@@ -124,13 +124,13 @@ class Executor:
                 while not all(run.over for run in runs):
                     moved = runs[0].advance()
                     for before, run in pairwise(runs):
-                        run.follow(before, graph)
+                        run.take_over_from(before, graph)
                         # Where one node runs at a time nothing is gained by beginning early.
                         moved |= (self.clock.together or before.over) and run.advance()
                     if not moved:
                         wait_for_progress(runs, crew)
                 for before, run in pairwise(runs):
-                    run.follow(before, graph)
+                    run.take_over_from(before, graph)
             except BaseException as error:
                 self.backend.abort(error)
                 raise
@@ -151,10 +151,10 @@ class GraphRun:
         """Whether other steps sample beside this one's training."""
         self.under_way = 0
         """Nodes that are fired and not done."""
-        cuts_by_node = cuts(graph, frame.types, self.blocks.tables)
+        cuts_by_node = table_blocks(graph, frame.types, self.blocks.tables)
         self.tasks = [
             Task(node, node_cuts, handed)
-            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, handed_on(graph), strict=True)
+            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, passes_blocks_on(graph), strict=True)
             # Values that the frame has already need not be made.
             if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
@@ -179,18 +179,18 @@ class GraphRun:
         moved |= len(left) < len(self.waiting)
         self.waiting = left
         if self.over:
-            self.arrival.back(self.frame.values)
+            self.arrival.restore_order(self.frame.values)
         return moved
 
-    def follow(self, before: GraphRun, graph: Graph) -> None:
+    def take_over_from(self, before: GraphRun, graph: Graph) -> None:
         """Take over what the run before this one has made by now. Its turn comes when that one is over."""
         for value, last in zip(graph.inputs, graph.outputs, strict=False):
-            if value.name in self.awaited and before.has_made(last):
+            if value.name in self.awaited and before.is_complete(last):
                 self.frame.values[value.name] = before.frame.values[last]
                 del self.awaited[value.name]
         self.turn = before.turn and before.over
 
-    def has_made(self, name: str) -> bool:
+    def is_complete(self, name: str) -> bool:
         """Whether a value is complete."""
         return name not in self.awaited and self.readiness.all_made([name])
 
@@ -204,12 +204,12 @@ class GraphRun:
         failures, too."""
         try:
             for number, made in work():
-                self.crew.tell(partial(then, number, made))
-            self.crew.tell(partial(self.idle, task))
+                self.crew.post_event(partial(then, number, made))
+            self.crew.post_event(partial(self.count_piece_done, task))
         except BaseException as error:
             report_failure(self.crew, error)
 
-    def idle(self, task: Task) -> None:
+    def count_piece_done(self, task: Task) -> None:
         """Count one piece of a task's work as done."""
         task.busy, self.under_way = task.busy - 1, self.under_way - 1
 
@@ -220,7 +220,7 @@ class GraphRun:
         if not self.turn and task.changes_a_model:
             return False
         lanes = self.backend.lanes(task.node, self.frame)
-        if task.busy >= lanes or not self.came(task):
+        if task.busy >= lanes or not self.input_has_come(task):
             return False
         unit = task.node.unit
         axis = unit.axis if unit else None
@@ -239,7 +239,7 @@ class GraphRun:
         if lanes > 1:
             if last and not task.begun:
                 self.admit(task, axis)
-            end = self.share(task, axis, ready, lanes, last)
+            end = self.worker_share(task, axis, ready, lanes, last)
             if end is not None:
                 self.fire(task, axis, [end], last)
             return end is not None
@@ -252,7 +252,7 @@ class GraphRun:
         if self.backend.streams(task.node, self.frame):
             block_ends = [first, *blocks]
             self.fire(task, axis, block_ends if block_ends[-1] == ready else [*block_ends, ready], last)
-        elif task.handed_on or self.blocks.each is not None:
+        elif task.handed_on or self.blocks.rows is not None:
             self.fire(task, axis, [first], last)
         else:
             most = PIECE if self.overlaps and task.changes_a_model else None
@@ -277,11 +277,11 @@ class GraphRun:
     def start_whole(self, tasks: Sequence[Task]) -> bool:
         """Fire these tasks on the whole batch as one piece of work, if all can be fired."""
         for task in tasks:
-            if task.busy or not self.came(task) or not self.readiness.all_made(task.node.inputs):
+            if task.busy or not self.input_has_come(task) or not self.readiness.all_made(task.node.inputs):
                 return False
             if any(not reader.finished for reader in task.after):
                 return False
-        seen = self.seen(self.arrival.sorted([name for task in tasks for name in task.node.inputs]))
+        seen = self.seen(self.arrival.in_data_order([name for task in tasks for name in task.node.inputs]))
 
         def work() -> Iterable[Part]:
             if len(tasks) == 1:
@@ -290,7 +290,7 @@ class GraphRun:
             return enumerate(self.fused.fire([task.node for task in tasks], seen))
 
         def done(number: int, made: NodeOutput) -> None:
-            self.frame.add_output(self.arrival.laid(made), {})
+            self.frame.add_output(self.arrival.reorder_output(made), {})
             tasks[number].finished = True
 
         for task in tasks[1:]:
@@ -302,12 +302,12 @@ class GraphRun:
         """Return a frame as it is now, for a thread: this one goes on adding to it."""
         return frame.child() if self.together else frame
 
-    def share(self, task: Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
+    def worker_share(self, task: Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
         """Return where the rows end that a free worker takes: a share of those that are ready, large ones first, and at
         the end row by row. A model takes no less than a block, and no more where others go on with it."""
-        size = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
+        size = self.blocks.rows or -(-(ready - task.begun) // (2 * lanes))
         end = min(task.begun + size, ready)
-        if self.blocks.each is not None or not NODES[task.node.op].with_model:
+        if self.blocks.rows is not None or not NODES[task.node.op].with_model:
             return end
         block_ends = list(self.whole_blocks(task, axis, ready))
         if last and (not block_ends or block_ends[-1] < ready):
@@ -318,10 +318,10 @@ class GraphRun:
 
     def whole_blocks(self, task: Task, axis: str, ready: int) -> Iterator[int]:
         """Yield where the blocks end that a task could be fired on."""
-        size = self.blocks.each
+        size = self.blocks.rows
         if size is not None:
             return iter(range(task.begun + size, ready + 1, size))
-        return ends(task.node, axis, self.frame, task.begun, ready, task.cuts)
+        return iter_block_ends(task.node, axis, self.frame, task.begun, ready, task.cuts)
 
     def fire(self, task: Task, axis: str, ends: Sequence[int], last: bool) -> None:
         """Fire a task on the rows from where it is to the last end; with several ends, each part is reported by
@@ -356,7 +356,7 @@ class GraphRun:
                     number = next(iter(task.ahead))
                     before = task.done + sum(rows for part, rows in left.items() if part < number)
                     complete = self.readiness.whole(frame.values)
-                    self.arrival.forward(axis, task.done, before, before + sizes[number], complete)
+                    self.arrival.move_forward(axis, task.done, before, before + sizes[number], complete)
                 del left[number]
                 self.add(task, axis, number)
             task.finished = last and task.done == frame.size(axis)
@@ -367,14 +367,14 @@ class GraphRun:
         """Make the rows of a block, or of a part, that is done the next rows of a task."""
         rows, made = task.ahead.pop(key)
         start, task.done, task.fired = task.done, task.done + rows, True
-        self.frame.add_output(made, {} if rows == self.frame.size(axis) else self.first(axis, start, task.done))
+        self.frame.add_output(made, {} if rows == self.frame.size(axis) else self.first_rows(axis, start, task.done))
 
     def admit(self, task: Task, axis: str) -> None:
         """Move rows that are expected to be longer before others, if they may move: who is free takes the next ones."""
         expected = expected_lengths_of(task.node)
         if expected and self.may_move(task, axis):
             turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
-            self.arrival.lay(axis, turn, self.readiness.whole(self.frame.values))
+            self.arrival.reorder(axis, turn, self.readiness.whole(self.frame.values))
 
     def may_move(self, task: Task, axis: str) -> bool:
         """Whether rows of an axis that a task has not made may change places: no work has begun on them, and no table
@@ -383,7 +383,7 @@ class GraphRun:
         if inside.parent is not None or not self.readiness.closed(axis):
             return False
         for other_task in self.tasks:
-            unit = self.unit_of(other_task)
+            unit = self.work_axis(other_task)
             if unit is None or not unit.within(inside):
                 continue
             if any(
@@ -395,18 +395,18 @@ class GraphRun:
                 return False
         return True
 
-    def unit_of(self, task: Task) -> Axis | None:
+    def work_axis(self, task: Task) -> Axis | None:
         """Return the axis by whose rows a task works; None for the batch."""
         key, types = task.node.unit.axis if task.node.unit else None, self.frame.types
         outer = (axis for name in task.node.inputs for value_axis in axes_of(types[name]) for axis in value_axis.path())
         return next((axis for axis in outer if axis.key == key), None)
 
-    def first(self, axis: str, start: int, end: int) -> dict[str, int]:
+    def first_rows(self, axis: str, start: int, end: int) -> dict[str, int]:
         """Return, for each axis, the first row of some rows of an axis and of what lies in them."""
         _, places = self.frame.slice(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
 
-    def came(self, task: Task) -> bool:
+    def input_has_come(self, task: Task) -> bool:
         """Whether all inputs of the graph that a task reads have come."""
         awaited = self.awaited
         return not awaited or all(name not in awaited or awaited[name](task.node) for name in task.node.inputs)
@@ -415,21 +415,21 @@ class GraphRun:
 @contextmanager
 def _until_told(clock: Clock, size: int) -> Iterator[TaskPool]:
     """Yield a crew whose last events are run by whoever ends it."""
-    with clock.crew(size) as crew:
+    with clock.task_pool(size) as crew:
         yield crew
-        crew.adopt()
-    while crew.told:
-        crew.next()()
+        crew.use_this_thread()
+    while crew.has_event:
+        crew.next_event()()
 
 
 def wait_for_progress(runs: Sequence[GraphRun], crew: TaskPool) -> None:
     """Wait until something that one of these runs fired has come further."""
     waits = [task.node.name for run in runs for task in run.waiting]
     assert any(run.under_way for run in runs), f"no node can fire: {waits}"
-    crew.next()()
+    crew.next_event()()
     # One look at the tasks is enough for all events that have come meanwhile.
-    while crew.told:
-        crew.next()()
+    while crew.has_event:
+        crew.next_event()()
 
 
 def never_ready(node: Node) -> bool:

@@ -34,7 +34,7 @@ class FinishOrder:
         self._told: dict[tuple[int, str], Told] | None = None
         self._lock = Lock()
 
-    def tell(self, step: int, data: str, begun: int, ended: Sequence[Ended]) -> None:
+    def record_collect(self, step: int, data: str, begun: int, ended: Sequence[Ended]) -> None:
         """Record a `collect` of a step. Raises RunError where the disk is full."""
         if self._record is None:
             return
@@ -45,7 +45,7 @@ class FinishOrder:
         except OSError as error:
             raise RunError(unwritable_recording(self._record, error)) from None
 
-    def told(self, step: int, data: str) -> Told | None:
+    def recorded_collect(self, step: int, data: str) -> Told | None:
         """Return what the recording says of a `collect`; None where it says nothing, or there is none. Raises RunError
         where it is damaged."""
         with self._lock:

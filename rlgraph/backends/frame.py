@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlgraph.backends.engines.ragged import ragged_places
-from rlgraph.backends.rows import RemoteEntries, Rows, TableData, join, pick
+from rlgraph.backends.rows import RemoteEntries, Rows, TableData, join_entries, pick_entries
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
@@ -90,7 +90,7 @@ class Frame:
             np.bincount(self.index(axis.key, axis.row.key), minlength=self.size(axis.row.key)) if axis.inner else None
         )
 
-    def greatest(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+    def largest_inside(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.
         numbers: of named values, row by row."""
         largest = np.zeros(self.size(axis))
@@ -106,7 +106,7 @@ class Frame:
         key, old = rows.axis.key, self.rows.get(rows.axis.key)
         if old is not None:
             parent = None if rows.parent is None or old.parent is None else np.concatenate([old.parent, rows.parent])
-            ids = None if rows.ids is None or old.ids is None else join([old.ids, rows.ids])
+            ids = None if rows.ids is None or old.ids is None else join_entries([old.ids, rows.ids])
             rows = Rows(rows.axis, old.size + rows.size, parent, ids)
         self.rows[key] = rows
         for pair in [pair for pair in self._indexes if key in pair]:
@@ -123,10 +123,10 @@ class Frame:
             parent = None if rows.parent is None else rows.parent + offset
             self.add_rows(Rows(rows.axis, rows.size, parent, rows.ids))
         for name, value in output.values.items():
-            self.values[name] = join([self.values[name], value]) if name in self.values else value
+            self.values[name] = join_entries([self.values[name], value]) if name in self.values else value
         self.metrics.update(output.metrics)
 
-    def forget(self) -> None:
+    def forget_places(self) -> None:
         """Forget what was worked out of the rows' places, which have changed."""
         self._indexes.clear()
 
@@ -175,7 +175,7 @@ class Frame:
             return value.pick(chosen[axis.row.key]) if axis.row.key in chosen else value
         if axis is None or axis.key not in chosen:
             return value
-        return value.take(kind, chosen) if isinstance(kind, Table) else pick(value, chosen[axis.key])
+        return value.take(kind, chosen) if isinstance(kind, Table) else pick_entries(value, chosen[axis.key])
 
     def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
         """Add the named values of frames that have their root rows one after the other (rounds of `collect`)."""
@@ -192,7 +192,7 @@ class Frame:
                 )
                 start += part.size(above.key) if above else 0
         for name in names:
-            self.values[name] = join([part.values[name] for part in parts])
+            self.values[name] = join_entries([part.values[name] for part in parts])
 
     def assemble(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
         """Put together what slices of an axis made; `names` maps the slices' values to this frame's.
@@ -208,14 +208,14 @@ class Frame:
                 continue
             for entry_axis in axes_of(kind):
                 self._order(parts, entry_axis if self.counts(entry_axis) else entry_axis.row, order)
-            value = join([part.values[inner] for part, _ in parts])
+            value = join_entries([part.values[inner] for part, _ in parts])
             if isinstance(value, RemoteEntries):
                 self.values[outer] = value.pick(order[value_axis.row.key])
             elif isinstance(value, TableData):
                 assert isinstance(kind, Table)
                 self.values[outer] = value.take(kind, order)
             else:
-                self.values[outer] = pick(value, order[value_axis.key])
+                self.values[outer] = pick_entries(value, order[value_axis.key])
 
     def _order(self, parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> None:
         """Fill `order` for an axis: the joined row of the slices that each row of this frame is; rows of a new axis are
@@ -232,7 +232,7 @@ class Frame:
         parents = np.concatenate([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
         order[key] = parents.argsort(kind="stable")
         ids = [part.rows[key].ids for part, _ in parts]
-        row_ids = None if any(part_ids is None for part_ids in ids) else pick(join(ids), order[key])
+        row_ids = None if any(part_ids is None for part_ids in ids) else pick_entries(join_entries(ids), order[key])
         if key not in self.rows:
             self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], row_ids))
 

@@ -21,7 +21,7 @@ class LengthHistory:
     def __init__(self) -> None:
         self.known: Known = {}
 
-    def expected(self, table: str, prompts: Sequence[RowId]) -> list[float]:
+    def expected_lengths(self, table: str, prompts: Sequence[RowId]) -> list[float]:
         """Return for each prompt the expected tokens of an answer: the mean of those it had. A prompt that was never
         asked counts as all others do; 0 where none was."""
         by_prompt = self.known.get(table, {})
@@ -30,7 +30,7 @@ class LengthHistory:
         counts = (by_prompt.get(_prompt(row), usual) for row in prompts)
         return [tokens / rows if rows else 0.0 for rows, tokens in counts]
 
-    def learn(self, table: str, rows: Sequence[RowId], lengths: Sequence[int], samples: bool) -> None:
+    def add_lengths(self, table: str, rows: Sequence[RowId], lengths: Sequence[int], samples: bool) -> None:
         """Add rows with so many tokens. samples: whether the last part of a row's identity is the number of the
         sample."""
         counts = self.known.setdefault(table, {})
@@ -39,7 +39,7 @@ class LengthHistory:
             earlier = counts.get(prompt, (0, 0))
             counts[prompt] = earlier[0] + 1, earlier[1] + int(length)
 
-    def kept(self) -> Known:
+    def copy_lengths(self) -> Known:
         """Return a copy of all lengths as they are now."""
         return {table: dict(counts) for table, counts in self.known.items()}
 

@@ -24,7 +24,7 @@ from rlgraph.backends.executor import Await, Executor, GraphRun, never_ready, wa
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program, Value
-from rlgraph.ir.steps import distance
+from rlgraph.ir.steps import weights_distance
 from rlgraph.ir.types import Handle, is_model
 
 Things = Mapping[str, Any]
@@ -51,14 +51,14 @@ class _InFlightStep:
         """The number of the step."""
         return self.frame.step.number
 
-    def take(self) -> None:
+    def take_from_earlier(self) -> None:
         """Take what the steps before have made by now."""
         for name, (maker, value) in list(self.sources.items()):
-            if maker.run.has_made(value):
+            if maker.run.is_complete(value):
                 self.frame.values[name] = maker.frame.values[value]
                 del self.sources[name], self.run.awaited[name]
 
-    def left(self) -> dict[str, Any]:
+    def state_after(self) -> dict[str, Any]:
         """Return the values of things after the step, when it is over."""
         return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
@@ -80,10 +80,10 @@ class InFlightSteps:
         """The steps in flight, the oldest first."""
         self.failed = 0
         """How often steps failed: those in flight then begin again."""
-        self.threads = max(executor.threads(phase.graph) * self.credit(phase) for phase in program.phases)
+        self.threads = max(executor.threads(phase.graph) * self.in_flight_limit(phase) for phase in program.phases)
         self.threads += len(versions.newest)
 
-    def credit(self, phase: Phase) -> int:
+    def in_flight_limit(self, phase: Phase) -> int:
         """Return how many steps may be in flight when one of a phase has begun: the oldest, those that may be ahead of
         it, and one that has all but the weights it waits for, so that it gets them before the next training begins,
         and while the one before it is evaluated. Where one node runs at a time, nothing is gained by more than one."""
@@ -93,7 +93,7 @@ class InFlightSteps:
         """Run steps, and yield for each, in order, its frame and what it left. coming: the first ones are those in
         flight. things: as the last step that is over left them."""
         more, wanted = iter(coming), deque[Coming]()
-        with self.executor.clock.crew(self.threads) as crew, self.executor.at_work():
+        with self.executor.clock.task_pool(self.threads) as crew, self.executor.keep_pools():
             for step in self.under_way:
                 step.run.crew = crew
             try:
@@ -102,13 +102,13 @@ class InFlightSteps:
                     self._end(oldest)
                     self.under_way.popleft()
                     wanted.popleft()
-                    things = {**things, **oldest.left()}
+                    things = {**things, **oldest.state_after()}
                     yield oldest.frame, things
             except GeneratorExit:
                 # The caller wants no more steps now. What is fired comes to its end, and nothing is lost.
                 try:
                     while any(step.run.under_way for step in self.under_way):
-                        crew.next()()
+                        crew.next_event()()
                 except BaseException as error:
                     # The caller does not ask for this failure, either.
                     self._fail(error)
@@ -131,7 +131,7 @@ class InFlightSteps:
             if len(wanted) <= len(self.under_way):
                 return bool(wanted)
             phase, number = wanted[len(self.under_way)]
-            if len(self.under_way) >= self.credit(phase):
+            if len(self.under_way) >= self.in_flight_limit(phase):
                 return True
             self._add(phase, number, things, crew)
 
@@ -157,29 +157,29 @@ class InFlightSteps:
         makers: dict[int, _InFlightStep | None] = {}
         for node in step.phase.graph.nodes:
             if handle in node.inputs:
-                version = self.versions.at(model, step.frame.step, distance(node, handle))
-                made_in = self.versions.made_in(model, version)
+                version = self.versions.version_at(model, step.frame.step, weights_distance(node, handle))
+                made_in = self.versions.step_that_made(model, version)
                 makers[id(node)] = next(
                     (candidate for candidate in self.under_way if candidate.number == made_in), None
                 )
 
         def has_come(node: Node) -> bool:
             maker = makers[id(node)]
-            return maker is None or maker.run.has_made(maker.lasts[model])
+            return maker is None or maker.run.is_complete(maker.lasts[model])
 
         return has_come
 
     def _end(self, oldest: _InFlightStep) -> None:
         """Let all steps go on until the oldest one is over."""
         oldest.run.turn = True
-        oldest.take()
+        oldest.take_from_earlier()
         # All that it waited for was made when the step before it was over.
         oldest.run.awaited.clear()
         while not oldest.run.over:
             moved = False
             self._note(oldest)
             for step in self.under_way:
-                step.take()
+                step.take_from_earlier()
                 moved |= step.run.advance()
             if not moved and not oldest.run.over:
                 wait_for_progress([step.run for step in self.under_way], oldest.run.crew)
@@ -189,8 +189,8 @@ class InFlightSteps:
         """Note which weights have been made: of a model that changes several times in a step, those after the last
         change."""
         for model in self.versions.newest:
-            if model in oldest.lasts and oldest.run.has_made(oldest.lasts[model]):
-                version = self.versions.after(model, oldest.number)
+            if model in oldest.lasts and oldest.run.is_complete(oldest.lasts[model]):
+                version = self.versions.version_after(model, oldest.number)
                 if self.versions.newest[model] != version:
                     self.versions.newest[model] = version
                     oldest.run.crew.begin(partial(self._publish, model, oldest.run.crew))

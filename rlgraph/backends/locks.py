@@ -32,7 +32,7 @@ class Lock(ABC):
         """Tell each of these who wait which places it gets."""
 
     @contextmanager
-    def take(
+    def acquire(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
     ) -> Iterator[int]:
         """Wait for the first free place of the lock, or for all of `wanted` at once, and have it in the context, which
@@ -40,21 +40,21 @@ class Lock(ABC):
         equals the one that came first. All users of a lock ask in the same of the two ways. key: those who want the
         same places with the same key have them together, up to `TOGETHER` of them, but nobody passes one who waits
         for such a place. joins: asked each time before they could share places; it takes no other lock of a clock."""
-        with self.hold(rank, wanted, key, joins) as held:
+        with self.acquire_partly_releasable(rank, wanted, key, joins) as held:
             yield min(held.places)
 
     @contextmanager
-    def hold(
+    def acquire_partly_releasable(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
     ) -> Iterator[HeldPlaces]:
         """Take places as `take` does, for a user who may give some back before the others."""
         waiter = self._waiter()
         with self._mutex:
-            self._grant(self._places.ask(rank, wanted, key, joins, waiter))
+            self._grant(self._places.request(rank, wanted, key, joins, waiter))
 
         def leave(held: HeldPlaces, some: frozenset[int]) -> bool:
             with self._mutex:
-                grants = self._places.leave(held.places, some, key)
+                grants = self._places.release_some(held.places, some, key)
                 held.places -= some if grants is not None else frozenset()
                 self._grant(grants or ())
             return grants is not None
@@ -64,12 +64,12 @@ class Lock(ABC):
             yield held
         finally:
             with self._mutex:
-                self._grant(self._places.back(held.places, key))
+                self._grant(self._places.give_back(held.places, key))
 
-    def again(self) -> None:
+    def recheck_joins(self) -> None:
         """Ask those who wait again whether they may join now."""
         with self._mutex:
-            self._grant(self._places.again())
+            self._grant(self._places.grant_waiting())
 
 
 class ThreadLock(Lock):

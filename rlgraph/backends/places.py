@@ -25,7 +25,7 @@ class HeldPlaces:
     places: frozenset[int]
     _leave: Callable[[HeldPlaces, frozenset[int]], bool]
 
-    def leave(self, some: frozenset[int]) -> bool:
+    def release_some(self, some: frozenset[int]) -> bool:
         """Give some of them back, unless others share them. Returns whether they were given back."""
         return self._leave(self, some)
 
@@ -56,15 +56,15 @@ class LockPlaces:
         self._waiting: list[_Waiting] = []
         self._number = count()
 
-    def ask(
+    def request(
         self, rank: int, wanted: frozenset[int] | None, key: Hashable, joins: Joins, who: Any
     ) -> list[tuple[Any, frozenset[int]]]:
         """Ask for places. Returns who gets some now, and which: others may be among them, and the one who asks may
         not."""
         insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, joins, who))
-        return self.again()
+        return self.grant_waiting()
 
-    def leave(
+    def release_some(
         self, places: frozenset[int], some: frozenset[int], key: Hashable
     ) -> list[tuple[Any, frozenset[int]]] | None:
         """Give back some of the places that a user has. Returns who gets some now, and which; None, and nothing is
@@ -74,19 +74,19 @@ class LockPlaces:
                 return None
             del self._shared[key, places]
             self._shared[key, places - some] += 1
-        return self.back(some, None)
+        return self.give_back(some, None)
 
-    def back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
+    def give_back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
         """Give places back. Returns who gets some now, and which."""
         if key is not None:
             self._shared[key, places] -= 1
             if self._shared[key, places]:
-                return self.again()
+                return self.grant_waiting()
             del self._shared[key, places]
         self._free |= places
-        return self.again()
+        return self.grant_waiting()
 
-    def again(self) -> list[tuple[Any, frozenset[int]]]:
+    def grant_waiting(self) -> list[tuple[Any, frozenset[int]]]:
         """Return who gets some places now, and which."""
         return list(self._served())
 

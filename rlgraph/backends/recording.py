@@ -53,7 +53,7 @@ HEADER = "recording.json"
 
 
 @contextmanager
-def recording(folder: Path, program: str, seed: int, after: int | None = None) -> Iterator[None]:
+def claim_folder(folder: Path, program: str, seed: int, after: int | None = None) -> Iterator[None]:
     """Claim a folder, new or empty, for a run whose processes then write into it. after: for a run that goes on, the
     step up to which its folder keeps what it has. Raises UsageMistake."""
     if after is None:
@@ -138,7 +138,7 @@ class Recorder:
         """Rows of several requests may come at the same time."""
         self._attempt = 0
 
-    def begin_again(self, attempt: int) -> None:
+    def begin_retry(self, attempt: int) -> None:
         """Keep nothing more of what is sampled in steps that were begun before this attempt."""
         with self._lock:
             self._attempt = attempt

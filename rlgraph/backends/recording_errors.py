@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlgraph.errors import NO_SPAN, Diagnostic
-from rlgraph.files import reason
+from rlgraph.files import failure_reason
 
 
 def unwritable_recording(folder: Path, error: OSError) -> Diagnostic:
     """Return the diagnostic for a folder that cannot be written."""
-    message = f"`{folder}` cannot hold a recording: {reason(error)}"
+    message = f"`{folder}` cannot hold a recording: {failure_reason(error)}"
     return Diagnostic("E0814", message, NO_SPAN, "take another folder with `--record`")
 
 

@@ -77,7 +77,7 @@ def _lost_batches(things: Things, attempt: int) -> dict[str, set[Ended]]:
     """Return for each source of data the batches of a `collect` that went on, and begin again."""
     return {
         name.removesuffix(_SUFFIX): {
-            (batch.step, batch.number) for batch in thing.going if _attempt_of(batch) != attempt
+            (batch.step, batch.number) for batch in thing.unfinished_batches if _attempt_of(batch) != attempt
         }
         for name, thing in things.items()
         if isinstance(thing, Surplus)

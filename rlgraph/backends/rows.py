@@ -45,17 +45,17 @@ class Rows:
     """The identities of rows; those of inner axes are known by their place."""
 
     @property
-    def known(self) -> tuple[RowId, ...]:
+    def known_ids(self) -> tuple[RowId, ...]:
         """The identities of the rows, as far as they are in this process."""
         return self.ids if isinstance(self.ids, tuple) else ()
 
-    def who(self, place: int) -> str:
+    def row_name(self, place: int) -> str:
         """Return a row's name for a message."""
-        return row_label(self.known[place]) if self.known else f"row {place}"
+        return row_label(self.known_ids[place]) if self.known_ids else f"row {place}"
 
     def take(self, places: np.ndarray, parent: np.ndarray | None) -> Rows:
         """Return some rows, with their places among the remaining rows of the parent."""
-        ids = None if self.ids is None else pick(self.ids, places)
+        ids = None if self.ids is None else pick_entries(self.ids, places)
         return Rows(self.axis, int(places.shape[0]), parent, ids)
 
 
@@ -89,7 +89,7 @@ class TableData:
             tuple(self.data[i] for i in indices),
             tuple(self.prompts[i] for i in indices) if self.prompts else (),
             None if self.sequences is None else self.sequences.take(_tensor(row_places)),
-            {name: pick(value, places[axes[name]]) for name, value in self.columns.items()},
+            {name: pick_entries(value, places[axes[name]]) for name, value in self.columns.items()},
             self.owner,
         )
 
@@ -105,7 +105,7 @@ class TableData:
             data=tuple(row for part in parts for row in part.data),
             prompts=tuple(prompt for part in parts for prompt in part.prompts),
             sequences=sequences[0].concat(sequences) if sequences else None,
-            columns={name: join([part.columns[name] for part in parts]) for name in first.columns},
+            columns={name: join_entries([part.columns[name] for part in parts]) for name in first.columns},
         )
 
 
@@ -113,7 +113,7 @@ def _column_axes(kind: Table) -> dict[str, str]:
     return {name: tensor.axis.key for name, tensor in kind.columns().items() if tensor.axis}
 
 
-def pick(value: Any, places: np.ndarray) -> Any:
+def pick_entries(value: Any, places: np.ndarray) -> Any:
     """Return some entries of a tensor, a list or a tuple; `places` is int64."""
     if isinstance(value, RemoteEntries):
         return value.pick(places)
@@ -123,7 +123,7 @@ def pick(value: Any, places: np.ndarray) -> Any:
     return value[_tensor(places)]
 
 
-def join(parts: Sequence[Any]) -> Any:
+def join_entries(parts: Sequence[Any]) -> Any:
     """Join tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]

@@ -43,19 +43,19 @@ class TimelineWatcher(Protocol):
 class Observer(TimelineWatcher, Protocol):
     """An observer of a run. Pools are named where there are several."""
 
-    def opening(self, what: str) -> None:
+    def starting(self, what: str) -> None:
         """Tell what the run does now, or how far it is."""
         ...
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         """A node begins to work on a block."""
         ...
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         """A node was done with a block; `tokens`: those that it generated."""
         ...
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         """A model's weights went from one group of processes to another; `peak_bytes`: buffers of the fullest
@@ -66,13 +66,13 @@ class Observer(TimelineWatcher, Protocol):
 class SilentObserver:
     """An observer that does nothing."""
 
-    def opening(self, what: str) -> None: ...
+    def starting(self, what: str) -> None: ...
 
-    def firing(self, node: Node, pool: str = "") -> None: ...
+    def node_started(self, node: Node, pool: str = "") -> None: ...
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
 
@@ -133,12 +133,12 @@ class StepRunner:
         A step's seconds are those from the end of the one before, without the time that the caller takes.
         """
         began = self.now()
-        for frame, extra in self.run_steps(self.coming(wanted)):
+        for frame, extra in self.run_steps(self.next_steps(wanted)):
             seconds, step = self.now() - began, frame.step
             yield StepResult(step.number, step.phase, seconds, frame.metrics, extra, self.notes.finish(step))
             began = self.now()
 
-    def coming(self, wanted: int | None) -> Iterator[Coming]:
+    def next_steps(self, wanted: int | None) -> Iterator[Coming]:
         """Yield the steps after the last one that was run."""
         first, before = self.done + 1, 0
         for phase in self.program.phases:
@@ -152,11 +152,11 @@ class StepRunner:
     def run_steps(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
         """Run steps, as many at a time as the program lets. Yields for each, in order, its frame, and numbers about the
         machine."""
-        for frame, left in self.flown(coming):
+        for frame, left in self.steps_as_they_end(coming):
             self.done, self.left = frame.step.number, left
             yield frame, self.finish(frame.step, left)
 
-    def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+    def steps_as_they_end(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         """Run steps, and yield for each, in order, its frame and what it left."""
         things, flights = self.first if self.left is None else self.left, self._flights
         if self.record is not None and not flights.under_way:
@@ -165,7 +165,7 @@ class StepRunner:
 
     @cached_property
     def _flights(self) -> InFlightSteps:
-        return InFlightSteps(self.program, self.executor, self.frame, self.versions, self.published)
+        return InFlightSteps(self.program, self.executor, self.frame, self.versions, self.publish_weights)
 
     @cached_property
     def versions(self) -> WeightVersions:
@@ -198,14 +198,14 @@ class StepRunner:
 
     def note(self, text: str) -> None:
         """Tell the observer how far the run is."""
-        self.observer.opening(text)
+        self.observer.starting(text)
 
     def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
         """Note and record the batches of a `collect` that ended in a step."""
         self.notes.ended(step, data, batches)
-        self.endings.tell(step.number, data, begun, batches)
+        self.endings.record_collect(step.number, data, begun, batches)
 
-    def kept(self, name: str) -> Any:
+    def last_value(self, name: str) -> Any:
         """Return the value of a thing as the last step that is over left it, in this process."""
         assert self.left is not None
         return self.left[name]
@@ -214,7 +214,7 @@ class StepRunner:
         """Take a step for the last one that was run, which left these things."""
         self.done, self.left = number, {**self.first, **things}
         for name in self.versions.newest:
-            self.versions.newest[name] = self.versions.after(name, number)
+            self.versions.newest[name] = self.versions.version_after(name, number)
 
     # What a backend defines
 
@@ -231,7 +231,7 @@ class StepRunner:
         about the machine."""
         raise NotImplementedError
 
-    def published(self, model: str) -> None:
+    def publish_weights(self, model: str) -> None:
         """Note that there is a new version of a model, while steps are in flight."""
 
     def now(self) -> float:

@@ -18,12 +18,12 @@ class DeviceSet:
     pool: str
     places: frozenset[int]
 
-    def meets(self, other: DeviceSet) -> bool:
+    def overlaps(self, other: DeviceSet) -> bool:
         """Whether two sets have a device in common."""
         return self.pool == other.pool and not self.places.isdisjoint(other.places)
 
 
-def seats(group: Group, copy: int | None = None) -> DeviceSet:
+def device_set(group: Group, copy: int | None = None) -> DeviceSet:
     """Return the devices of a group, or of one of its data-parallel replicas."""
     if not group.devices:
         return DeviceSet(group.pool, frozenset({0}))
@@ -37,9 +37,9 @@ class HeldDevices:
     def __init__(self, held: Mapping[str, HeldPlaces]) -> None:
         self._held = held
 
-    def leave(self, seats: DeviceSet) -> bool:
+    def release_some(self, seats: DeviceSet) -> bool:
         """Give some of them free now, unless other work shares them. Returns whether they are free."""
-        return seats.pool not in self._held or self._held[seats.pool].leave(seats.places)
+        return seats.pool not in self._held or self._held[seats.pool].release_some(seats.places)
 
 
 class DeviceQueues:
@@ -50,7 +50,7 @@ class DeviceQueues:
         self._locks = {name: clock.lock(size) for name, size in sizes.items()}
 
     @contextmanager
-    def turn(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
+    def acquire_devices(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
         """Wait until all these devices are free, and have them in the context. Without a rank it goes before all work,
         as does sending weights that others wait for. key: work of the same key on the same devices is done together."""
         places: dict[str, frozenset[int]] = {}
@@ -59,9 +59,12 @@ class DeviceQueues:
         with ExitStack() as stack:
             # Always in the same order: two turns that want the same pools never wait for each other.
             yield HeldDevices(
-                {pool: stack.enter_context(self._locks[pool].hold(rank, places[pool], key)) for pool in sorted(places)}
+                {
+                    pool: stack.enter_context(self._locks[pool].acquire_partly_releasable(rank, places[pool], key))
+                    for pool in sorted(places)
+                }
             )
 
-    def place(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:
+    def acquire_cpu(self, pool: str, rank: int = 0) -> AbstractContextManager[int]:
         """Wait for a free cpu of a pool of cpus, and have it in the context, which gives its number."""
-        return self._locks[pool].take(rank)
+        return self._locks[pool].acquire(rank)

@@ -19,7 +19,7 @@ from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.regions import LoopPolicy
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.steps import longest_distances, oldest
+from rlgraph.ir.steps import longest_distances, oldest_weights
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WeightVersions:
         self.newest = dict.fromkeys(self._changed, 0)
         """For each model the last version that has been made: whoever runs the steps notes it."""
 
-    def after(self, model: str, number: int) -> int:
+    def version_after(self, model: str, number: int) -> int:
         """Return the version that a step leaves; step 0 is before the first one."""
         with self._lock:
             while self._seen < number:
@@ -62,35 +62,35 @@ class WeightVersions:
                 self._seen += 1
         return bisect_right(self._changed[model], number)
 
-    def at(self, model: str, step: Step, distance: int = 1) -> int:
+    def version_at(self, model: str, step: Step, distance: int = 1) -> int:
         """Return the version that an edge of this length brings into a step."""
-        return max(0, self.after(model, step.number - 1) + 1 - distance)
+        return max(0, self.version_after(model, step.number - 1) + 1 - distance)
 
-    def granted(self, model: str, step: Step, node: Node) -> range:
+    def allowed_versions(self, model: str, step: Step, node: Node) -> range:
         """Return the versions that a node of a step may sample with now: where only their age is bounded, all from the
         oldest one allowed to the newest that there is."""
-        last, first = self.at(model, step), self.at(model, step, 1 + oldest(node))
+        last, first = self.version_at(model, step), self.version_at(model, step, 1 + oldest_weights(node))
         if not node.attr("staleness", 0):
             return range(first, first + 1)
         # A batch that goes on is trained on in a later step, so it may have versions newer than this step's last one.
         newest = self.newest[model] if step.batch is not None else min(last, self.newest[model])
         return range(first, max(first, newest) + 1)
 
-    def chosen(self, model: str, step: Step, node: Node) -> int:
+    def newest_allowed(self, model: str, step: Step, node: Node) -> int:
         """Return the newest version that a node may sample with."""
-        return self.granted(model, step, node)[-1]
+        return self.allowed_versions(model, step, node)[-1]
 
-    def made_in(self, model: str, version: int) -> int:
+    def step_that_made(self, model: str, version: int) -> int:
         """Return the step that made a version which `after` or `at` has returned; 0: it was there before the first
         step."""
         with self._lock:
             return self._changed[model][version - 1] if version else 0
 
-    def oldest(self, model: str, number: int) -> int:
+    def oldest_needed(self, model: str, number: int) -> int:
         """Return the oldest version that a step or a later one may read."""
-        return max(0, self.after(model, number - 1) + 1 - self._reach.get(model, 1))
+        return max(0, self.version_after(model, number - 1) + 1 - self._reach.get(model, 1))
 
-    def kept(self, model: str) -> bool:
+    def keeps_past(self, model: str) -> bool:
         """Whether an edge reads versions that are not the last one."""
         return model in self._reach
 
@@ -107,12 +107,12 @@ class PastWeights:
         self._lock = Lock()
         """A step ends while a later one is at work."""
 
-    def changing(self, step: Step, state: Callable[[], State]) -> None:
+    def copy_before_change(self, step: Step, state: Callable[[], State]) -> None:
         """Copy the weights, if needed, before a step changes them."""
         if self.changed < step.number:
             self.changed = step.number
-            if self.versions.kept(self.model):
-                version, copied = self.versions.after(self.model, step.number - 1), state()
+            if self.versions.keeps_past(self.model):
+                version, copied = self.versions.version_after(self.model, step.number - 1), state()
                 with self._lock:
                     self._past[version] = copied
 
@@ -120,9 +120,9 @@ class PastWeights:
         """Return the weights of a version; None: these are the present ones."""
         return self._past.get(version)
 
-    def kept(self, number: int) -> dict[int, State]:
+    def snapshot(self, number: int) -> dict[int, State]:
         """Return the weights that a step after this one may read; nobody writes into them."""
-        oldest = self.versions.oldest(self.model, number + 1)
+        oldest = self.versions.oldest_needed(self.model, number + 1)
         with self._lock:
             return {version: state for version, state in self._past.items() if version >= oldest}
 
@@ -133,7 +133,7 @@ class PastWeights:
 
     def finish(self, step: Step) -> None:
         """Forget what is needed no more when this step and those before are over."""
-        oldest = self.versions.oldest(self.model, step.number + 1)
+        oldest = self.versions.oldest_needed(self.model, step.number + 1)
         with self._lock:
             self._past = {version: state for version, state in self._past.items() if version >= oldest}
 

@@ -65,7 +65,7 @@ class VirtualClock:
     def lock(self, places: int = 1) -> Lock:
         return _VirtualLock(self, places)
 
-    def crew(self, size: int) -> AbstractContextManager[TaskPool]:
+    def task_pool(self, size: int) -> AbstractContextManager[TaskPool]:
         return _VirtualCrew(self)
 
     # Causes
@@ -180,20 +180,20 @@ class _VirtualCrew:
             self.working -= 1
             self._rouse()
 
-    def tell(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         self.events.append(event)
         self._rouse()
 
     @property
-    def told(self) -> bool:
+    def has_event(self) -> bool:
         return bool(self.events)
 
-    def next(self) -> Event:
+    def next_event(self) -> Event:
         while not self.events:
             self._await()
         return self.events.popleft()
 
-    def adopt(self) -> None:
+    def use_this_thread(self) -> None:
         self.owner = self.clock._current
 
     def _await(self) -> None:

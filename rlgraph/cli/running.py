@@ -174,7 +174,7 @@ def run(
         if options.resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.
-        folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
+        folder = RunFolder.take_folder(out, overwrite) if out is not None else RunFolder.make_numbered(compiled.name)
         return _run_in(folder, compiled, options, form)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, kind_of, utf8_bytes_bound
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag_option, text, whole_option
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag_option, text_option, whole_option
 
 SourceSpec = Spec
 Row = dict[str, Any]
@@ -144,7 +144,7 @@ def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str
             rows_with_defaults(spec, rows),
             None if columns is None else columns_with_defaults(spec, columns),
         )
-    source = DataSource(spec, rows, batch, shuffle, limit, columns, None, most, overlong(spec))
+    source = DataSource(spec, rows, batch, shuffle, limit, columns, None, most, overlong_option(spec))
     if source.length is None:
         return _checked_stream(source, name)
     return require_batch(source, name)
@@ -161,9 +161,9 @@ def require_batch(source: DataSource, name: str) -> DataSource:
     return source
 
 
-def overlong(spec: Spec) -> str | None:
+def overlong_option(spec: Spec) -> str | None:
     """Return the option `overlong`, None where the program does not say. Raises `ProgramError`."""
-    value = text(spec, "overlong", None)
+    value = text_option(spec, "overlong", None)
     if value is not None and value not in OVERLONG:
         message = f"`overlong` is {quoted_list(OVERLONG, 'or')}, not {value!r}"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), did_you_mean(value, OVERLONG)))

@@ -13,7 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec, one_text, only_options, require_package, text
+from rlgraph.user_code.spec import Spec, one_text, only_options, require_package, text_option
 
 NOT_LOADED = "E0710"
 OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
@@ -37,7 +37,7 @@ def check(spec: Spec) -> None:
     one_text(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
     only_options(spec, OPTIONS)
     for name in ("split", "config", "revision"):
-        text(spec, name, None)
+        text_option(spec, name, None)
 
 
 def open_source(spec: Spec, folders: Folders) -> DataSource:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlgraph.columns import Column
-from rlgraph.data.base import DataSource, columns_with_defaults, overlong
+from rlgraph.data.base import DataSource, columns_with_defaults, overlong_option
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.spec import Spec, flag_option, whole_option
@@ -45,7 +45,7 @@ def check_source(spec: Spec) -> None:
     whole_option(spec, "batch", None)
     whole_option(spec, "limit", None)
     whole_option(spec, "max_prompt", None)
-    overlong(spec)
+    overlong_option(spec)
     flag_option(spec, "shuffle", False)
 
 

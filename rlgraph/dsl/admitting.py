@@ -38,5 +38,5 @@ def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: s
                 message = f"`{by}` says nothing of how long the rows of `{table}` will be"
                 choices = [LONGEST, *functions, *columns]
                 expected = "a column of their data, a function of the program, or `longest`"
-                raise reporter.stop("E0975", message, rule.span, did_you_mean(by, choices) or expected)
+                raise reporter.statement_error("E0975", message, rule.span, did_you_mean(by, choices) or expected)
     return Admit(table, "column", by, line.span)

@@ -19,7 +19,7 @@ def write_body(context: Context, body: Sequence[tree.Stmt]) -> None:
         try:
             _statement(context, statement)
         except RecursionError:
-            context.say(
+            context.report(
                 "E0210",
                 "this has too many levels to be understood, the defs that it calls written out",
                 statement.span,
@@ -40,7 +40,7 @@ def _forget(context: Context, statement: tree.Stmt) -> None:
 
 def _statement(context: Context, statement: tree.Stmt) -> None:
     if context.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):
-        raise context.stop(
+        raise context.statement_error(
             "E0505",
             "this cannot stand in a `train` body",
             statement.span,
@@ -70,4 +70,4 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
         case tree.OnSteps():
             on_steps(context, statement)
         case tree.Return():
-            raise context.stop("E0505", "`return` ends a `def`", statement.span)
+            raise context.statement_error("E0505", "`return` ends a `def`", statement.span)

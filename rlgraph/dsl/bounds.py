@@ -45,11 +45,11 @@ def apply_staleness_bounds(context: Context, made: Sequence[Phase], written: Map
                 if late != "wait" and not any(node.attr("late") for node in phase.graph.walk()):
                     message = f"nothing waits for a later step here, so that `late={late}` has no rows to be about"
                     hint = "leave `late` out; rows that a `collect` carries over (`rest=carry`) may get too old"
-                    raise context.stop("E0409", message, options["late"].value.span, hint)
+                    raise context.statement_error("E0409", message, options["late"].value.span, hint)
                 if order != "data" and not any(node.attr("order") for node in phase.graph.walk()):
                     message = f"no batches are under way side by side here that `order={order}` could be about"
                     hint = "write `collect DATA(ROWS, ahead=1.5):`, and carry over what is left (`rest=carry`)"
-                    raise context.stop("E0409", message, options["order"].value.span, hint)
+                    raise context.statement_error("E0409", message, options["order"].value.span, hint)
         except StatementError:
             continue
         bounded_phases.append(phase)
@@ -69,7 +69,7 @@ def _in_steps(context: Context, phase: Phase, phases: Sequence[Phase], options: 
                 message = f"how often a step updates `{model_of(node).split('@')[0]}` is not known before it runs"
                 hint = "count steps: leave `unit=update` out, or move the update out of the `collect`"
                 related = (Related(node.span, "as often as batches are needed"),)
-                raise context.stop("E0408", message, options["unit"].value.span, hint, related)
+                raise context.statement_error("E0408", message, options["unit"].value.span, hint, related)
             if model in sampling:
                 counts[other.name, model] += times or 0
     # A step without updates makes no version.
@@ -80,12 +80,12 @@ def _in_steps(context: Context, phase: Phase, phases: Sequence[Phase], options: 
         updates = count_phrase(in_step, "update")
         message = f"a step takes {updates}, and its own rows are {in_step - 1} behind at the last of them"
         hint = f"write at least `staleness={in_step - 1}`; `staleness={in_step - 1 + most}` lets a step run ahead"
-        raise context.stop("E0408", message, options["staleness"].value.span, hint)
+        raise context.statement_error("E0408", message, options["staleness"].value.span, hint)
     span = phase.staleness.span
     if not steps and span != "row":
         message = f"`staleness={allowed}` lets no step run ahead, and `span={span}` is for rows of several versions"
         hint = f"write at least `staleness={in_step - 1 + most}`: a step takes {count_phrase(in_step, 'update')}"
-        raise context.stop("E0407", message, options["span"].value.span, hint)
+        raise context.statement_error("E0407", message, options["span"].value.span, hint)
     return replace(phase, staleness=replace(phase.staleness, steps=steps, exact=not steps))
 
 
@@ -145,7 +145,7 @@ class _Bounds:
             message = f"what is left over is {count_phrase(waits, 'step')} older when it is trained on, "
             message += f"and `staleness={self.option.value.span.text}` does not grant that"
             hint = "`rest=later` asks its prompts again, `rest=drop` forgets it"
-            raise self.context.stop("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
+            raise self.context.statement_error("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
         attrs = node.attrs
         if node.attr("staleness") is not None:
             attrs = tuple((name, self.steps if name == "staleness" else value) for name, value in attrs)
@@ -165,12 +165,12 @@ class _Bounds:
             name = value.name.split("@")[0]
             if not (isinstance(value.type, Handle) and value.type.kind == "cursor") and not name.endswith(".surplus"):
                 message = f"batches end in any order with `order={self.order}`, and each hands `{name}` on to the next"
-                raise self.context.stop("E0410", message, node.span, hint)
+                raise self.context.statement_error("E0410", message, node.span, hint)
         for inner in node.region.walk():
             if NODES[inner.op].scores and self.types[model_of(inner)] in self.changing:
                 name = model_of(inner).split("@")[0]
                 message = f"a batch may go on when `{name}` has other weights, and `{inner.op}` is of those of one step"
-                raise self.context.stop("E0410", message, inner.span, "move it behind the `collect`")
+                raise self.context.statement_error("E0410", message, inner.span, "move it behind the `collect`")
 
     def with_age_checks(self, node: Node, region: Graph, order: str) -> Graph:
         """Return the body of a `collect` with nodes that tell which rows are too old, or the oldest, in tables that

@@ -24,14 +24,14 @@ def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(base, ExternalName) and base.outside.kind == "buffer":
         return sample(context, expr, base.outside, hint)
     if isinstance(base, TableValue) and name in base.type.columns():
-        raise context.stop(
+        raise context.statement_error(
             "E0206",
             f"`{name}` is a column, which cannot be called",
             expr.func.name_span,
             f"write `{expr.func.span.text}`",
         )
     if not isinstance(base, ModelName):
-        raise context.stop(
+        raise context.statement_error(
             "E0206",
             f"`{expr.func.base.span.text}` is {describe(base)}, and has no `{name}` to call",
             expr.func.name_span,
@@ -43,12 +43,12 @@ def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         advice = did_you_mean(name, methods) or f"it has {', '.join(f'`{n}`' for n in methods)}"
         if owners:
             advice = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in methods)}"
-        raise context.stop("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
+        raise context.statement_error("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
     called = methods[name]
     options = constants.options(context, called.signature, expr.options, expr.span, context.block.scope)
     if len(expr.args) != 1 + called.environment:
         shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             f"`{name}` takes {called.takes} by place, and this is {shown}",
             expr.span,
@@ -57,7 +57,9 @@ def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if not NODES[name].generates:
         return _score_call(context, expr, called, model, options, hint)
     if context.block.training:
-        raise context.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
+        raise context.statement_error(
+            "E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`"
+        )
     return _generate_call(context, expr, called, model, options, hint)
 
 
@@ -88,9 +90,11 @@ def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant
     place = next(option.value.span for option in expr.options if option.name == "first")
     if count == 1:
         message = "`first` keeps some samples of each row, and there is one"
-        raise context.stop("E0403", message, place, f"sample more: `n=16, first={first}`")
+        raise context.statement_error("E0403", message, place, f"sample more: `n=16, first={first}`")
     if first > count:
-        raise context.stop("E0403", f"`first` is {first}, and `n` only {count}", place, "keep at most all `n` of them")
+        raise context.statement_error(
+            "E0403", f"`first` is {first}, and `n` only {count}", place, "keep at most all `n` of them"
+        )
     return first
 
 
@@ -123,7 +127,7 @@ def _generate_call(
     if called.environment:
         env = context.evaluate(expr.args[0])
         if not isinstance(env, ExternalName) or env.outside.kind != "env":
-            raise context.stop(
+            raise context.statement_error(
                 "E0206",
                 f"an environment is needed here, and this is {describe(env)}",
                 expr.args[0].span,
@@ -135,7 +139,7 @@ def _generate_call(
     if isinstance(source, TableValue):
         source_name, parent, data = source.name, source.type.axis, source.type.data
         if data is not None and "prompt" not in data and answers:
-            raise context.stop(
+            raise context.statement_error(
                 "E0204",
                 "the table has no column `prompt`",
                 expr.args[-1].span,
@@ -144,14 +148,16 @@ def _generate_call(
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         source_name, parent, data = source.name, source.type.axis, None
     else:
-        raise context.stop(
+        raise context.statement_error(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
         )
     label = unique_name(context, hint or called.makes)
     min_tokens, max_tokens = options.get("min_tokens", 0), options["max_tokens"]
     if isinstance(min_tokens, int) and isinstance(max_tokens, int) and min_tokens > max_tokens:
         place = next(option.value.span for option in expr.options if option.name == "min_tokens")
-        raise context.stop("E0403", f"`min_tokens` is {min_tokens}, and `max_tokens` only {max_tokens}", place)
+        raise context.statement_error(
+            "E0403", f"`min_tokens` is {min_tokens}, and `max_tokens` only {max_tokens}", place
+        )
     count = options["n"]
     assert isinstance(count, int)
     kept_count = _kept_samples(context, expr, options, count)
@@ -164,7 +170,7 @@ def _generate_call(
         # Rows are read at the temperature of their sampling, and divided by it.
         place = next(option.value.span for option in expr.options if option.name == "temperature")
         message = f"`temperature` of `{name}` is 0, or at least {lowest:g}, not `{temperature:g}`"
-        raise context.stop("E0403", message, place, "0 takes the likeliest token")
+        raise context.statement_error("E0403", message, place, "0 takes the likeliest token")
     token = inner_axis(context, "token", label, row)
     turn = inner_axis(context, "turn", label, row) if called.environment else None
     staleness = Staleness() if model.frozen else context.phase.staleness

@@ -118,11 +118,11 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
     context.scope.update({name: Invalid() for name in wrong})
     algorithms = [item for item in declared if isinstance(item, tree.Algorithm)]
     if not algorithms:
-        context.say(
+        context.report(
             "E0609", "the file does not say what its algorithm is called", top, "begin it with `algorithm NAME`"
         )
     for extra in algorithms[1:]:
-        context.say(
+        context.report(
             "E0203", "a file is one algorithm", extra.span, related=(Related(algorithms[0].span, "the first one"),)
         )
     program_phases = build_phases(context, [item for item in declared if isinstance(item, tree.Phase)], top)

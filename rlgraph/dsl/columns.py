@@ -39,7 +39,7 @@ class PromptUse:
 class LoadedFunction(Protocol):
     """A function of the program, as far as it is loaded."""
 
-    def takes(self, name: str) -> bool:
+    def accepts_column(self, name: str) -> bool:
         """Return whether the function takes a column of that name."""
         ...
 
@@ -283,7 +283,7 @@ class _UseWalk:
         function = self.functions.get(str(node.attr("func")))
         source = self.tables.get(node.inputs[0], "")
         for name, column in (self.contents.get(source) or {}).items():
-            if function and function.takes(name) and name not in node.attr("names"):
+            if function and function.accepts_column(name) and name not in node.attr("names"):
                 self._note(missing_column(ColumnUse(source, name, column, node.span)))
 
     def check_keys(self) -> None:

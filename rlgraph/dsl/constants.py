@@ -35,7 +35,7 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
         return _binary(reporter, expr, scope)
     if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _is_constructor(expr.func.id):
         return record(reporter, expr, CONSTRUCTORS, scope, "constant")
-    raise reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
+    raise reporter.statement_error("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
 
 
 def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
@@ -50,8 +50,8 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
         constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, LiteralConstant))]
         advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
         hint = did_you_mean(expr.id, constants) or f'{advice}quote it: `"{expr.id}"`'
-        raise reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
-    raise reporter.stop(
+        raise reporter.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
+    raise reporter.statement_error(
         "E0404",
         f"this has to be a constant, and `{expr.id}` is {describe(meaning)}",
         expr.span,
@@ -66,7 +66,9 @@ def _unary(reporter: Reporter, expr: tree.Unary, scope: Mapping[str, Meaning]) -
     if expr.op != "not" and isinstance(value, (int, float)):
         return -value if expr.op == "-" else value
     needed = "true or false" if expr.op == "not" else "a number"
-    raise reporter.stop("E0304", f"`{expr.op}` needs {needed}, and this is {_show(value)}", expr.operand.span)
+    raise reporter.statement_error(
+        "E0304", f"`{expr.op}` needs {needed}, and this is {_show(value)}", expr.operand.span
+    )
 
 
 def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
@@ -79,14 +81,14 @@ def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning])
     if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
         needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
         shown = f"{_show(left)} and {_show(right)}"
-        raise reporter.stop("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
+        raise reporter.statement_error("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
     return arithmetic(reporter, expr.op, left, right, expr.span)
 
 
 def check_constant_size(reporter: Reporter, value: Constant, span: Span) -> Constant:
     """Return the constant, unless names of names of names have made it huge."""
     if _size(value) > LARGEST_PARTS:
-        raise reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
+        raise reporter.statement_error("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
     return value
 
 
@@ -97,13 +99,13 @@ def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Spa
             raise OverflowError
         value = _ARITHMETIC[op](left, right)
     except ZeroDivisionError:
-        raise reporter.stop("E0403", "division by zero", span) from None
+        raise reporter.statement_error("E0403", "division by zero", span) from None
     except OverflowError:
-        raise reporter.stop("E0403", "this number is too large", span) from None
+        raise reporter.statement_error("E0403", "this number is too large", span) from None
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
-        raise reporter.stop("E0403", "this is not a finite number", span)
+        raise reporter.statement_error("E0403", "this is not a finite number", span)
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise reporter.stop("E0403", "this number is too large", span)
+        raise reporter.statement_error("E0403", "this number is too large", span)
     result: int | float | bool = value
     return result
 
@@ -117,7 +119,7 @@ def record(
     if signature is None:
         choices = ", ".join(f"`{name}`" for name in known)
         hint = did_you_mean(call.func.id, known) or f"one of {choices}"
-        raise reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
+        raise reporter.statement_error("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
     args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
@@ -139,7 +141,7 @@ def bind(
         named = ", ".join(f"`{opt.name}`" for opt in signature.args)
         wanted = f"{count_phrase(len(signature.args), 'value')} by place, {named}" if named else "nothing"
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
-        raise reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
+        raise reporter.statement_error("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
     values = {
         argument.name: value(reporter, argument, expr, signature, scope)
         for argument, expr in zip(signature.args, args, strict=True)
@@ -165,7 +167,7 @@ def options(
                 hint = did_you_mean(option.name, declared) or (
                     f"it takes {legal}" if declared else "it takes no options"
                 )
-                raise reporter.stop(
+                raise reporter.statement_error(
                     "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
                 )
         except StatementError:
@@ -174,7 +176,7 @@ def options(
         raise StatementError
     for opt in signature.options:
         if opt.name not in given and isinstance(opt.default, Required):
-            raise reporter.stop(
+            raise reporter.statement_error(
                 "E0402",
                 f"`{signature.name}` needs `{opt.name}`",
                 span,
@@ -197,14 +199,18 @@ def value(
     value = evaluate(reporter, expr, scope)
     about = f"`{opt.name}`: {opt.about}" if opt.about else ""
     if not _has_type(opt, value):
-        raise reporter.stop("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
+        raise reporter.statement_error("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
     if opt.type in ("float", "rate") and isinstance(value, int):
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if opt.low is not None and value < opt.low:
-            raise reporter.stop("E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about)
+            raise reporter.statement_error(
+                "E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about
+            )
         if opt.high is not None and value > opt.high:
-            raise reporter.stop("E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about)
+            raise reporter.statement_error(
+                "E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about
+            )
     return value
 
 
@@ -216,14 +222,14 @@ def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> st
             return expr.id
         if isinstance(expr, tree.String):
             return expr.value
-        raise reporter.stop(
+        raise reporter.statement_error(
             "E0403", f"{where} is a name, not `{expr.span.text}`", expr.span, f"`{opt.name}`: {opt.about}"
         )
     names = list(opt.names())
     if isinstance(expr, tree.Name) and expr.id in names:
         return expr.id
     near = did_you_mean(expr.id, names) if isinstance(expr, tree.Name) else ""
-    raise reporter.stop(
+    raise reporter.statement_error(
         "E0403", f"{where} is {opt.choice}, not `{expr.span.text}`", expr.span, near or f"`{opt.name}`: {opt.about}"
     )
 

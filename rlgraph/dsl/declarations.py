@@ -53,7 +53,7 @@ def report_unknown_changes(context: Context, declared: Sequence[tree.Decl], chan
                 did_you_mean(name, names)
                 or f"it declares {', '.join(f'`{known_name}`' for known_name in names) or 'nothing'}"
             )
-            context.say("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
+            context.report("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
 
 
 def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr]) -> None:
@@ -61,13 +61,15 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
     if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
         if item.name in context.declared:
             related = (Related(context.declared[item.name], "it is declared here"),)
-            raise context.stop("E0203", f"`{item.name}` is declared twice", item.name_span, related=related)
+            raise context.statement_error("E0203", f"`{item.name}` is declared twice", item.name_span, related=related)
         context.declared[item.name] = item.name_span
         if item.name in AXES:
-            raise context.stop("E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name")
+            raise context.statement_error(
+                "E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name"
+            )
         callable_item = isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
         if callable_item and item.name in BUILT_IN:
-            context.say(
+            context.report(
                 "W0202", f"`{item.name}` takes the place of a built-in function", item.name_span, "choose another name"
             )
     changed = changes.get(item.name) if isinstance(item, (tree.Declaration, tree.State)) else None
@@ -103,7 +105,7 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
         model = isinstance(item, tree.Declaration) and item.kind == "model"
         value = f'causal_lm("{source.text}")' if model else f'"{source.text}"'
         hint = f"{'load one' if model else 'a text has quotes of its own'}: `--set '{item.name}={value}'`"
-        raise context.stop("E0101", f"`{source.text}` is no expression", changed.span, hint)
+        raise context.statement_error("E0101", f"`{source.text}` is no expression", changed.span, hint)
     return changed
 
 
@@ -118,7 +120,7 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         return ModelName(_model(context, item))
     if not isinstance(item.value, tree.Call) or not isinstance(item.value.func, tree.Name):
         forms = ", ".join(f"`{name}(...)`" for name in OUTSIDE[item.kind])
-        raise context.stop("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
+        raise context.statement_error("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
     what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
     record = constants.record(context, item.value, OUTSIDE[item.kind], context.scope, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
@@ -130,7 +132,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     value, frozen = item.value, False
     if isinstance(value, tree.Call) and isinstance(value.func, tree.Name) and value.func.id == "frozen":
         if len(value.args) != 1 or value.options:
-            raise context.stop("E0405", "`frozen` takes one model", value.span, "`frozen(actor)`")
+            raise context.statement_error("E0405", "`frozen` takes one model", value.span, "`frozen(actor)`")
         value, frozen = value.args[0], True
     if isinstance(value, tree.Name):
         meaning = meaning_of(context.scope, value.id)
@@ -144,12 +146,14 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         models = [name for name, candidate in context.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{value.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{value.id}`"
         hint = did_you_mean(value.id, models) or f"load one: `causal_lm({value.id})`"
-        raise context.stop("E0201", shown, value.span, hint)
+        raise context.statement_error("E0201", shown, value.span, hint)
     if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
         name = value.value if isinstance(value, tree.String) else "folder or hub name"
-        raise context.stop("E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example')
+        raise context.statement_error(
+            "E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example'
+        )
     if value.func.id == "random":
-        raise context.stop(
+        raise context.statement_error(
             "E0406",
             "`random` makes weights, and the kind of model is missing",
             value.func.span,
@@ -158,7 +162,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     record = constants.record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):
         place = next(option.value.span for option in value.options if option.name == "dtype")
-        raise context.stop(
+        raise context.statement_error(
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
         )
     _check_lora(context, record, value)
@@ -174,7 +178,7 @@ def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
     given = {option.name: option.value.span for option in place.options} if isinstance(place, tree.Call) else {}
     if lora.option("alpha") == 0:
         hint = "twice the rank is usual: `alpha=64` for `rank=32`"
-        raise context.stop(
+        raise context.statement_error(
             "E0403",
             "`alpha` of `lora` is above 0: adapters are scaled by alpha / rank",
             given.get("alpha", place.span),
@@ -182,13 +186,15 @@ def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
         )
     if lora.option("targets") in ((), ""):
         hint = 'name layers, `["q_proj", "v_proj"]`, or leave it out: all of them'
-        raise context.stop("E0403", "`targets` of `lora` names no layer", given.get("targets", place.span), hint)
+        raise context.statement_error(
+            "E0403", "`targets` of `lora` names no layer", given.get("targets", place.span), hint
+        )
 
 
 def _state(context: Context, item: tree.State) -> Meaning:
     value = constants.evaluate(context, item.value, context.scope)
     if not isinstance(value, (int, float)):
-        raise context.stop("E0304", "a state begins with a number", item.value.span)
+        raise context.statement_error("E0304", "a state begins with a number", item.value.span)
     return StateName(State(item.name, float(value), item.key is not None, item.span))
 
 
@@ -196,7 +202,7 @@ def _define(context: Context, item: tree.Def) -> None:
     seen: dict[str, Span] = {}
     for parameter in item.parameters:
         if parameter.id in seen:
-            raise context.stop("E0203", f"`{item.name}` has two parameters `{parameter.id}`", parameter.span)
+            raise context.statement_error("E0203", f"`{item.name}` has two parameters `{parameter.id}`", parameter.span)
         seen[parameter.id] = parameter.span
     local_names = [
         *item.parameters,
@@ -208,7 +214,9 @@ def _define(context: Context, item: tree.Def) -> None:
     ]
     for name in local_names:
         if name.id in AXES:
-            raise context.stop("E0208", f"`{name.id}` is the name of an axis", name.span, "choose another name")
+            raise context.statement_error(
+                "E0208", f"`{name.id}` is the name of an axis", name.span, "choose another name"
+            )
     context.used |= free_names(item)
     # A def sees every declaration, those below it too.
     context.scope[item.name] = DefName(item, context.scope)
@@ -225,7 +233,7 @@ def report_unknown_names(context: Context, definition: tree.Def) -> bool:
     ]
     names = {*context.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
     for name in unknown:
-        context.say("E0201", f"nothing is called `{name.id}`", name.span, did_you_mean(name.id, names))
+        context.report("E0201", f"nothing is called `{name.id}`", name.span, did_you_mean(name.id, names))
     return bool(unknown)
 
 
@@ -237,7 +245,7 @@ def report_unused(context: Context, declared: Sequence[tree.Decl], source: Sourc
         in_this_file = item.span.source.path == source.path
         if in_this_file and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
             kind = item.kind if isinstance(item, tree.Declaration) else "state"
-            context.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out")
+            context.report("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out")
 
 
 def _dtype(value: bool | int | float) -> DType:

@@ -82,7 +82,7 @@ def _node(context: Context, definition: tree.Def) -> Node:
     meaning = expand_body(context, definition, name)
     if not isinstance(meaning, (Const, Ref, Apply)):
         shown = f"`{name}` gives {describe(meaning)}"
-        raise context.stop("E0305", f"{shown}: Python can call defs that give numbers", definition.span)
+        raise context.statement_error("E0305", f"{shown}: Python can call defs that give numbers", definition.span)
     lets = [let for node in context.block.nodes for let in node.body]
     result = unique_name(context, f"{name}.result")
     return tensor_node((*lets, Let(result, meaning)), (result,), definition.span)
@@ -108,7 +108,7 @@ class _Groups:
         if value.name not in self.parameters or value.type.dtype != "int" or not axis or axis.inner or not axis.parent:
             return None
         if self.name not in (None, value.name):
-            raise context.stop(
+            raise context.statement_error(
                 "E0303",
                 f"the rows are grouped by `{self.name}` already",
                 span,

@@ -19,24 +19,28 @@ def expand_call(context: Context, expr: tree.Call, called: DefName, hint: str) -
     """Write a def out at a call, with the types of its arguments, and return its value."""
     definition = called.definition
     if expr.options:
-        raise context.stop("E0401", f"`{definition.name}` takes its values by place", expr.options[0].name_span)
+        raise context.statement_error(
+            "E0401", f"`{definition.name}` takes its values by place", expr.options[0].name_span
+        )
     if len(expr.args) != len(definition.parameters):
         names = ", ".join(parameter.id for parameter in definition.parameters)
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             f"`{definition.name}({names})` takes {len(definition.parameters)} values, not {len(expr.args)}",
             expr.span,
         )
     context.written += 1
     if context.written > MOST_CALLS:
-        raise context.stop(
+        raise context.statement_error(
             "E0210",
             f"defs are written out where they are called, and these make more than {MOST_CALLS} calls",
             expr.span,
             "a def that calls another twice, level over level, doubles at each",
         )
     if any(definition is outer for outer in context.active):
-        raise context.stop("E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive")
+        raise context.statement_error(
+            "E0206", f"`{definition.name}` calls itself", expr.span, "a def cannot be recursive"
+        )
     uses = Counter(name.id for name in names_in(definition.body))
     if not context.active:
         context.outside = context.block.scope

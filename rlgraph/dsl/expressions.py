@@ -31,7 +31,7 @@ def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
     if isinstance(expr, tree.String):
         return Const(expr.value, Tensor("text"), expr.span)
     if isinstance(expr, tree.List):
-        raise context.stop("E0305", "a list can stand in an option only", expr.span)
+        raise context.statement_error("E0305", "a list can stand in an option only", expr.span)
     if isinstance(expr, tree.Unary):
         return unary(context, expr)
     if isinstance(expr, tree.Binary):
@@ -51,13 +51,13 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
         methods = METHODS[base.model.kind]
         hint = did_you_mean(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
         if expr.name in methods:
-            raise context.stop(
+            raise context.statement_error(
                 "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
             )
-        raise context.stop("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
+        raise context.statement_error("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
     if isinstance(base, Ref) and base.type.dtype in ("text", "any") and expr.name == "length":
         return _length(context, base, expr)
-    raise context.stop("E0206", f"{describe(base)} has no columns", expr.span)
+    raise context.statement_error("E0206", f"{describe(base)} has no columns", expr.span)
 
 
 def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
@@ -77,7 +77,7 @@ def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
         kind = Tensor("any", table.type.axis)
     if kind is None:
         hint = did_you_mean(expr.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
-        raise context.stop("E0204", f"the table has no column `{expr.name}`", expr.name_span, hint)
+        raise context.statement_error("E0204", f"the table has no column `{expr.name}`", expr.name_span, hint)
     values, column = context.phase.columns, (table.name, expr.name)
     if column not in values:
         value = Value(unique_name(context, f"{table.name}.{expr.name}"), kind)
@@ -90,7 +90,7 @@ def key_column(context: Context, expr: tree.Index) -> Expr:
     """Return the column by which a keyed state is looked up."""
     key = evaluate_tensor(context, expr.key)
     if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
-        raise context.stop(
+        raise context.statement_error(
             "E0304",
             f"a key is a column with an entry for each row, and this is {describe(key)}",
             expr.key.span,
@@ -112,7 +112,7 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(expr.func, tree.Attribute):
         return method_call(context, expr, hint)
     if not isinstance(expr.func, tree.Name):
-        raise context.stop("E0206", "this cannot be called", expr.func.span)
+        raise context.statement_error("E0206", "this cannot be called", expr.func.span)
     name = expr.func.id
     meaning = context.block.scope.get(name)
     if isinstance(meaning, DefName):
@@ -131,7 +131,9 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if meaning is not None:
         shown = describe(meaning)
         advice = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
-        raise context.stop("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
+        raise context.statement_error("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
     functions = [*BUILT_IN]
     functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, ExternalName))]
-    raise context.stop("E0201", f"no function is called `{name}`", expr.func.span, did_you_mean(name, functions))
+    raise context.statement_error(
+        "E0201", f"no function is called `{name}`", expr.func.span, did_you_mean(name, functions)
+    )

@@ -20,22 +20,26 @@ def check_fuse(
     """Return what a line says of trainings of the program, one model for each of its works; `before`: other lines."""
     if len(models) < 2:
         message = f"the training of `{models[0]}` fills nobody's bubbles: there is no other one"
-        raise reporter.stop(
+        raise reporter.statement_error(
             "E0972", message, line.span, f"`fuse {models[0]}.train, OTHER.train`, or leave the line out"
         )
     for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
         if model in models[:number]:
             first = Related(line.work[models.index(model)].span, "the first time")
-            raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", (first,))
+            raise reporter.statement_error(
+                "E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", (first,)
+            )
         for other_line in before:
             if model in other_line.models:
                 related = (Related(other_line.span, "the first time"),)
-                raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", related)
+                raise reporter.statement_error(
+                    "E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", related
+                )
     for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
         for earlier in models[:number]:
             why = fuse_conflict(program, earlier, model)
             if why:
-                raise reporter.stop("E0972", why, work.span, "leave it out: it is trained by itself")
+                raise reporter.statement_error("E0972", why, work.span, "leave it out: it is trained by itself")
     return Fuse(tuple(models), line.span)
 
 

@@ -40,10 +40,12 @@ from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
 def train(context: Context, statement: tree.Train) -> None:
     """Check `train actor(lr=1e-6):` and write its node."""
     if context.block.training:
-        raise context.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
+        raise context.statement_error(
+            "E0508", "a `train` body cannot train", statement.span, "move it below this `train` block"
+        )
     model = model_named(context, statement.model)
     if model.frozen:
-        raise context.stop(
+        raise context.statement_error(
             "E0502",
             f"`{model.name}` is frozen: no gradient goes to it",
             statement.model.span,
@@ -57,14 +59,14 @@ def train(context: Context, statement: tree.Train) -> None:
         context.write(statement.body)
         if len(context.block.minimized) != 1:
             if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
-                raise context.stop(
+                raise context.statement_error(
                     "E0503",
                     "nothing is minimized in this `train` body",
                     statement.span,
                     "end it with `minimize LOSS`",
                 )
             if len(context.block.minimized) > 1:
-                raise context.stop(
+                raise context.statement_error(
                     "E0503",
                     "a `train` body minimizes one value",
                     context.block.minimized[1][1],
@@ -79,10 +81,12 @@ def train(context: Context, statement: tree.Train) -> None:
 def minibatch(context: Context, statement: tree.Minibatch) -> None:
     """Check `minibatch rollout(parts=4):` and write its node."""
     if context.block.training:
-        raise context.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
+        raise context.statement_error(
+            "E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two"
+        )
     axis = axis_named(context, statement.table)
     if axis is None:
-        raise context.stop(
+        raise context.statement_error(
             "E0303",
             f"rows are sliced, and `{statement.table.id}` is no axis of rows",
             statement.table.span,
@@ -108,13 +112,15 @@ def collect(context: Context, statement: tree.Collect) -> None:
     """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
     if context.block.training or context.block.sliced:
-        raise context.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
+        raise context.statement_error(
+            "E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step"
+        )
     meaning = meaning_of(context.block.scope, name)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "data":
         above = name in context.declared and isinstance(meaning, TableValue)
         shown = f"and this is {describe(meaning)}" if meaning else f"and nothing is called `{name}`"
         shown = "and this one is read above already" if above else shown
-        raise context.stop(
+        raise context.statement_error(
             "E0603",
             f"`collect` reads from a data source, {shown}",
             statement.table.span,
@@ -151,7 +157,7 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
     if not any(option.name == "ahead" for option in statement.options):
         message = "`rest=longest` chooses among rows that are begun side by side, and no more are begun than are taken"
         hint = "say how many times as many: `ahead=1.25`"
-        raise context.stop("E0411", message, place, hint)
+        raise context.statement_error("E0411", message, place, hint)
     lengths = []
     tables = [
         meaning
@@ -169,7 +175,7 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
             # A wrong statement may have generated it.
             raise StatementError
         message = f"nothing is generated for `{axis.name}` in this `collect`, so that no row of it is the longest"
-        raise context.stop("E0411", message, place, "take the rows in the order of the data: `rest=later`")
+        raise context.statement_error("E0411", message, place, "take the rows in the order of the data: `rest=later`")
     emit(context, Node("soonest", tuple(lengths), (), (("axis", axis.key),), span=statement.span))
 
 
@@ -179,7 +185,7 @@ def _batch(context: Context, statement: tree.Collect, source: External) -> Const
     if size is None:
         place = next(option.span for option in statement.options if option.name == "ahead")
         message = f"`ahead` counts batches, and `{source.name}` is read whole"
-        raise context.stop(
+        raise context.statement_error(
             "E0403", message, place, "say how many rows a batch has: `batch=64`", (Related(source.span, "here"),)
         )
     return size
@@ -189,12 +195,14 @@ def on_steps(context: Context, statement: tree.OnSteps) -> None:
     """Check `every 20:` and write its node."""
     word = statement.word
     if context.block.training or context.block.sliced:
-        raise context.stop(
+        raise context.statement_error(
             "E0505", f"`{word}` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
         )
     count = constants.evaluate(context, statement.count, context.block.scope)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise context.stop("E0403", f"`{word}` takes a whole number of steps, at least 1", statement.count.span)
+        raise context.statement_error(
+            "E0403", f"`{word}` takes a whole number of steps, at least 1", statement.count.span
+        )
     unread = [
         name for name in _data_names(context, statement.body) if isinstance(context.block.scope[name], ExternalName)
     ]

@@ -45,7 +45,7 @@ def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis |
             joined = inner_axis(joined, arg.type.axis)
         except ValueError:
             assert joined and arg.type.axis
-            raise context.stop(
+            raise context.statement_error(
                 "E0301", _unnested(joined, arg.type.axis), span, _nest_hint(joined, arg.type.axis)
             ) from None
     kind = infer(op, [arg.type for arg in args], axis)
@@ -58,7 +58,7 @@ def builtin_call(context: Context, expr: tree.Call, name: str) -> Expr:
     for option in expr.options:
         if option is not by or TENSOR[name].kind != "reduction":
             hint = "reductions take `by=`" if TENSOR[name].kind == "reduction" else "it takes no options"
-            raise context.stop("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
+            raise context.statement_error("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
         left, right = evaluate_numbers(context, expr.args)
         return _apply(context, "minimum" if name == "min" else "maximum", [left, right], expr.span)
@@ -66,16 +66,18 @@ def builtin_call(context: Context, expr: tree.Call, name: str) -> Expr:
     if op.kind == "reduction":
         return _reduce(context, expr, name, by)
     if len(expr.args) != op.args:
-        raise context.stop("E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span)
+        raise context.statement_error(
+            "E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span
+        )
     args = evaluate_numbers(context, expr.args)
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
-        raise context.stop(
+        raise context.statement_error(
             "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
         )
     for arg, syntax in zip(args[1:], expr.args[1:], strict=True):
         if op.kind == "scan" and not _inside(args[0].type.axis, arg.type.axis):
             assert args[0].type.axis and arg.type.axis
-            raise context.stop(
+            raise context.statement_error(
                 "E0301",
                 _unnested(args[0].type.axis, arg.type.axis),
                 syntax.span,
@@ -98,7 +100,7 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
     value_count = TENSOR[name].args
     shown_args = "x" if value_count == 1 else "x, 0.5"
     if not value_count <= len(expr.args) <= value_count + (by is None):
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             f"`{name}` takes {count_phrase(value_count, 'value')} and at most one axis",
             expr.span,
@@ -107,7 +109,9 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
     args = evaluate_numbers(context, expr.args[:value_count])
     source = args[0].type.axis
     if source is None:
-        raise context.stop("E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span)
+        raise context.statement_error(
+            "E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span
+        )
     target: Axis | None = None
     if by is not None:
         target = _group_axis(context, by.value, source)
@@ -115,14 +119,14 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
         target = _reduced_axis(context, expr.args[value_count], source, name)
     if TENSOR[name].dtype == "row":
         if source.inner:
-            raise context.stop(
+            raise context.statement_error(
                 "E0308",
                 f"`{name}` chooses a row, and this has an entry for each {source.name}",
                 expr.args[0].span,
                 f"reduce it first: `sum(x, {source.name})`",
             )
         if target is None:
-            raise context.stop(
+            raise context.statement_error(
                 "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
             )
     return _apply(context, name, args, expr.span, target)
@@ -131,10 +135,12 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:
     """Return the axis that is left when the one named is reduced away."""
     if not isinstance(expr, tree.Name):
-        raise context.stop("E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table")
+        raise context.statement_error(
+            "E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table"
+        )
     axis_names = [axis.name for axis in source.path()]
     if expr.id not in context.block.scope and expr.id not in context.block.later and expr.id not in AXES:
-        raise context.stop(
+        raise context.statement_error(
             "E0302",
             f"there is no axis `{expr.id}`; the value has [{source.label}]",
             expr.span,
@@ -144,13 +150,13 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
     if source.name == expr.id or (named and named.key == source.key):
         return source.parent
     if named and source.within(named):
-        raise context.stop(
+        raise context.statement_error(
             "E0302",
             f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this value",
             expr.span,
             f"for one value for each row of `{expr.id}` write `by={expr.id}`",
         )
-    raise context.stop(
+    raise context.statement_error(
         "E0302",
         f"the value has no axis `{expr.id}`; it has [{source.label}]",
         expr.span,
@@ -162,10 +168,12 @@ def _group_axis(context: Context, expr: tree.Expr, source: Axis) -> Axis:
     """Return the axis that `by=` names."""
     named = axis_named(context, expr) if isinstance(expr, tree.Name) else None
     if named is None:
-        raise context.stop("E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example")
+        raise context.statement_error(
+            "E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example"
+        )
     if not source.within(named):
         rows = [axis.name for axis in source.path() if not axis.inner]
-        raise context.stop(
+        raise context.statement_error(
             "E0303",
             f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]",
             expr.span,

@@ -71,11 +71,13 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
     """Return the meaning of a name in an expression."""
     meaning = meaning_of(context.block.scope, expr.id)
     if isinstance(meaning, Unavailable):
-        raise context.stop("E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),))
+        raise context.statement_error(
+            "E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),)
+        )
     if isinstance(meaning, StateName):
         return _state(context, meaning, expr.span)
     if isinstance(meaning, ExternalName) and meaning.outside.kind == "data":
-        raise context.stop(
+        raise context.statement_error(
             "E0603",
             f"`{meaning.outside.name}` is read inside `collect`, further down",
             expr.span,
@@ -89,13 +91,13 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
     if expr.id in context.block.later:
         raise context.too_early(expr, context.block.later[expr.id], "assigned", "")
     names = [*context.block.scope, *FUNCTIONS]
-    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
+    raise context.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 
 
 def _state(context: Context, meaning: StateName, span: Span) -> Expr:
     context.used.add(meaning.state.name)
     if meaning.state.keyed:
-        raise context.stop(
+        raise context.statement_error(
             "E0305",
             f"`{meaning.state.name}` has a value for each key",
             span,
@@ -110,14 +112,14 @@ def keyed_state(context: Context, expr: tree.Index) -> State:
     """Return the state of `base[rollout.agent]`."""
     meaning = meaning_of(context.block.scope, expr.base.id) if isinstance(expr.base, tree.Name) else None
     if isinstance(meaning, StateName) and not meaning.state.keyed:
-        raise context.stop(
+        raise context.statement_error(
             "E0601",
             f"`{meaning.state.name}` is one value and takes no `[...]`",
             expr.base.span,
             f"declare it with a key: `state {meaning.state.name}[key] = ...`",
         )
     if not isinstance(meaning, StateName):
-        raise context.stop(
+        raise context.statement_error(
             "E0601",
             "only a state that was declared with a key has `[...]`",
             expr.base.span,
@@ -133,7 +135,7 @@ def model_named(context: Context, name: tree.Name) -> Model:
     if not isinstance(meaning, ModelName):
         models = [word for word, candidate in context.block.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
-        raise context.stop("E0201", shown, name.span, did_you_mean(name.id, models))
+        raise context.statement_error("E0201", shown, name.span, did_you_mean(name.id, models))
     context.used.add(name.id)
     return meaning.model
 
@@ -149,7 +151,7 @@ def axis_named(context: Context, expr: tree.Name) -> Axis | None:
     meaning = look_up(context, expr)
     if isinstance(meaning, TableValue):
         return meaning.type.axis
-    raise context.stop(
+    raise context.statement_error(
         "E0303",
         f"an axis is needed here, and `{expr.id}` is {describe(meaning)}",
         expr.span,

@@ -21,12 +21,12 @@ from rlgraph.ir.types import Handle, Tensor
 def build_phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
     """Return every phase without errors, the step last."""
     if not any(phase.name == "step" for phase in found):
-        context.say("E0609", "the program has no `step:`", top, "say in `step:` what one step does")
+        context.report("E0609", "the program has no `step:`", top, "say in `step:` what one step does")
     seen: dict[str, Span] = {}
     built: list[Phase] = []
     for item in found:
         if item.name in seen:
-            context.say(
+            context.report(
                 "E0203",
                 f"there are two phases `{item.name}`",
                 item.span,
@@ -55,7 +55,7 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     before = len(context.diagnostics)
     context.write(item.body)
     if not context.block.nodes and len(context.diagnostics) == before:
-        context.say("E0609", f"`{item.name}` does nothing", item.span)
+        context.report("E0609", f"`{item.name}` does nothing", item.span)
     _unused_values(context)
     names = tuple(context.block.versions[name].name for name in versions)
     graph = Graph(tuple(inputs.values()), tuple(context.block.nodes), names)
@@ -71,7 +71,7 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
     elif item.name != "step":
         steps = constants.options(context, STATEMENTS["phase"], item.options, item.span, context.scope)["steps"]
     elif item.options:
-        raise context.stop(
+        raise context.statement_error(
             "E0401",
             f"`step` has no option `{item.options[0].name}`",
             item.options[0].name_span,
@@ -88,11 +88,13 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
     given = [option for option in item.options if option.name in ("lag", "staleness")]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
     if not given:
-        raise context.stop("E0402", "`async` needs `lag` or `staleness`", item.span, hint)
+        raise context.statement_error("E0402", "`async` needs `lag` or `staleness`", item.span, hint)
     first, *more = given
     if more:
         message = "`lag` is an age, and `staleness` a bound of it: only one of them can be said"
-        raise context.stop("E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),))
+        raise context.statement_error(
+            "E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),)
+        )
     steps = values[first.name]
     assert isinstance(steps, int)
     span, updates = values["span"] or "row", values["unit"] == "update"
@@ -100,11 +102,13 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
         if values[name] != usual:
             place = next(option for option in item.options if option.name == name)
             message = f"with `lag` rows are as old as it says, and `{name}={values[name]}` is for a bound"
-            raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=2`")
+            raise context.statement_error("E0407", message, place.value.span, "bound their age instead: `staleness=2`")
     if updates and first.name == "lag":
         place = next(option for option in item.options if option.name == "unit")
         message = "`lag` counts steps, and `unit=update` is for a bound"
-        raise context.stop("E0407", message, place.value.span, "`staleness=7, unit=update`: at most 7 updates behind")
+        raise context.statement_error(
+            "E0407", message, place.value.span, "`staleness=7, unit=update`: at most 7 updates behind"
+        )
     if updates:
         # The bound in steps is known only when the graph is.
         return Staleness(steps, False, cast(Literal["row", "turn", "token"], span), steps)
@@ -114,7 +118,9 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
         message = (
             f"all tokens of a row are of one version with `{first.name}={steps}`, and `span={span}` is for several"
         )
-        raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=1`, or more")
+        raise context.statement_error(
+            "E0407", message, place.value.span, "bound their age instead: `staleness=1`, or more"
+        )
     return Staleness(steps, exact, cast(Literal["row", "turn", "token"], span))
 
 
@@ -155,7 +161,7 @@ def _read_first(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
 def _unused_values(context: Context) -> None:
     for name, span in context.phase.assigned.items():
         if name not in context.used and not name.startswith("_"):
-            context.say("W0201", f"`{name}` is never used", span, "use it, report it or leave it out")
+            context.report("W0201", f"`{name}` is never used", span, "use it, report it or leave it out")
 
 
 def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:

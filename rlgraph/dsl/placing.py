@@ -16,7 +16,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, mesh
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import code, operations
+from rlgraph.ops.work import model_operations, user_code
 
 
 class PlaceChecker(Reporter):
@@ -25,8 +25,8 @@ class PlaceChecker(Reporter):
     def __init__(self, program: Program, scope: Mapping[str, Meaning]) -> None:
         super().__init__()
         self.program, self.scope = program, scope
-        self.uses = operations(program)
-        self.code = code(program)
+        self.uses = model_operations(program)
+        self.code = user_code(program)
         self.pools: dict[str, Pool] = {}
         self.invalid_pools: set[str] = set()
         """Names of pools whose declarations are wrong."""
@@ -37,7 +37,7 @@ class PlaceChecker(Reporter):
             raise StatementError
         if name.id not in self.pools:
             hint = did_you_mean(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
-            raise self.stop("E0903", f"no pool is called `{name.id}`", name.span, hint)
+            raise self.statement_error("E0903", f"no pool is called `{name.id}`", name.span, hint)
         return self.pools[name.id]
 
     def works(self, line: tree.Place) -> list[Work]:
@@ -58,10 +58,12 @@ class PlaceChecker(Reporter):
         if isinstance(expr, tree.Attribute):
             work = replace(work, operation=self.operation(expr, base.id))
         elif not used and base.id not in self.code:
-            raise self.stop("E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out")
+            raise self.statement_error(
+                "E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out"
+            )
         if str(work) in self.placed:
             first = Related(self.placed[str(work)].span, "the first place")
-            raise self.stop("E0905", f"`{work}` is placed twice", expr.span, "keep one of them", (first,))
+            raise self.statement_error("E0905", f"`{work}` is placed twice", expr.span, "keep one of them", (first,))
         self.placed[str(work)] = work
         return work
 
@@ -74,13 +76,13 @@ class PlaceChecker(Reporter):
                 or f"it has {', '.join(f'`{known_name}`' for known_name in names) or 'none'}"
             )
             expected = "model and no function" if functions else "model"
-            raise self.stop("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
+            raise self.statement_error("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
         return self.uses[name.id]
 
     def operation(self, expr: tree.Attribute, model: str) -> str:
         if model in self.code:
             hint = f"`place {model} on ...`"
-            raise self.stop("E0904", f"`{model}` is placed as a whole", expr.name_span, hint)
+            raise self.statement_error("E0904", f"`{model}` is placed as a whole", expr.name_span, hint)
         used = sorted(self.uses[model], key=MODEL_OPERATIONS.index)
         if expr.name in used:
             return expr.name
@@ -95,7 +97,7 @@ class PlaceChecker(Reporter):
             did_you_mean(expr.name, used)
             or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
         )
-        raise self.stop("E0904", shown, expr.name_span, hint)
+        raise self.statement_error("E0904", shown, expr.name_span, hint)
 
     def place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
         options = tuple(self.quote_engine(option) for option in line.options)
@@ -121,7 +123,7 @@ class PlaceChecker(Reporter):
             shown = " * ".join(f"{name}={splits[name]}" for name in split_names)
             first, size = spans[split_names[0]], split.size
             total = f", {size} devices," if "*" in shown else ""
-            raise self.stop(
+            raise self.statement_error(
                 "E0907",
                 f"{shown}{total} does not divide the {count_phrase(pool.devices, 'device')} of `{pool.name}`",
                 first.span,
@@ -139,11 +141,11 @@ class PlaceChecker(Reporter):
         trains = any(NODES[operation].trains for work in works for operation in self.needed(work))
         if given["recompute"] and not trains:
             message = "layers are computed again where a model is trained, and nothing is trained here"
-            self.say("E0908", message, spans["recompute"].span, "leave it out")
+            self.report("E0908", message, spans["recompute"].span, "leave it out")
         elif given["recompute"] and engine is not None and "recompute" not in engine.settings:
             recomputing = [spec.name for spec in engines().values() if "recompute" in spec.settings]
             message = f"`{name}` computes no layer again"
-            self.say(
+            self.report(
                 "E0908", message, spans["recompute"].span, f"leave it out, or take {quoted_list(recomputing, 'or')}"
             )
         if (adapters := given["adapters"]) is not None:
@@ -156,7 +158,7 @@ class PlaceChecker(Reporter):
             self.check_choice(given, spans["attention"], "attention is computed", cannot)
         if given["gather"] is not None and not trains:
             message = "how parameters are gathered is said where a model is trained, and nothing is trained here"
-            self.say("E0908", message, spans["gather"].span, "leave it out")
+            self.report("E0908", message, spans["gather"].span, "leave it out")
         elif given["gather"] is not None:
             self.check_choice(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
 
@@ -172,11 +174,11 @@ class PlaceChecker(Reporter):
         capable = [spec.name for spec in engines().values() if choice in choices(spec)]
         if name is None:
             message = f"how {activity} is a matter of the engine, and none is named"
-            self.say("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
+            self.report("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
         elif engine is not None and choice not in choices(engine):
             others = [f"`{option.name}={other}`" for other in choices(engine)]
             hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
-            self.say("E0908", f"`{name}` {cannot}", option.span, hint)
+            self.report("E0908", f"`{name}` {cannot}", option.span, hint)
 
     def check_pool_kind(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
         """Check that models are on devices, and the user's Python on cpus, which are not split in any way."""
@@ -187,14 +189,14 @@ class PlaceChecker(Reporter):
             if pool.cpus and work.model in self.uses:
                 hint = f"place `{work.model}` on a pool of devices"
                 message = f"`{pool.name}` has cpus, on which functions run: `{work.model}` is a model"
-                self.say("E0916", message, work.span, hint, declared)
+                self.report("E0916", message, work.span, hint, declared)
             elif pool.devices and work.model in self.code:
                 hint = "place it on a pool of cpus, as in `pool judges = 8 cpus`, or leave it out"
                 message = f"`{pool.name}` has devices, on which models run: `{work.model}` is the user's Python"
-                self.say("E0916", message, work.span, hint, declared)
+                self.report("E0916", message, work.span, hint, declared)
         if pool.cpus and line.options:
             message = f"`{pool.name}` has cpus, and each of them is a worker: there is nothing to choose"
-            self.say("E0916", message, line.options[0].span, "leave the options out", declared)
+            self.report("E0916", message, line.options[0].span, "leave the options out", declared)
 
     def quote_engine(self, option: tree.Option) -> tree.Option:
         """Return the option with the name of an engine as a text: it needs no quotes."""
@@ -210,14 +212,16 @@ class PlaceChecker(Reporter):
         if name not in specs:
             broken = next((str(fault) for fault in faults() if fault.name == name), None)
             if broken is not None:
-                raise self.stop("E0906", broken, spans["engine"].value.span, "mend the package, or name another engine")
+                raise self.statement_error(
+                    "E0906", broken, spans["engine"].value.span, "mend the package, or name another engine"
+                )
             hint = did_you_mean(name, specs) or f"there are {', '.join(f'`{other}`' for other in specs)}"
-            raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
+            raise self.statement_error("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
         engine = specs[name]
         for split in splits:
             if split not in engine.splits:
                 legal = ", ".join(f"`{axis}`" for axis in engine.splits)
-                self.say(
+                self.report(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
         split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.splits]
@@ -225,10 +229,10 @@ class PlaceChecker(Reporter):
         for work in works:
             needed = sorted(self.needed(work))
             missing = [op for op in needed if op not in engine.operations]
-            unsplit = [op for op in needed if engine.does(op) and not engine.does(op, split_axes)]
+            unsplit = [op for op in needed if engine.supports(op) and not engine.supports(op, split_axes)]
             if unsplit:
-                shown = " and ".join(f"`{axis}`" for axis in model_axes if not engine.does(unsplit[0], [axis]))
-                self.say(
+                shown = " and ".join(f"`{axis}`" for axis in model_axes if not engine.supports(unsplit[0], [axis]))
+                self.report(
                     "E0908",
                     f"`{name}` cannot do the `{unsplit[0]}` of `{work.model}` split by {shown}",
                     spans[model_axes[0]].span,
@@ -237,7 +241,7 @@ class PlaceChecker(Reporter):
             if missing:
                 others = [other for other, spec in specs.items() if spec.operations.issuperset(missing)]
                 advice = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
-                self.say(
+                self.report(
                     "E0908",
                     f"`{name}` cannot do the `{missing[0]}` of `{work.model}`",
                     work.span,
@@ -252,16 +256,16 @@ class PlaceChecker(Reporter):
         capable = [engine for engine in engines().values() if set(split_axes) <= set(engine.splits)]
         for work in works:
             needed = sorted(self.needed(work))
-            missing = [op for op in needed if not any(engine.does(op, split_axes) for engine in capable)]
+            missing = [op for op in needed if not any(engine.supports(op, split_axes) for engine in capable)]
             if missing:
                 shown = " and ".join(f"`{name}`" for name in split_axes)
                 legal = (
                     f"`{engine.name}` takes {', '.join(f'`{axis}`' for axis in takes)}"
                     for engine in engines().values()
-                    if (takes := [axis for axis in engine.splits if engine.does(missing[0], [axis])])
+                    if (takes := [axis for axis in engine.splits if engine.supports(missing[0], [axis])])
                 )
                 advice = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
-                self.say(
+                self.report(
                     "E0908",
                     f"no engine can do the `{missing[0]}` of `{work.model}` split by {shown}",
                     spans[split_axes[-1]].span,

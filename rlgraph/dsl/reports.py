@@ -23,26 +23,28 @@ def report(context: Context, statement: tree.Report) -> None:
         try:
             expr = evaluate_number(context, item.value)
             if expr.type.axis is not None:
-                raise context.stop(
+                raise context.statement_error(
                     "E0304",
                     f"a metric is one number, and `{item.name}` is {expr.type}",
                     item.value.span,
                     "reduce it: `mean(...)`",
                 )
             if item.name in ("step", "seconds"):
-                raise context.stop(
+                raise context.statement_error(
                     "E0203", f"every run reports `{item.name}` by itself", item.name_span, "choose another name"
                 )
             if item.name in context.phase.reported:
                 related = tuple(
                     Related(span, "the first one") for name, span in context.phase.reported.items() if name == item.name
                 )
-                raise context.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
+                raise context.statement_error(
+                    "E0203", f"there is a metric `{item.name}` already", item.name_span, related=related
+                )
         except StatementError:
             failed = True
             continue
         if item.name in ("type", "phase"):
-            context.say(
+            context.report(
                 "W0203",
                 f"a line of the metrics can have a field `{item.name}` already: there this one is `report.{item.name}`",
                 item.name_span,

@@ -18,14 +18,14 @@ from rlgraph.ops import NODES
 def function_call(context: Context, expr: tree.Call, func: External, hint: str) -> Ref:
     """Emit a call of a Python function on the rows of a table; more columns go by name."""
     if context.block.training:
-        raise context.stop(
+        raise context.statement_error(
             "E0505",
             f"`{func.name}` cannot be called in a `train` body: no gradient goes through it",
             expr.span,
             "move it above `train`",
         )
     if len(expr.args) != 1:
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             f"`{func.name}` takes one table by place, not {len(expr.args)} values",
             expr.span,
@@ -36,7 +36,7 @@ def function_call(context: Context, expr: tree.Call, func: External, hint: str) 
     for option in expr.options:
         column = evaluate_tensor(context, option.value)
         if column.type.axis is None or not table.type.axis.within(column.type.axis):
-            raise context.stop(
+            raise context.statement_error(
                 "E0301",
                 f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is {describe(column)}",
                 option.value.span,
@@ -55,7 +55,7 @@ def function_call(context: Context, expr: tree.Call, func: External, hint: str) 
 def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     """Emit `pick(table, argmax(x, by=group))`: from there on the rows are the group's."""
     if len(expr.args) != 2 or expr.options:
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             "`pick` takes a table and a choice of rows",
             expr.span,
@@ -64,7 +64,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     table = evaluate_table(context, expr.args[0], "`pick`")
     choice = evaluate_tensor(context, expr.args[1])
     if choice.type.dtype != "row" or choice.type.axis is None:
-        raise context.stop(
+        raise context.statement_error(
             "E0308",
             f"a choice of rows is needed here, and this is {describe(choice)}",
             expr.args[1].span,
@@ -73,7 +73,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     index = materialize(context, choice, f"{hint or 'pick'}.row")
     source = context.phase.chosen[index]
     if source.key != table.type.axis.key:
-        raise context.stop(
+        raise context.statement_error(
             "E0308",
             f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
             expr.args[1].span,
@@ -95,7 +95,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
 def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
     """Emit `encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
     if len(expr.args) != 2 or expr.options:
-        raise context.stop(
+        raise context.statement_error(
             "E0405", "`encode` takes a prompt and an answer", expr.span, "`encode(pairs.prompt, pairs.response)`"
         )
     sides: list[Expr] = []
@@ -104,12 +104,12 @@ def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
         column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
         if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
             hint = f"name its column: `{arg.span.text}.prompt` for example" if isinstance(side, TableValue) else ""
-            raise context.stop(
+            raise context.statement_error(
                 "E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint
             )
         sides.append(side)
     if sides[0].type.axis != sides[1].type.axis:
-        raise context.stop("E0301", "the prompt and the answer are columns of different tables", expr.span)
+        raise context.statement_error("E0301", "the prompt and the answer are columns of different tables", expr.span)
     axis = sides[0].type.axis
     assert axis
     label = unique_name(context, hint or "answer")
@@ -123,11 +123,13 @@ def sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> Ta
     """Emit the sampling of independent rows from a buffer, on an axis of their own."""
     assert isinstance(expr.func, tree.Attribute)
     if expr.func.name != "sample":
-        raise context.stop("E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`")
+        raise context.statement_error(
+            "E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`"
+        )
     args, _ = constants.bind(context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope)
     stored = context.buffers.get(buffer.name)
     if stored is None:
-        raise context.stop(
+        raise context.statement_error(
             "E0605",
             f"nothing has been pushed into `{buffer.name}` above this line",
             expr.span,

@@ -56,10 +56,10 @@ class _Checker(PlaceChecker):
         if not schedules:
             if not declarations or source.path.endswith(".rls"):
                 top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
-                self.say("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
+                self.report("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
             return Schedule()
         for extra in schedules[1:]:
-            self.say(
+            self.report(
                 "E0901", "there are two schedules", extra.span, related=(Related(schedules[0].span, "the first one"),)
             )
         if schedules[0].name:
@@ -69,14 +69,14 @@ class _Checker(PlaceChecker):
     def check_head(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
         """Check the head of an `.rls` file, which holds nothing else."""
         if item.name != self.program.name:
-            self.say(
+            self.report(
                 "E0901",
                 f"this is a schedule for `{item.name}`, and the program is `{self.program.name}`",
                 item.span,
                 f"`schedule {self.program.name}`",
             )
         for declaration in others:
-            self.say(
+            self.report(
                 "E0901",
                 "only pools, places, streams, admits, tails, fuses, sends and refreshes can stand in a schedule",
                 declaration.span,
@@ -117,9 +117,9 @@ class _Checker(PlaceChecker):
         if line.name in self.pools or line.name in self.invalid_pools:
             first = self.pools.get(line.name)
             related = (Related(first.span, "the first one"),) if first else ()
-            raise self.stop("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
+            raise self.statement_error("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
         if line.name == HOST:
-            raise self.stop(
+            raise self.statement_error(
                 "E0902",
                 f"`{HOST}` is the process that reads data and calls functions: no pool is called so",
                 line.name_span,
@@ -127,7 +127,7 @@ class _Checker(PlaceChecker):
             )
         count = constants.evaluate(self, line.count, self.scope)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise self.stop(
+            raise self.statement_error(
                 "E0902",
                 f"a pool has a whole number of {line.unit}, at least 1",
                 line.count.span,
@@ -135,7 +135,7 @@ class _Checker(PlaceChecker):
             )
         if count > LARGEST:
             message = f"`{line.name}` has more than {LARGEST:,} {line.unit}"
-            raise self.stop("E0902", message, line.count.span, f"`pool {line.name} = 8 {line.unit}`")
+            raise self.statement_error("E0902", message, line.count.span, f"`pool {line.name} = 8 {line.unit}`")
         counts = (0, count) if line.unit == "cpus" else (count, 0)
         self.pools[line.name] = Pool(line.name, *counts, line.span)
 
@@ -152,10 +152,12 @@ class _Checker(PlaceChecker):
         name = line.table.id
         if name not in tables:
             hint = did_you_mean(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
-            raise self.stop("E0909", f"the program makes no table `{name}`", line.table.span, hint)
+            raise self.statement_error("E0909", f"the program makes no table `{name}`", line.table.span, hint)
         if (keyword, name) in self.seen:
             first = Related(self.seen[keyword, name], "the first time")
-            raise self.stop("E0905", f"`{name}` {happens} twice", line.table.span, "keep one of them", (first,))
+            raise self.statement_error(
+                "E0905", f"`{name}` {happens} twice", line.table.span, "keep one of them", (first,)
+            )
         values = constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
         self.seen[keyword, name] = line.table.span
         return name, values
@@ -186,10 +188,10 @@ class _Checker(PlaceChecker):
         self.model(base)
         if not isinstance(expr, tree.Attribute):
             message = f"trainings share a pipeline, and `{base.id}` is a model with all its work"
-            raise self.stop("E0972", message, expr.span, f"`fuse {base.id}.train, ...`")
+            raise self.statement_error("E0972", message, expr.span, f"`fuse {base.id}.train, ...`")
         if not NODES[self.operation(expr, base.id)].trains:
             message = f"trainings share a pipeline, and `{base.id}.{expr.name}` is none"
-            raise self.stop("E0972", message, expr.name_span, f"`{base.id}.train`")
+            raise self.statement_error("E0972", message, expr.name_span, f"`{base.id}.train`")
         return base.id
 
     # Weights
@@ -203,7 +205,7 @@ class _Checker(PlaceChecker):
         if (keyword, model, pool) in self.seen:
             first = Related(self.seen[keyword, model, pool], "the first time")
             message = f"two lines say how `{model}` is {happens} `{pool}`"
-            raise self.stop("E0905", message, line.span, "keep one of them", (first,))
+            raise self.statement_error("E0905", message, line.span, "keep one of them", (first,))
         self.seen[keyword, model, pool] = line.span
         return model, pool, constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
 
@@ -216,7 +218,7 @@ class _Checker(PlaceChecker):
         by = str(values["by"])
         where = next((option.value.span for option in line.options if option.name == "by"), line.span)
         if by != "drain" and not self.spans_versions(model):
-            raise self.stop(
+            raise self.statement_error(
                 "E0917",
                 f"`by={by}` gives unfinished rows new weights, and each row of `{model}` is of one version",
                 where,
@@ -231,7 +233,7 @@ class _Checker(PlaceChecker):
         them."""
         for phase in self.program.phases:
             for span in unweighted_logprobs(phase, model):
-                raise self.stop(
+                raise self.statement_error(
                     "E0919",
                     f"with `by=keep` no weights give `{model}`'s log-probabilities of its rows, and a loss takes them "
                     "for those of some",

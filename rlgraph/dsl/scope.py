@@ -139,7 +139,7 @@ class Reporter:
     call_site: Span | None = None
     """The place where the user called the def whose body is being checked."""
 
-    def say(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
+    def report(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
         """Add a diagnostic. Raises ProgramError at the last error allowed."""
         self.diagnostics.append(Diagnostic(code, message, span, hint, related))
         if not code.startswith("W"):
@@ -147,7 +147,7 @@ class Reporter:
             if self.error_count == MAX_ERRORS:
                 raise ProgramError(sorted_diagnostics(self.diagnostics))
 
-    def stop(
+    def statement_error(
         self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()
     ) -> StatementError:
         """Add an error after which the statement cannot be understood: `raise context.stop(...)`.
@@ -156,7 +156,7 @@ class Reporter:
         """
         if self.call_site:
             related, span = (*related, Related(span, "it arises in this def")), self.call_site
-        self.say(code, message, span, hint, related)
+        self.report(code, message, span, hint, related)
         return StatementError()
 
     def too_early(
@@ -164,4 +164,4 @@ class Reporter:
     ) -> StatementError:
         """Add the error that a name is used above the line that gives it a meaning: `raise context.too_early(...)`."""
         related = (Related(place, f"it is {done} here"),)
-        return self.stop("E0202", f"`{name.id}` is used before it is {done}", name.span, hint, related)
+        return self.statement_error("E0202", f"`{name.id}` is used before it is {done}", name.span, hint, related)

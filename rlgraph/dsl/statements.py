@@ -22,17 +22,19 @@ def assign(context: Context, statement: tree.Assign) -> None:
     target = statement.target
     old = context.block.scope.get(target)
     if isinstance(old, StateName):
-        raise context.stop(
+        raise context.statement_error(
             "E0602",
             f"`{target}` is a state: it lives across steps",
             statement.target_span,
             f"write `{target} := ...`",
         )
     if target in AXES:
-        raise context.stop("E0208", f"`{target}` is the name of an axis", statement.target_span, "choose another name")
+        raise context.statement_error(
+            "E0208", f"`{target}` is the name of an axis", statement.target_span, "choose another name"
+        )
     if target in context.declared:
         place = context.declared[target]
-        raise context.stop(
+        raise context.statement_error(
             "E0207",
             f"`{target}` is declared above and cannot be assigned",
             statement.target_span,
@@ -43,7 +45,7 @@ def assign(context: Context, statement: tree.Assign) -> None:
     if isinstance(meaning, Apply):
         meaning = Ref(materialize(context, meaning, target), meaning.type, meaning.span)
     if not isinstance(meaning, (Const, Ref, TableValue)):
-        raise context.stop("E0305", f"{describe(meaning)} is not a value", statement.value.span)
+        raise context.statement_error("E0305", f"{describe(meaning)} is not a value", statement.value.span)
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
 
@@ -59,9 +61,9 @@ def store(context: Context, statement: tree.Store) -> None:
     if not isinstance(meaning, StateName):
         states = [name for name, candidate in context.block.scope.items() if isinstance(candidate, StateName)]
         hint = did_you_mean(target.id, states) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
-        raise context.stop("E0601", f"`{target.id}` is no state", target.span, hint)
+        raise context.statement_error("E0601", f"`{target.id}` is no state", target.span, hint)
     if meaning.state.keyed:
-        raise context.stop(
+        raise context.statement_error(
             "E0601",
             f"`{target.id}` has a value for each key",
             target.span,
@@ -69,7 +71,7 @@ def store(context: Context, statement: tree.Store) -> None:
         )
     expr = evaluate_number(context, statement.value)
     if expr.type.axis is not None:
-        raise context.stop(
+        raise context.statement_error(
             "E0304",
             f"a state is one number, and this is {expr.type}",
             statement.value.span,
@@ -87,7 +89,7 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
     state = keyed_state(context, target)
     key, value = key_column(context, target), evaluate_number(context, statement.value)
     if value.type.axis != key.type.axis:
-        raise context.stop(
+        raise context.statement_error(
             "E0301",
             f"the value needs an entry for each row of the key, and this is {describe(value)}",
             statement.value.span,
@@ -106,14 +108,14 @@ def push(context: Context, statement: tree.Push) -> None:
     """Check `push replay(rollout, adv=adv)`."""
     meaning = context.block.scope.get(statement.buffer.id)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "buffer":
-        raise context.stop(
+        raise context.statement_error(
             "E0605",
             f"`{statement.buffer.id}` is no buffer",
             statement.buffer.span,
             f"declare `buffer {statement.buffer.id} = fifo(capacity=4096)`",
         )
     if len(statement.args) != 1:
-        raise context.stop(
+        raise context.statement_error(
             "E0405",
             "`push` takes one table by place",
             statement.span,
@@ -126,7 +128,7 @@ def push(context: Context, statement: tree.Push) -> None:
         axis = column.type.axis
         if axis is None or not any(axis.key == table_axis.key for table_axis in axes_of(table.type)[:2]):
             rows = statement.args[0].span.text
-            raise context.stop(
+            raise context.statement_error(
                 "E0301",
                 f"a column has an entry for each row or token of `{rows}`, and this is {describe(column)}",
                 option.value.span,
@@ -139,7 +141,7 @@ def push(context: Context, statement: tree.Push) -> None:
     differ = sorted(set(first.columns()) ^ set(schema.columns()))
     if differ:
         shown = ", ".join(f"`{name}`" for name in differ)
-        raise context.stop(
+        raise context.statement_error(
             "E0605",
             f"what is pushed into `{statement.buffer.id}` has the same columns each time; here and "
             f"above differ in {shown}",
@@ -156,20 +158,20 @@ def update(context: Context, statement: tree.Update) -> None:
     """Check `update ref from actor(ema=0.9)`."""
     target, source = model_named(context, statement.target), model_named(context, statement.source)
     if target.name == source.name:
-        raise context.stop(
+        raise context.statement_error(
             "E0607",
             f"`{target.name}` has its own weights already",
             statement.source.span,
             f"name another `{target.kind}`",
         )
     if target.kind != source.kind:
-        raise context.stop(
+        raise context.statement_error(
             "E0607",
             f"`{target.name}` ({target.kind}) cannot take the weights of `{source.name}` ({source.kind})",
             statement.span,
         )
     if _adapters(context, target) != _adapters(context, source):
-        raise context.stop(
+        raise context.statement_error(
             "E0607",
             f"`{target.name}` and `{source.name}` do not have the same adapters",
             statement.span,
@@ -195,7 +197,7 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
     """Check `minimize mean(...)`."""
     model = context.block.training
     if not model:
-        raise context.stop(
+        raise context.statement_error(
             "E0504",
             "`minimize` belongs into a `train` body",
             statement.span,
@@ -203,14 +205,14 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
         )
     expr = evaluate_number(context, statement.value)
     if expr.type.axis is not None:
-        raise context.stop(
+        raise context.statement_error(
             "E0501",
             f"`minimize` needs one number, and this is {expr.type}",
             statement.value.span,
             "reduce it: `mean(...)` is the mean of all tokens, `mean(mean(x, token))` that of rows",
         )
     if not differentiable(context, expr):
-        raise context.stop(
+        raise context.statement_error(
             "E0506",
             f"this does not depend on `{model}` in a way that has a gradient",
             statement.value.span,
@@ -223,14 +225,14 @@ def keep(context: Context, statement: tree.Keep) -> None:
     """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
     meaning = look_up(context, statement.table)
     if not isinstance(meaning, TableValue):
-        raise context.stop(
+        raise context.statement_error(
             "E0604",
             f"`keep` needs a table, and this is {describe(meaning)}",
             statement.table.span,
             "name the table whose rows are kept: `keep prompts where ...`",
         )
     if context.block.sliced:
-        raise context.stop(
+        raise context.statement_error(
             "E0604",
             "`keep` cannot stand in a `minibatch`: its parts are cut already",
             statement.span,
@@ -240,7 +242,7 @@ def keep(context: Context, statement: tree.Keep) -> None:
     axis = meaning.type.axis
     if mask.type.axis is None or not axis.within(mask.type.axis):
         shown = "a single one" if mask.type.axis is None else str(mask.type)
-        raise context.stop(
+        raise context.statement_error(
             "E0307",
             f"`keep {statement.table.id}` needs a condition for each row of `{statement.table.id}`, "
             f"and this is {shown}",

@@ -28,19 +28,19 @@ def check_tail(
     if under is not None and not (0 < under < 1 or under >= 2 and under == int(under)):
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
-        raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")
+        raise reporter.statement_error("E0971", message, where, "`under=0.2` moves the last fifth")
     samplers = generating_nodes(reporter, program, line, "E0971", "its rows do not end one by one")
     stream = next((other for other in lines if isinstance(other, tree.Stream) and other.table.id == table), None)
     deal = next((option.value for option in stream.options if option.name == "deal"), None) if stream else None
     if not (isinstance(deal, tree.Name) and deal.id == "free"):
         message = f"nothing could begin on the devices that `{table}` leaves: what follows it waits for all copies"
-        raise reporter.stop("E0971", message, line.span, f"`stream {table}(block=1, deal=free)`")
+        raise reporter.statement_error("E0971", message, line.span, f"`stream {table}(block=1, deal=free)`")
     models = {model for _, model in samplers}
     for other in lines:
         early = _early_refresh(other) if isinstance(other, tree.Refresh) and other.model.id in models else None
         if early is not None:
             message = f"rows of `{table}` get new weights while they are sampled, and would get others elsewhere"
-            raise reporter.stop("E0971", message, early, "`by=drain`, or leave `tail` out")
+            raise reporter.statement_error("E0971", message, early, "`by=drain`, or leave `tail` out")
     return Tail(table, under, on, line.span)
 
 
@@ -53,7 +53,7 @@ def generating_nodes(
     samplers = list(_sampling_nodes(program, table))
     if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
         message = f"`{table}` is no table that a model generates: {why}"
-        raise reporter.stop(code, message, line.table.span, "leave the line out")
+        raise reporter.statement_error(code, message, line.table.span, "leave the line out")
     return samplers
 
 

@@ -17,7 +17,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import Reporter
 from rlgraph.errors import ProgramError, Related, Source, Span, did_you_mean
-from rlgraph.files import PROGRAMS, read_bytes, reason
+from rlgraph.files import PROGRAMS, failure_reason, read_bytes
 
 Read = Callable[[str], str]
 """Returns the text of a file by the path that `use` gives; raises OSError."""
@@ -37,7 +37,7 @@ def resolve_uses(file: tree.File, source: Source, reporter: Reporter, read: Read
     for use in uses:
         base += _load(use, source, reporter, read, (_normal(source.path),), budget)
     if changes and not uses:
-        reporter.say(
+        reporter.report(
             "E0803",
             "`change:` changes a used program, and none is used here",
             changes[0].span,
@@ -55,19 +55,21 @@ def _load(
     path = use.path.value
     budget[0] -= 1
     if budget[0] < 0:
-        reporter.say("E0802", f"more than {MOST_FILES} files are used", use.path.span)
+        reporter.report("E0802", f"more than {MOST_FILES} files are used", use.path.span)
         return []
     try:
         used = Source(*_open(path, source, read))
     except (OSError, ValueError) as error:
-        reporter.say("E0801", f'"{path}" cannot be used: {reason(error)}', use.path.span, _suggestion(path, source))
+        reporter.report(
+            "E0801", f'"{path}" cannot be used: {failure_reason(error)}', use.path.span, _suggestion(path, source)
+        )
         return []
     budget[1] -= len(used.text)
     if budget[1] < 0:
-        reporter.say("E0802", f"the files that are used have more than {LARGEST_BYTES >> 10} KiB", use.path.span)
+        reporter.report("E0802", f"the files that are used have more than {LARGEST_BYTES >> 10} KiB", use.path.span)
         return []
     if _normal(used.path) in trail:
-        reporter.say("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")
+        reporter.report("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")
         return []
     try:
         file = parse(used)
@@ -183,7 +185,7 @@ def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter
 
 def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Span], reporter: Reporter) -> None:
     if wanted is None:
-        reporter.say(
+        reporter.report(
             "E0803",
             "this statement cannot stand in `change:`",
             statement.span,
@@ -192,7 +194,7 @@ def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Spa
         return
     shown = "no statement" if not places else f"{len(places)} statements"
     related = tuple(Related(span, "one of them") for span in places)
-    reporter.say(
+    reporter.report(
         "E0803",
         f"the used program has {shown} `{wanted} ...` to replace",
         statement.span,

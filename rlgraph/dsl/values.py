@@ -21,7 +21,7 @@ def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
     column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
     table = "" if context.call_site else expr.span.text
     hint = f"name one of its columns: `{table}.{column}`" if isinstance(meaning, TableValue) else ""
-    raise context.stop("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
+    raise context.statement_error("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
 
 
 def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
@@ -29,7 +29,7 @@ def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
     value = _tensor(context, expr, context.evaluate(expr))
     if value.type.dtype in ("text", "row"):
         what = "a text" if value.type.dtype == "text" else "a choice of rows"
-        raise context.stop("E0304", f"one cannot calculate with {what}", expr.span)
+        raise context.statement_error("E0304", f"one cannot calculate with {what}", expr.span)
     return value
 
 
@@ -51,9 +51,11 @@ def evaluate_table(context: Context, expr: tree.Expr, what: str) -> TableValue:
     meaning = context.evaluate(expr)
     if not isinstance(meaning, TableValue):
         hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""
-        raise context.stop("E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint)
+        raise context.statement_error(
+            "E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint
+        )
     if meaning.type.token is None:
-        raise context.stop(
+        raise context.statement_error(
             "E0305",
             f"{what} needs rows with tokens, and `{expr.span.text}` is plain data",
             expr.span,

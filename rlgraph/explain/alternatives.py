@@ -30,13 +30,13 @@ def _adapted(choice: PlacementChoice, number: int, component: Component, option:
     """Yield a line for a part whose adapters could be held in several ways."""
     if chosen := option.deployment.adapters:
         config, spec, kind = component.config, option.deployment.spec, option.deployment.island.device.kind
-        ways = _first(chosen, spec.adapts(config.shape, config.dtype, kind))
+        ways = _first(chosen, spec.adapter_ways(config.shape, config.dtype, kind))
         texts = [
             f"{way} {_way_text(choice, number, component, option, replace(option.deployment, adapters=way), True)}"
             for way in ways
         ]
         texts += [
-            f"not {way}: {spec.name} {'; '.join(spec.unheld(way, config.shape, config.dtype, kind))}"
+            f"not {way}: {spec.name} {'; '.join(spec.why_not_held(way, config.shape, config.dtype, kind))}"
             for way in spec.adapters
             if way not in ways
         ]

@@ -26,7 +26,7 @@ def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterat
     yield f"work of all pools by the search, added up: {text}"
     yield from show_fused(choice.plan, predicted)
     yield from show_ways(choice)
-    if text := host_work(choice).told(predicted["seconds"]):
+    if text := host_work(choice).note(predicted["seconds"]):
         yield text
     full, asleep = peak_memory(choice), offloaded_by_node(choice)
     for group in choice.plan.groups:
@@ -42,7 +42,7 @@ def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterat
         yield (
             f"{count_phrase(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
             f"at most {format_quantity(peak.bytes, 'bytes')} of {format_quantity(peak.capacity, 'bytes')}, "
-            f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
+            f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.is_tight else "")
         )
         yield from _rows(choice, pool.name)
         if peak.asleep:
@@ -61,7 +61,7 @@ def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterat
 def _kinds(choice: PlacementChoice, pool: Pool) -> str:
     """Return how many devices a pool has of each group of the cluster, if there are several groups."""
     cluster = choice.question.cluster
-    numbers = Counter(cluster.island(pool.first + device) for device in range(pool.devices))
+    numbers = Counter(cluster.node_group_of_device(pool.first + device) for device in range(pool.devices))
     names = [f"{count} {cluster.islands[number].device.name}" for number, count in numbers.items()]
     return f" ({' and '.join(names)})" if len(names) > 1 else ""
 
@@ -96,7 +96,7 @@ def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
     """Yield a line for each component that runs in the pool."""
     cells = []
     problem = choice.problem
-    for component, option in problem.every_part(choice.found.options):
+    for component, option in problem.all_components(choice.found.options):
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
             split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)

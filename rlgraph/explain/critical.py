@@ -53,7 +53,7 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     home, pools = colocation.home, colocation.pools
     syncs = problem.sync_seconds(home, found.options)
     trips = problem.trips(colocation, {number: option.copies for number, option in enumerate(found.options)})
-    durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
+    durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined_order(found.pieces)
     seconds = problem.seconds(durations, syncs, trips)
     begun = start_times(order, seconds, pools)
     chain = _chain(order, begun, seconds, pools)
@@ -68,7 +68,7 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     )
 
 
-def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
+def seconds_by_kind(path: Iterable[Stretch]) -> dict[str, float]:
     """Return the seconds by kind, the most first."""
     by_kind: dict[str, float] = {}
     for stretch in path:
@@ -101,7 +101,7 @@ def _stretch(problem: Problem, solution: SearchResult, job: int, start: float, s
         host_parts = {"overhead": seconds - trips, "communication": trips}
         return Stretch(task.name, "host", start, seconds, {name: part for name, part in host_parts.items() if part})
     parts = parts_of(problem, number, solution.options[number], job - count)
-    if answered := problem.answered.get(job - count):
+    if answered := problem.environment_seconds.get(job - count):
         parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
         parts["communication"] = parts.get("communication", 0.0) + trips

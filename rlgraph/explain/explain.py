@@ -11,11 +11,11 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.explain.choice import show_choice
-from rlgraph.explain.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
+from rlgraph.explain.critical import BOUNDS, KINDS, Stretch, critical_path, seconds_by_kind
 from rlgraph.explain.parted import show_chunked
-from rlgraph.explain.sharing import OVER, Sharing, pools, sharing, strategies
+from rlgraph.explain.sharing import OVER, Sharing, pools_text, sharing, strategies
 from rlgraph.explain.tables import percent, table
-from rlgraph.explain.variants import ONE_STEP_OFF, Variant, others
+from rlgraph.explain.variants import ONE_STEP_OFF, Variant, variants_of
 from rlgraph.passes.compilation.blocks import streaming_gains
 from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens
 from rlgraph.passes.compilation.compilation import Compilation
@@ -117,9 +117,9 @@ class Explanation:
         return _price(self.choice.problem, self.choice.found)
 
     @property
-    def goes_to(self) -> dict[str, float]:
+    def seconds_by_kind(self) -> dict[str, float]:
         """Return the seconds by kind of work on the critical path, the most first."""
-        return goes_to(self.path)
+        return seconds_by_kind(self.path)
 
     @property
     def host(self) -> HostWork:
@@ -127,7 +127,7 @@ class Explanation:
         return host_work(self.choice)
 
     @property
-    def helpful(self) -> list[Change]:
+    def most_helpful(self) -> list[Change]:
         """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those
         that are made in a schedule."""
         helpful = [change for change in self.changes if change.saves > WORTH and change.name != ONE_STEP_OFF]
@@ -150,7 +150,7 @@ class Explanation:
             "price": self.price,
             "gap": self.choice.found.gap,
             "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
-            "goes_to": self.goes_to,
+            "goes_to": self.seconds_by_kind,
             "host": {"seconds": self.host.seconds, "functions": dict(self.host.functions)},
             "critical_path": [
                 {
@@ -217,21 +217,24 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
         if best is None:
             alternatives.append(Alternative(strategy.name, False, None, None, "", strategy.refused, {}))
             continue
-        spent = goes_to(critical_path(strategy.problem, best))
-        price, shared = _price(strategy.problem, best), pools(strategy.problem, best)
+        spent = seconds_by_kind(critical_path(strategy.problem, best))
+        price, shared = _price(strategy.problem, best), pools_text(strategy.problem, best)
         alternatives.append(Alternative(strategy.name, strategy.chosen, best.seconds, price, shared, "", spent))
     large = max(choice.question.cluster.devices, len(candidate_partitions(choice.problem, choice.question))) > LARGE
     # The best plan after a change mostly shares pools in one of the ways that were searched.
     near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
-    simulated_s = compiled.told["predicted"]["seconds"]
+    simulated_s = compiled.plan_file_sections["predicted"]["seconds"]
     tried = [
-        replace(evaluate_change(choice, other, near, ends, simulated_s), said=other.said) for other in others(choice)
+        replace(evaluate_change(choice, other, near, ends, simulated_s), said=other.said)
+        for other in variants_of(choice)
     ]
     # The rows of a large cluster take long to simulate.
     tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
     changes = sorted(tried, key=lambda change: -change.saves)
     path = critical_path(choice.problem, choice.found)
-    return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
+    return Explanation(
+        compiled.name, choice, compiled.plan_file_sections["predicted"], path, tuple(alternatives), tuple(changes)
+    )
 
 
 def evaluate_change(
@@ -291,12 +294,12 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     """Yield the lines of an explanation."""
     yield from show_choice(explanation.choice, explanation.predicted)
     yield ""
-    total = sum(explanation.goes_to.values())
+    total = sum(explanation.seconds_by_kind.values())
     overlap = ", one work after the other" if "in_turn_seconds" in explanation.predicted else ""
     if (older := explanation.choice.problem.older) > 0:
         alone = total > (1 + LEAST) * explanation.seconds
         overlap = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
-    yield f"what the step goes to{overlap}: {_shares(explanation.goes_to, total)}"
+    yield f"what the step goes to{overlap}: {_shares(explanation.seconds_by_kind, total)}"
     yield from show_chunked(explanation.choice)
     longest = sorted(explanation.path, key=lambda stretch: -stretch.seconds)[:LONGEST]
     rows = [
@@ -329,14 +332,14 @@ def _alternative(explanation: Explanation, alternative: Alternative) -> tuple[st
 
 def _advice(explanation: Explanation) -> Iterator[str]:
     """Yield the lines about what would help."""
-    helpful = explanation.helpful
-    most, seconds = next(iter(explanation.goes_to.items()), ("", 0.0))
+    helpful = explanation.most_helpful
+    most, seconds = next(iter(explanation.seconds_by_kind.items()), ("", 0.0))
     if not helpful:
         tried = ", ".join(change.name for change in explanation.changes if change.seconds is not None)
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
         of = "that" if explanation.choice.problem.older else "the step"
-        yield f"{most} is {percent(seconds, sum(explanation.goes_to.values()))} of {of}; what would help most:"
+        yield f"{most} is {percent(seconds, sum(explanation.seconds_by_kind.values()))} of {of}; what would help most:"
     for change in helpful:
         yield f"  {_change_name(change)} would {_effect(explanation, change)}"
     for change in explanation.changes:

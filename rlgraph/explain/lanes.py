@@ -14,7 +14,7 @@ from rlgraph.explain.choice import headline
 from rlgraph.explain.fused import show_fused
 from rlgraph.explain.plan_times import seconds_of
 from rlgraph.explain.tables import pool_size
-from rlgraph.explain.transfers import WeightTransfer, size_texts, weights
+from rlgraph.explain.transfers import WeightTransfer, size_texts, weight_transfers
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.text.text import print_node
@@ -29,7 +29,7 @@ from rlgraph.passes.resharding.edges import Edge, PhaseWork, phase_work
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import BoxKind
 from rlgraph.viz.lanes import DeployedModel, Lane, LaneEdge, Lanes, LaneWork, Stage
-from rlgraph.viz.scene import minor, role_of, rows_of
+from rlgraph.viz.scene import report_only_nodes, role_of, rows_of
 
 COLUMNS = 34
 """The most characters of a line on a box."""
@@ -63,7 +63,7 @@ class _LanesBuilder:
         self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
         self.place = {pool.name: at for at, pool in enumerate(self.plan.pools)}
         self.lane_of = {group.name: self.place[group.pool] for group in self.plan.groups}
-        predicted = compiled.told.get("predicted", {})
+        predicted = compiled.plan_file_sections.get("predicted", {})
         self.predicted = predicted if {"seconds", "gap", "tokens"} <= predicted.keys() else {}
         self.count = 0
         self.busy: dict[tuple[str, str], float] = {}
@@ -72,7 +72,7 @@ class _LanesBuilder:
     def lanes(self) -> Lanes:
         """Return the picture of all phases and pools."""
         drawings = [self.phase(phase) for phase in self.program.phases]
-        for moved in weights(self.program, self.compiled.placed):
+        for moved in weight_transfers(self.program, self.compiled.placed):
             self.weights(moved, drawings)
         stages = [_stage(drawing) for drawing in drawings]
         pools = tuple(self.lane(pool) for pool in self.plan.pools)
@@ -114,7 +114,7 @@ class _LanesBuilder:
 
     def deployed(self, model: str, group: Group, pool: Pool) -> DeployedModel:
         """Return a model on a group as its lane shows it."""
-        title = self.plan.part(model, group.name)
+        title = self.plan.describe_part(model, group.name)
         details = [f"{group.engine}, {group.mesh}"]
         if group.mesh.size < pool.devices:
             details[0] += f" on {group.mesh.size} of {pool.devices}"
@@ -135,7 +135,7 @@ class _LanesBuilder:
         """Return the drawing of a phase with its works and ways."""
         walk = phase_work(phase, self.plan)
         drawing = _PhaseDrawing(phase)
-        small = {name for graph in _graphs(phase.graph) for name in minor(graph)}
+        small = {name for graph in _graphs(phase.graph) for name in report_only_nodes(graph)}
         elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
         step = tasks(self.program, phase, assumed_workload(self.compiled), elsewhere)
         # The cost model has a task for each work, except for works that take no time.

@@ -10,11 +10,11 @@ from rlgraph.passes.placement.choose import PlacementChoice
 
 def show_chunked(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each such model, with what it saves."""
-    for component, option in choice.problem.every_part(choice.found.options):
+    for component, option in choice.problem.all_components(choice.found.options):
         deployment = option.deployment
         if deployment.chunks > 1 and deployment.pp > 1:
             chunked = [task.seconds(option.copies) for task in option.strategy.tasks]
-            unchunked = [task.in_parts(option.copies, 1) for task in option.strategy.tasks]
+            unchunked = [task.chunked_seconds(option.copies, 1) for task in option.strategy.tasks]
             several, single = (
                 sum(seconds * often for seconds, often in zip(tasks, option.often, strict=True))
                 for tasks in (chunked, unchunked)

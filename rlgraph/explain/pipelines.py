@@ -60,7 +60,7 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
         yield Pipelined(fusion, held, model in streamed)
 
 
-def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
+def pipelines_svg(compiled: Compilation, id: str = "", always: bool = True) -> str:
     """Return all pipelines as SVG, one below the other; if there are none, the reason, or nothing if not `always`. id:
     the picture's id."""
     model_roles = roles_by_model(compiled.program)

@@ -10,7 +10,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.predict import Predictor, task_model
-from rlgraph.passes.cost.task import Task, stays
+from rlgraph.passes.cost.task import Task, takeovers
 from rlgraph.passes.placement.models import model_config
 
 
@@ -20,7 +20,7 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
     if compiled.target is not None:
         question = compiled.choice.question
         return Predictor(compiled.plan, compiled.choice.configs, question.cluster, question.constants)
-    if "seconds" not in compiled.told.get("predicted", {}):
+    if "seconds" not in compiled.plan_file_sections.get("predicted", {}):
         return None
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
     constants = defaults(cluster.islands[0].device.kind)
@@ -53,5 +53,5 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
             if other.model == task.model and plan.role(other.model, other.op) == group
         ]
         moved = predictor.onload(task.model, group.name, task.op, task.batches).seconds
-        by_task[number] = model.seconds(deployment.dp) * task.times + moved * stays(step, number, same_group)
+        by_task[number] = model.seconds(deployment.dp) * task.times + moved * takeovers(step, number, same_group)
     return by_task

@@ -20,7 +20,7 @@ from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.partitions import sizes
+from rlgraph.passes.placement.search.partitions import allowed_sizes
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
@@ -88,7 +88,7 @@ def sharing(blocks: Blocks) -> Sharing:
     return frozenset(frozenset(block.components) for block in blocks)
 
 
-def pools(problem: Problem, found: SearchResult) -> str:
+def pools_text(problem: Problem, found: SearchResult) -> str:
     """Return which components share devices: `actor + ref (8), critic (4)`."""
     blocks = zip(found.blocks, found.devices, strict=True)
     return ", ".join(f"{' + '.join(pool_models(problem, block.components))} ({devices:,})" for block, devices in blocks)
@@ -165,7 +165,9 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
 
 def _fewest(problem: Problem, number: int, island: NodeGroup) -> int | None:
     """Return the least number of devices that a component needs; None if it does not fit on all of them."""
-    return next((size for size in sizes(island) if problem.options.of(problem.components[number], island, size)), None)
+    return next(
+        (size for size in allowed_sizes(island) if problem.options.of(problem.components[number], island, size)), None
+    )
 
 
 def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:

@@ -10,7 +10,7 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.steady_state import longest_cycle, run_steps
 from rlgraph.backends.sim.works import Work, worker_name
-from rlgraph.backends.turns import seats
+from rlgraph.backends.turns import device_set
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
@@ -66,7 +66,7 @@ def simulate(
     if checks_memory and (wrong := memory_errors(compiled, cluster, workload, constants, plan)):
         raise ProgramError(wrong)
     if calibration is not None:
-        cluster, constants = calibration.on(cluster), calibration.constants
+        cluster, constants = calibration.with_measured_rates(cluster), calibration.constants
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
     constants = constants or defaults(cluster.islands[0].device.kind)
@@ -122,11 +122,11 @@ def simulate_plan(
 
 def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended: float) -> PoolTime:
     """Return the busy and idle times of a pool."""
-    if not plan.separate(pool):
+    if not plan.works_independently(pool):
         return pool_time(pool.name, works, began, ended)
     groups = [group for group in plan.groups if group.pool == pool.name]
-    workers = {group.name: seats(group).places for group in groups} | {
-        worker_name(group.name, copy): seats(group, copy).places
+    workers = {group.name: device_set(group).places for group in groups} | {
+        worker_name(group.name, copy): device_set(group, copy).places
         for group in groups
         for copy in range(group.mesh.length("dp"))
     }

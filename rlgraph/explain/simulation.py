@@ -98,7 +98,7 @@ class Simulation:
         """Return the price of the devices that the plan uses, in US dollars an hour."""
         used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
         islands = self.cluster.islands
-        return sum(islands[self.cluster.island(device)].device.price for device in used)
+        return sum(islands[self.cluster.node_group_of_device(device)].device.price for device in used)
 
     @property
     def price_per_million(self) -> float:
@@ -120,7 +120,7 @@ class Simulation:
         """Return the critical path of the last step."""
         return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
 
-    def hosted(self, calls: bool) -> float:
+    def host_seconds(self, calls: bool) -> float:
         """Return the seconds of a step that one process works for all pools; of these only the calls of functions,
         which a pool of cpus could take over."""
         works = (work for work in self.works if HOST in work.pools and (not calls or NODES[work.op].foreign))
@@ -176,17 +176,17 @@ class Simulation:
                 }
                 for time in self.pools
             ],
-            "host": {"seconds": self.hosted(calls=False), "functions": self.hosted(calls=True)},
+            "host": {"seconds": self.host_seconds(calls=False), "functions": self.host_seconds(calls=True)},
             "critical_path": [
                 {
                     "name": work.name,
                     "op": work.op,
                     "pools": list(work.pools),
                     "start": max(0.0, work.start - self.last),
-                    "seconds": work.within(self.last, self.ends[-1]),
+                    "seconds": work.seconds_within(self.last, self.ends[-1]),
                     "parts": dict(work.parts),
                     "after": work.after.name if work.after else None,
-                    "because": "pool" if work.queued else "input",
+                    "because": "pool" if work.waited_for_pool else "input",
                 }
                 for work in self.path
             ],
@@ -208,7 +208,7 @@ class Simulation:
             if work.start >= self.last or work.end > self.last
             for pool in dict.fromkeys(work.pools)
         ]
-        several = {pool.name for pool in self.plan.pools if self.plan.separate(pool)}
+        several = {pool.name for pool in self.plan.pools if self.plan.works_independently(pool)}
         bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
         lanes = [
             Lane(pool.name, f"{_devices(pool)}, {percent(time.busy, time.busy + time.idle)} busy")
@@ -228,7 +228,7 @@ class Simulation:
         for work in longest.values():
             assert work.stages is not None
             fusion = work.stages()
-            entered = format_seconds(work.entered - self.last)
+            entered = format_seconds(work.pipeline_start - self.last)
             yield pipeline_chart(
                 fusion, self.roles, [f"{makespan_text(fusion)}; the longest of the step, from {entered} on"]
             )
@@ -238,7 +238,7 @@ class Simulation:
         trace = Timeline()
         teller = TimelineWriter(trace, STAGED)
         for work in self.works:
-            teller.tell(work)
+            teller.record(work)
         trace.write(Path(path))
 
     def write_svg(self, path: str | Path) -> None:
@@ -282,7 +282,7 @@ def _lines(sim: Simulation) -> Iterator[str]:
         shares = percent(time.busy, total_s), percent(time.idle, total_s)
         rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
     yield from table("><<>><>><", rows)
-    calls = sim.hosted(calls=True)
+    calls = sim.host_seconds(calls=True)
     if calls > NOTED * sim.seconds:
         share = percent(calls, sim.seconds)
         call_seconds = format_seconds(calls)
@@ -339,14 +339,17 @@ def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float
     grouped: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
     for work in path:
         grouped.setdefault((work.name, work.pools), []).append(work)
-    return [(works[0], len(works), sum(work.within(began, work.end) for work in works)) for works in grouped.values()]
+    return [
+        (works[0], len(works), sum(work.seconds_within(began, work.end) for work in works))
+        for works in grouped.values()
+    ]
 
 
 def _because(work: Work, began: float) -> str:
     """Return the reason why a work began when it did."""
     if work.after is None or work.start <= began:
         return "the step's start"
-    return f"{work.after.name}, which had the pool" if work.queued else work.after.name
+    return f"{work.after.name}, which had the pool" if work.waited_for_pool else work.after.name
 
 
 def _waits(time: PoolTime, steps: int) -> str:

@@ -51,7 +51,7 @@ class WeightTransfer:
 def show_transfers(program: Program, placed: PlannedProgram) -> str:
     """Return a paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
-    parts = [_shown(sent, plan) for sent in weights(program, placed)]
+    parts = [_shown(sent, plan) for sent in weight_transfers(program, placed)]
     rows = [_row(edge, plan) for edge in group_edges(program, plan)]
     if rows:
         parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
@@ -61,7 +61,7 @@ def show_transfers(program: Program, placed: PlannedProgram) -> str:
 # Weights
 
 
-def weights(program: Program, placed: PlannedProgram) -> list[WeightTransfer]:
+def weight_transfers(program: Program, placed: PlannedProgram) -> list[WeightTransfer]:
     """Return all transfers of weights: those after a model was trained, then those of each `update`."""
     plan = placed.plan
     transfers = [
@@ -130,8 +130,11 @@ def plan_transfer(
     sides: list[dict[int, tuple[LocalTensor, ...]]] = []
     places: list[int] = []
     for group in (source, target):
-        layout, mesh = spec_of(group.engine).carried, group.mesh
-        ranks = [mesh.turned(rank, "pp") if plan.turned(model, group.name) else rank for rank in range(mesh.size)]
+        layout, mesh = spec_of(group.engine).transferred_tensors, group.mesh
+        ranks = [
+            mesh.turned(rank, "pp") if plan.has_reversed_stages(model, group.name) else rank
+            for rank in range(mesh.size)
+        ]
         sides.append({len(places) + at: layout(shape, mesh, rank, kind) for at, rank in enumerate(ranks)})
         places += _devices(plan, group)
     topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)

@@ -47,7 +47,7 @@ class Variant:
     """Whether lines of a schedule are all that it takes."""
 
 
-def others(choice: PlacementChoice) -> Iterator[Variant]:
+def variants_of(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield the changes that one could make."""
     question = choice.question
     for number, island in enumerate(question.cluster.islands):

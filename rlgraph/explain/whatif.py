@@ -18,12 +18,12 @@ from html import escape
 from time import monotonic
 from typing import Any
 
-from rlgraph.catalog.clusters.devices import known_devices, names
+from rlgraph.catalog.clusters.devices import device_names, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES
 from rlgraph.catalog.clusters.text import Word
 from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.explain.sharing import OVER, pools
+from rlgraph.explain.sharing import OVER, pools_text
 from rlgraph.explain.tables import table
 from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
 from rlgraph.passes.compilation.choosing import tokens
@@ -146,7 +146,9 @@ def _point(ends: float, value: str, question: PlacementQuery, number: float | No
         return Point(value, number)
     best, problem = choice.found, choice.problem
     price, step_tokens = best.seconds * problem.price(best.blocks, best.devices), tokens(choice)
-    return Point(value, number, best.seconds, price, step_tokens, sum(best.devices), best.gap, pools(problem, best))
+    return Point(
+        value, number, best.seconds, price, step_tokens, sum(best.devices), best.gap, pools_text(problem, best)
+    )
 
 
 # What can be changed
@@ -189,12 +191,12 @@ def _memory(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
 
 def _device(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, None]:
     old = asked.cluster.islands[0].device
-    name = names().get(value.text.lower(), "")
+    name = device_names().get(value.text.lower(), "")
     if not name:
         raise _wrong(
             f"there is no device `{value.text}`",
             value,
-            did_you_mean(value.text.lower(), names()) or _listing(known_devices()),
+            did_you_mean(value.text.lower(), device_names()) or _listing(known_devices()),
         )
     new = known_devices()[name]
     if new.device.kind != old.kind:

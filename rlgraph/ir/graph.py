@@ -38,20 +38,22 @@ class Record:
 
     def plain(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments and given options, with lists for tuples, as code outside the compiler expects them."""
-        return tuple(map(plain, self.args)), {name: _given(value) for name, value in self.options if value is not None}
+        return tuple(map(plain_constant, self.args)), {
+            name: _given(value) for name, value in self.options if value is not None
+        }
 
 
 Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
 
 
-def plain(value: Constant) -> Any:
+def plain_constant(value: Constant) -> Any:
     """Return a constant with lists for tuples."""
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+    return [plain_constant(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _given(value: Constant) -> Any:
     """Return a constant as `plain` does, but a record with options alone, as `columns(answer="")`, as a dict."""
-    return value.plain()[1] if isinstance(value, Record) and not value.args else plain(value)
+    return value.plain()[1] if isinstance(value, Record) and not value.args else plain_constant(value)
 
 
 # Expressions of tensor mathematics inside a node

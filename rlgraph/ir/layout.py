@@ -88,7 +88,7 @@ def within(outer: Box, inner: Box) -> Box:
     return tuple((low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
 
 
-def whole(shape: tuple[int, ...]) -> Box:
+def full_box(shape: tuple[int, ...]) -> Box:
     """Return the box that covers a tensor of this shape."""
     return tuple((0, size) for size in shape)
 
@@ -132,7 +132,7 @@ def chunk_range(size: int, parts: int, index: int) -> Range:
     return min(index * length, size), min((index + 1) * length, size)
 
 
-def share(size: int, parts: int, index: int) -> Range:
+def even_range(size: int, parts: int, index: int) -> Range:
     """Return the range of one of `parts` even parts; the first ones are longer by one where `size` does not divide."""
     base, more = divmod(size, parts)
     start = index * base + min(index, more)

@@ -192,13 +192,13 @@ class Plan:
         """Return the group that runs a function or an environment; None if it has no pool of its own."""
         return next((group for group in self.groups if code in group.code), None)
 
-    def separate(self, pool: Pool) -> bool:
+    def works_independently(self, pool: Pool) -> bool:
         """Return whether parts of a pool work independently: its cpus, or replicas that take blocks when they are
         free."""
         groups = [group for group in self.groups if group.pool == pool.name]
         return any(group.code or (self.free and group.mesh.length("dp") > 1) for group in groups)
 
-    def doer(self, model: str, operation: str, code: str) -> Group:
+    def group_for(self, model: str, operation: str, code: str) -> Group:
         """Return the group that does a node's work, with a model or the user's code; the host does all else."""
         if model:
             return self.role(model, operation)
@@ -208,23 +208,23 @@ class Plan:
         """Return the group with the authoritative weights of a model."""
         return self.group(dict(self.owners)[model])
 
-    def brought(self, model: str, group: str) -> bool:
+    def gets_synced(self, model: str, group: str) -> bool:
         """Return whether a group gets a model's weights by syncs from the group that trains it."""
         trained = any((role.model, role.operation) == (model, "train") for role in self.roles)
         return trained and dict(self.owners).get(model, group) != group
 
-    def part(self, model: str, group: str) -> str:
+    def describe_part(self, model: str, group: str) -> str:
         """Return what a group does with a model, for the user: `actor`, or `actor.train, logprobs` where other groups
         have the model, too."""
         roles = [role for role in self.roles if role.model == model]
         operations = [role.operation for role in roles if role.group == group]
         return model if len(operations) == len(roles) else f"{model}.{', '.join(operations)}"
 
-    def tail(self, table: str) -> Tail | None:
+    def tail_of(self, table: str) -> Tail | None:
         """Return the tail of a table; None if it has none."""
         return next((tail for tail in self.tails if tail.table == table), None)
 
-    def admit(self, table: str) -> Admission | None:
+    def admission_of(self, table: str) -> Admission | None:
         """Return how the rows of a table are ordered when they start; None: as in the data."""
         return next((admit for admit in self.admits if admit.table == table), None)
 
@@ -232,7 +232,7 @@ class Plan:
         """Return the trainings that share a pipeline with a model's; None if none does."""
         return next((fused for fused in self.fused if model in fused.models), None)
 
-    def turned(self, model: str, group: str) -> bool:
+    def has_reversed_stages(self, model: str, group: str) -> bool:
         """Return whether a group has a model's stages in reverse order, with the first stage on its last ranks."""
         fused = self.fused_with(model)
         return fused is not None and model in fused.turned and self.role(model, "train").name == group
@@ -242,7 +242,7 @@ class Plan:
         holdings = (holding for holding in self.holdings if (holding.model, holding.group) == (model, group))
         return next(holdings, Holding(model, group))
 
-    def alone(self, engine: str) -> Plan:
+    def one_rank_plan(self, engine: str) -> Plan:
         """Return the plan with one rank of an engine for each group, so that it can run in one process."""
         groups = tuple(
             replace(group, engine=engine if group.models else group.engine, mesh=mesh(), devices=group.devices[:1])

@@ -73,7 +73,7 @@ class Stream:
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the plan chooses the block."""
         return self.block is None
 
@@ -103,7 +103,7 @@ class Tail:
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the plan chooses a part of it."""
         return self.under is None or self.on is None
 

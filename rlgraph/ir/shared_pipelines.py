@@ -27,15 +27,15 @@ class SharedStages:
         """The number of devices of a block."""
         return self.stages * self.width
 
-    def behind(self, split: Mesh) -> int:
+    def replicas_behind(self, split: Mesh) -> int:
         """Return how many replicas of a model are behind each other along the stages of a block."""
         return self.stages // split.length("pp")
 
     def places(self, split: Mesh) -> tuple[int, ...]:
         """Return for each rank of a mesh its place among all devices, which are ordered by block, then by stage.
         Replicas are numbered side by side first, then along the stages."""
-        stage_width, stages = width(split), split.length("pp")
-        side_by_side, behind = self.width // stage_width, self.behind(split)
+        stage_width, stages = ranks_per_stage(split), split.length("pp")
+        side_by_side, behind = self.width // stage_width, self.replicas_behind(split)
         places = []
         for rank in range(split.size):
             copy, inner = divmod(rank, stages * stage_width)
@@ -51,14 +51,14 @@ class SharedStages:
         return block, inner // self.width
 
 
-def width(split: Mesh) -> int:
+def ranks_per_stage(split: Mesh) -> int:
     """Return the number of ranks of one replica's stage."""
     return split.copy_size // split.length("pp")
 
 
 def shared_stages(splits: Sequence[Mesh]) -> SharedStages:
     """Return the shared stages of meshes for which there is no `misfit`."""
-    return SharedStages(max(split.length("pp") for split in splits), max(map(width, splits)))
+    return SharedStages(max(split.length("pp") for split in splits), max(map(ranks_per_stage, splits)))
 
 
 def stage_misfit(splits: Sequence[Mesh]) -> str:
@@ -66,7 +66,7 @@ def stage_misfit(splits: Sequence[Mesh]) -> str:
     shared, size = shared_stages(splits), splits[0].size
     for name, counts, most in (
         ("stages", [split.length("pp") for split in splits], shared.stages),
-        ("devices for a stage", [width(split) for split in splits], shared.width),
+        ("devices for a stage", [ranks_per_stage(split) for split in splits], shared.width),
     ):
         if misfits := sorted({count for count in counts if most % count}):
             return f"{' and '.join(map(str, misfits))} {name} do not divide {most}"

@@ -26,7 +26,7 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
-            age = oldest(node)
+            age = oldest_weights(node)
             if age:
                 model = types[node.inputs[0]]
                 assert isinstance(model, Handle)
@@ -38,7 +38,7 @@ def staleness_bound(node: Node) -> int:
     return int(node.attr("lag", 0) + node.attr("staleness", 0))
 
 
-def oldest(node: Node) -> int:
+def oldest_weights(node: Node) -> int:
     """Return how many versions old the weights that a node samples with are, or may be."""
     return staleness_bound(node) - int(node.attr("held", 0))
 
@@ -48,14 +48,14 @@ def trains_on_stale_rows(program: Program) -> bool:
     return any(staleness_bound(node) for _, node in program.walk())
 
 
-def distance(node: Node, name: str) -> int:
+def weights_distance(node: Node, name: str) -> int:
     """Return how many steps back the weights may be that a node reads from this handle; of several readers in a loop,
     the nearest counts."""
     if not node.regions:
-        return 1 + oldest(node)
+        return 1 + oldest_weights(node)
     if name in node.carried_in:
         return 1
-    return min(distance(inner, name) for inner in node.region.nodes if name in inner.inputs)
+    return min(weights_distance(inner, name) for inner in node.region.nodes if name in inner.inputs)
 
 
 def longest_distances(program: Program) -> dict[str, int]:

@@ -9,7 +9,7 @@ from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, code_of
 
 
-def operations(program: Program) -> dict[str, set[str]]:
+def model_operations(program: Program) -> dict[str, set[str]]:
     """Return the operations that a program does with each of its models."""
     work: dict[str, set[str]] = {model.name: set() for model in program.models}
     for phase in program.phases:
@@ -18,7 +18,7 @@ def operations(program: Program) -> dict[str, set[str]]:
     return work
 
 
-def code(program: Program) -> dict[str, bool]:
+def user_code(program: Program) -> dict[str, bool]:
     """Return for each of the user's functions and environments whether the program runs it."""
     run = {code_of(node) for _, node in program.walk()}
     return {outside.name: outside.name in run for outside in program.outside if outside.kind in ("func", "env")}

@@ -51,7 +51,7 @@ class _CalibrationReader:
     def calibration(self) -> Calibration:
         """Return the calibration. Raise ProgramError with everything that is wrong."""
         if not self.top.fields(KIND.field, *SECTIONS, optional=("held_out",)):
-            self.document.done()
+            self.document.raise_errors()
         device = self.device(self.top.field("device"))
         rates = dict(self.rates(self.top.field("rates")))
         host = self.numbers(self.top.field("host"), tuple(member.name for member in fields(Host)))
@@ -64,7 +64,7 @@ class _CalibrationReader:
                 held_out[name] = HeldOutErrors(
                     **self.numbers(node, tuple(member.name for member in fields(HeldOutErrors)))
                 )
-        self.document.done()
+        self.document.raise_errors()
         constants = constants_of(rates, Host(**host), scalars, self.path, defaults(device_kind(device.name)))
         return Calibration(constants, device, machine, errors, held_out)
 

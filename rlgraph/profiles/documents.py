@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.files import read_bytes, reason
+from rlgraph.files import failure_reason, read_bytes
 from rlgraph.passes.compilation.programs import decode_source, file_span
 from rlgraph.runs.planfiles.document import Document
 
@@ -40,8 +40,8 @@ class FileKind:
         if node.value != self.version or isinstance(node.value, bool):
             message = f"this {self.name} has version {str(node.value)[:30]}, "
             message += f"and this rlgraph reads version {self.version}"
-            document.say(node.path, self.codes["version"], message, f"make it again: {self.hint}")
-            document.done()
+            document.add_error(node.path, self.codes["version"], message, f"make it again: {self.hint}")
+            document.raise_errors()
         return document
 
     def recoded(self, error: ProgramError) -> ProgramError:
@@ -56,5 +56,5 @@ class FileKind:
         try:
             return read_bytes(path, LARGEST_BYTES)
         except (OSError, ValueError) as error:
-            message = f"the {self.name} `{path}` cannot be read: {reason(error)}"
+            message = f"the {self.name} `{path}` cannot be read: {failure_reason(error)}"
             raise ProgramError(Diagnostic(self.codes["E0950"], message, file_span(str(path)), self.hint)) from None

@@ -97,12 +97,12 @@ def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
     try:
         document = KIND.open(Path(path))
         document.top.fields(KIND.field, "source", *PARTS)
-        document.done()
+        document.raise_errors()
         document.top.field("source").text()
         prompts, answers = (_lengths(document.top.field(name)) for name in PARTS)
         if prompts is None and answers is None:
             document.top.field(PARTS[0]).say("E0953", "the file has neither lengths of prompts nor of answers")
-        document.done()
+        document.raise_errors()
     except ProgramError as error:
         raise KIND.recoded(error) from None
     return prompts, answers

@@ -51,7 +51,7 @@ class TimedWork:
 class TimedStep:
     """A step whose work was timed."""
 
-    whole: float
+    unadjusted_seconds: float
     """The seconds of the step, with those in which processes had no core."""
     waited: float
     """The seconds of `whole` in which processes had no core."""
@@ -61,16 +61,16 @@ class TimedStep:
     @property
     def seconds(self) -> float:
         """Return the seconds without those in which processes had no core."""
-        return self.whole - self.waited
+        return self.unadjusted_seconds - self.waited
 
     @property
-    def beside(self) -> float:
+    def idle_seconds(self) -> float:
         """Return the seconds in which nothing was done."""
         busy, until = 0.0, 0.0
         for work in sorted(self.done, key=lambda work: work.start):
             busy += max(0.0, work.end - max(work.start, until))
             until = max(until, work.end)
-        return max(0.0, self.whole - busy - (self.waited - sum(work.waited for work in self.done)))
+        return max(0.0, self.unadjusted_seconds - busy - (self.waited - sum(work.waited for work in self.done)))
 
 
 class CoreWaits:
@@ -125,12 +125,12 @@ class Stopwatch(SilentObserver):
         self._inside[thread] = max(self._inside.get(thread, 0.0), end - start)
         return 0
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         """Record that this thread begins with a node."""
         self._begun[threading.get_ident()] = self.cores.waits()
         self._behind.discard(threading.get_ident())
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         """Record that this thread has done a node."""
         inside = self._inside.pop(threading.get_ident(), seconds)
         if threading.get_ident() in self._behind:
@@ -140,7 +140,7 @@ class Stopwatch(SilentObserver):
             waited = self.cores.since(self._begun[threading.get_ident()])
             self.add(work_title(node), node.op, seconds, inside, waited)
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         """Record a synchronization of weights."""
@@ -155,7 +155,7 @@ class Stopwatch(SilentObserver):
         waited = min(waited, MOST_WAITED * inside)
         self._done.append(TimedWork(name, op, now - seconds, now, inside - waited, waited))
 
-    def taken(self) -> tuple[TimedWork, ...]:
+    def take_works(self) -> tuple[TimedWork, ...]:
         """Return the works that were done since the last call."""
         works, self._done = tuple(self._done), []
         return works
@@ -175,7 +175,7 @@ class TimedRun:
         for _ in range(count):
             before = cores.waits()
             step = next(self.steps)
-            done, waited = self.watch.taken(), 0.0 if cores.others else cores.since(before)
+            done, waited = self.watch.take_works(), 0.0 if cores.others else cores.since(before)
             waited = max(waited, sum(work.waited for work in done))
             self.seen.append(TimedStep(step.seconds, waited, done))  # type: ignore[attr-defined]
 
@@ -187,7 +187,7 @@ def observe_run(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
     with open_backend(compiled, options, watch) as (backend, _):
         watch.cores.others = _processes(backend)
         steps = backend.steps(None)
-        watch.taken()
+        watch.take_works()
         try:
             yield TimedRun(steps, watch)
         finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import check_program, compiled
+from rlgraph.passes.compilation.compile import check_program, compile_program
 from rlgraph.passes.compilation.programs import open_program
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
@@ -110,7 +110,9 @@ class Probe:
         (folder / "rewards.py").write_text(REWARDS)
         (folder / "probe.rlf").write_text(self.text)
         opened = open_program(folder / "probe.rlf")
-        return compiled(opened, {}, check_program(opened, {}, f"schedule probe\n{schedule}" if schedule else None))
+        return compile_program(
+            opened, {}, check_program(opened, {}, f"schedule probe\n{schedule}" if schedule else None)
+        )
 
     def texts(self) -> list[str]:
         """Return the prompts, of 8 to 16 tokens each; every step reads all of them."""

@@ -20,7 +20,7 @@ import numpy as np
 from rlgraph.backends.enginespec import registry
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, device_kind
-from rlgraph.catalog.clusters.devices import names
+from rlgraph.catalog.clusters.devices import device_names
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
@@ -113,7 +113,7 @@ def profile(
     device = measure_device()
     kind = device_kind(device.name)
     probe = Probe(SIZES[kind][:2] if quick else SIZES[kind], POINTS[kind], dtype=DTYPE[kind])
-    cluster = Calibration(defaults(kind), device).on(read_cluster(f"1x2:{device.name}"))
+    cluster = Calibration(defaults(kind), device).with_measured_rates(read_cluster(f"1x2:{device.name}"))
     samples: list[Sample] = []
     local, remote = _Overheads(), _Overheads()
     rounds = 3 if quick else ROUNDS
@@ -240,7 +240,7 @@ class _Overheads:
     def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
         """Add the overheads of some steps."""
         most = max(pool.devices for pool in compiled.plan.pools)
-        self.gaps.append(undisturbed_seconds([step.beside / len(step.done) for step in seen]))
+        self.gaps.append(undisturbed_seconds([step.idle_seconds / len(step.done) for step in seen]))
         for (name, op, _), done in by_repetition(seen).items():
             inside = undisturbed_seconds([work.inside for work in done])
             if op == "sync":
@@ -400,7 +400,7 @@ def _device_name(kind: str) -> str:
     import torch
 
     reported = torch.cuda.get_device_name().lower()
-    near = [name for name in names().values() if name.split("-")[0] in reported]
+    near = [name for name in device_names().values() if name.split("-")[0] in reported]
     return max(near, key=len, default="a100-80gb")
 
 

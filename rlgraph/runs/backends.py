@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_dtypes
 from rlgraph.passes.compilation.planning import missing_engines, missing_features
@@ -35,7 +35,7 @@ class Backend(Protocol):
 
     def steps(self, wanted: int | None) -> Generator[StepResult]: ...
 
-    def trained(self) -> dict[str, int]:
+    def update_counts(self) -> dict[str, int]:
         """Return the number of optimizer steps that each model took."""
         ...
 
@@ -126,7 +126,7 @@ def open_ray(
         seconds=options.timeout,
         memory=least_memory(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
-        say=observer.display.note if isinstance(observer, RunObserver) else observer.opening,
+        say=observer.display.note if isinstance(observer, RunObserver) else observer.starting,
     )
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.
@@ -144,7 +144,7 @@ def _need_moments(compiled: Compilation) -> None:
     """Raise UsageMistake if an engine that trains does not export the state of its optimizer."""
     for model, owner in compiled.plan.owners:
         name = compiled.plan.group(owner).engine
-        trains = "train" in operations(compiled.program).get(model, ())
+        trains = "train" in model_operations(compiled.program).get(model, ())
         if trains and not engine(name).keeps_moments:
             message = f"the engine {name}, which trains `{model}`, does not tell what its optimizer keeps"
             raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "take another engine for it, or run without"))

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 
 from rlgraph.catalog.models.adapters import rename_base
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
-from rlgraph.files import cause, reason
+from rlgraph.files import cause, failure_reason
 from rlgraph.runs.checkpoint.disk import replace_text, to_disk
 from rlgraph.runs.event_files import EventFile
 from rlgraph.runs.jsonlines import finite, numbers
@@ -59,7 +59,7 @@ class RunFolder:
         self._board: EventFile | None = None
 
     @classmethod
-    def new(cls, name: str) -> RunFolder:
+    def make_numbered(cls, name: str) -> RunFolder:
         """Make `runs/NAME-1`, or the next free number: two runs that start at once get two folders."""
         number = 1
         with suppress(OSError):
@@ -76,10 +76,10 @@ class RunFolder:
                     raise _unusable(DEFAULT_PARENT, "it is a file") from None
                 number += 1
             except OSError as error:
-                raise _unusable(path, reason(error)) from None
+                raise _unusable(path, failure_reason(error)) from None
 
     @classmethod
-    def at(cls, path: Path, overwrite: bool = False) -> RunFolder:
+    def take_folder(cls, path: Path, overwrite: bool = False) -> RunFolder:
         """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
         made = not path.exists()
         try:
@@ -97,7 +97,7 @@ class RunFolder:
         except FileExistsError:
             raise _unusable(path, "another run has just begun in it" if path.is_dir() else "it is a file") from None
         except OSError as error:
-            raise _unusable(path, reason(error)) from None
+            raise _unusable(path, failure_reason(error)) from None
 
     @classmethod
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
@@ -107,16 +107,16 @@ class RunFolder:
         return cls(path, metrics, made)
 
     @classmethod
-    def again(cls, path: Path) -> RunFolder:
+    def open_for_resume(cls, path: Path) -> RunFolder:
         """Open the folder of a run that is resumed. Raise UsageMistake if a run is at work in it."""
         try:
             metrics = _lines(path / METRICS)
             _lock(metrics, path)
             return cls(path, metrics, False)
         except OSError as error:
-            raise _unusable(path, reason(error)) from None
+            raise _unusable(path, failure_reason(error)) from None
 
-    def cut(self, step: int) -> list[dict[str, Any]]:
+    def cut_after(self, step: int) -> list[dict[str, Any]]:
         """Cut metrics and trace after this step, and return the metrics that stay."""
         try:
             records = cut_lines(self._metrics, step)
@@ -124,7 +124,7 @@ class RunFolder:
                 self._trace = _lines(self.path / TRACE)
                 cut_lines(self._trace, step)
         except OSError as error:
-            raise _unusable(self.path, reason(error)) from None
+            raise _unusable(self.path, failure_reason(error)) from None
         self._first = step + 1
         return [numbers(record) for record in records]
 
@@ -137,9 +137,9 @@ class RunFolder:
                 replace_text(self.path / name, text)
             self._texts = written
         except OSError as error:
-            raise _unusable(self.path, reason(error)) from None
+            raise _unusable(self.path, failure_reason(error)) from None
 
-    def look(self) -> None:
+    def recreate_if_missing(self) -> None:
         """Make the folder again if it was removed or moved away, so that a run of a day is not lost with it. What was
         written is copied from the files, which are still open. Raise OSError."""
         if _is(self._metrics, self.path / METRICS):
@@ -164,7 +164,7 @@ class RunFolder:
     def step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
         """Append the line of a step, and that of its trace. Raise RunError if the disk is full."""
         try:
-            self.look()
+            self.recreate_if_missing()
             if trace is not None:
                 self._trace = self._trace or _new(self.path / TRACE)
                 self._trace.write(json.dumps(trace) + "\n")
@@ -189,7 +189,7 @@ class RunFolder:
         are NaN or infinite and there is a saved model already, which stays."""
         written: list[Path] = []
         with suppress(OSError):
-            self.look()
+            self.recreate_if_missing()
         losses = self.losses
         for name, model in models.items():
             final, draft = (self.path / "models" / called for called in (name, f".{name}"))
@@ -212,10 +212,10 @@ class RunFolder:
                 raise RunError(Diagnostic("E0831", message, NO_SPAN, f"`{final}` stays as it was saved before"))
             written.append(final)
         with suppress(OSError):
-            self.look()
+            self.recreate_if_missing()
         return written if losses == self.losses else self.save(models)
 
-    def to_disk(self) -> None:
+    def flush(self) -> None:
         """Flush what was written to the disk, so that it survives a power failure. Raise OSError. It may be called
         during `step`, which leaves nothing in its buffers."""
         for file in filter(None, (self._metrics, self._trace)):

@@ -73,11 +73,11 @@ class RunObserver:
         self._epoch = time.time() - time.perf_counter()
         self._began = self._now()
 
-    def opening(self, what: str) -> None:
+    def starting(self, what: str) -> None:
         for listener in self._listeners:
-            listener.opening(what)
+            listener.starting(what)
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self._interrupt()
         with self._lock:
             # After half of an update a model would be neither old nor new.
@@ -85,25 +85,25 @@ class RunObserver:
             if not pool:
                 self._open.append((node, self._now()))
             for listener in self._listeners:
-                listener.firing(node, pool)
+                listener.node_started(node, pool)
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         with self._lock:
             if not pool:
                 _, start = self._open.pop()
                 args = {"tokens": tokens} if tokens else {}
                 self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
             for listener in self._listeners:
-                listener.fired(node, seconds, tokens, pool)
+                listener.node_done(node, seconds, tokens, pool)
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         with self._lock:
             for listener in self._listeners:
-                listener.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
+                listener.weights_sent(model, source, destination, seconds, sent_bytes, peak_bytes)
 
     def begin(self, phases: Mapping[str, int], done: int = 0) -> None:
         """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Display:
     """A display of a run, which by itself shows nothing; its first four methods are those of the backend's observer."""
 
-    def opening(self, what: str) -> None: ...
-    def firing(self, node: Node, pool: str = "") -> None: ...
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
-    def synced(
+    def starting(self, what: str) -> None: ...
+    def node_started(self, node: Node, pool: str = "") -> None: ...
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None:
@@ -106,11 +106,11 @@ class Counting(Display):
 
     count: Count | None = None
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if self.count is not None:
             self.count.tokens += tokens
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         if self.count is not None:
@@ -127,7 +127,7 @@ class Lines(Counting):
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
 
-    def opening(self, what: str) -> None:
+    def starting(self, what: str) -> None:
         # Later openings are about the rounds of a `collect`.
         if self.count is None:
             self.note(what)
@@ -152,7 +152,7 @@ class Cell(Lines):
         self.line = ""
         self.shown_s = 0.0
 
-    def opening(self, what: str) -> None:
+    def starting(self, what: str) -> None:
         self._show(what)
 
     def step(self, done: StepResult) -> None:

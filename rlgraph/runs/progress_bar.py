@@ -57,18 +57,18 @@ class Bar(Counting):
             )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
 
-    def opening(self, what: str) -> None:
+    def starting(self, what: str) -> None:
         self.bar.update(self.task, doing=what)
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if pool:
             self.bar.update(self.task, doing="")
             self.pools.setdefault(pool, _Pool()).at_work.append(_called(node))
         else:
             self.bar.update(self.task, doing=_called(node))
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        super().fired(node, seconds, tokens, pool)
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        super().node_done(node, seconds, tokens, pool)
         if pool:
             self.pools[pool].at_work.remove(_called(node))
             if tokens:

@@ -13,10 +13,10 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
-from rlgraph.runs.checkpoint.best import read_best
+from rlgraph.runs.checkpoint.best import parse_best
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.checkpoint.interval import read_interval
-from rlgraph.runs.checkpoint.resuming import left, newest, newest_step, restore, resumed_options
+from rlgraph.runs.checkpoint.resuming import newest, newest_step, restore, resumed_options, steps_left
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder, recording_of
@@ -72,7 +72,7 @@ def run(
     """Run a program with its options; see `Compiled.run`."""
     options.need_installed()
     if options.resume is None:
-        folder = RunFolder.at(Path(out), overwrite) if out is not None else None
+        folder = RunFolder.take_folder(Path(out), overwrite) if out is not None else None
     else:
         options, folder = resumed(options)
     return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
@@ -81,7 +81,7 @@ def run(
 def resumed(options: Options) -> tuple[Options, RunFolder]:
     """Return the options with which a run is resumed, and its folder. Raise UsageMistake."""
     assert options.resume is not None
-    return resumed_options(options, options.resume), RunFolder.again(options.resume)
+    return resumed_options(options, options.resume), RunFolder.open_for_resume(options.resume)
 
 
 def run_in(
@@ -101,7 +101,7 @@ def run_in(
                 return _once(folder, compiled, options, shown, observer, again=again, may_lose=left > 0)
             except _Lost as lost:
                 assert folder is not None
-                folder, left, again = RunFolder.again(folder.path), left - 1, True
+                folder, left, again = RunFolder.open_for_resume(folder.path), left - 1, True
                 last = newest_step(folder.path)
                 options = replace(options, resume=None if last is None else folder.path)
                 where = "begins anew" if last is None else f"goes on from step {last}"
@@ -167,13 +167,13 @@ def _claimed(
 ) -> Iterator[tuple[Checkpoint | None, outside.Digests]]:
     """Check before the run what it has to read and write. Yield the checkpoint that it is resumed from, if any, and the
     digests of what the program takes from outside, for a run that is saved."""
-    from rlgraph.backends.recording import is_recording, read_header, recording
+    from rlgraph.backends.recording import claim_folder, is_recording, read_header
 
     if options.save_every is not None:
         read_interval(options.save_every)
         _need_folder(folder)
     if options.keep_best is not None:
-        read_best(options.keep_best, compiled.program)
+        parse_best(options.keep_best, compiled.program)
     if options.trace:
         check_writable(options.trace)
     if options.replay:
@@ -183,7 +183,7 @@ def _claimed(
     after = checkpoint.step if checkpoint else None
     if again and checkpoint is None and options.record and is_recording(options.record):
         after = 0
-    with recording(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
+    with claim_folder(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
             differs = [] if checkpoint is None else outside.changed_lines(checkpoint.outside, taken)
@@ -208,7 +208,7 @@ def _steps(
         result.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
-        for text in resumable.judged():
+        for text in resumable.overlong_notes():
             watch.display.note(text)
         if options.save_every is not None:
             # The models are loaded now, so the revisions that the hub gave are known.
@@ -217,13 +217,13 @@ def _steps(
             assert folder is not None
             restore(checkpoint, compiled, options, taken, resumable, watch.display.note)
             done = checkpoint.step
-            result.metrics += folder.cut(done)
+            result.metrics += folder.cut_after(done)
         elif again and folder:
-            folder.cut(0)
+            folder.cut_after(0)
         saver = Saver(folder, compiled, options, taken, resumable) if folder and options.save_every else None
         try:
             watch.begin(phases, done)
-            for step in backend.steps(left(compiled, options, done)):
+            for step in backend.steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 if folder:
                     folder.step(result.metrics[-1], step.trace)
@@ -232,7 +232,7 @@ def _steps(
                     saver.step(step.number, result.metrics[-1])
             if saver:
                 saver.save()
-            _count_updates(result, backend.trained())
+            _count_updates(result, backend.update_counts())
             if folder:
                 result.saved += folder.save(_trained(result))
                 result.folder = folder.path
@@ -242,7 +242,7 @@ def _steps(
                 if saver:
                     saver.leave()
                 raise
-            _count_updates(result, backend.trained())
+            _count_updates(result, backend.update_counts())
             _rescue(result, folder, watch.display, saver)
             if isinstance(error, KeyboardInterrupt):
                 _leave(result)

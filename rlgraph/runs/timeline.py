@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
-from rlgraph.files import reason
+from rlgraph.files import failure_reason
 
 Track = tuple[str, int | str]
 """A pool and a rank, or a name for a track that is not of a rank."""
@@ -174,5 +174,5 @@ def _draft(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: OSError) -> Diagnostic:
-    message = f"the trace `{path}` cannot be written: {reason(error)}"
+    message = f"the trace `{path}` cannot be written: {failure_reason(error)}"
     return Diagnostic("E0818", message, NO_SPAN, "give another file with `--trace`")

@@ -16,7 +16,7 @@ from typing import Any
 from rlgraph.backends.step import Ended
 from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
-from rlgraph.files import reason
+from rlgraph.files import failure_reason
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import trains_on_stale_rows
 from rlgraph.ir.text.parse import parse_program
@@ -74,7 +74,9 @@ def read_trace(folder: Path) -> Trace:
     try:
         *lines, rest = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
-        raise _none(f"`{path}` cannot be read: {reason(error)}", "a run writes it with its first step") from None
+        raise _none(
+            f"`{path}` cannot be read: {failure_reason(error)}", "a run writes it with its first step"
+        ) from None
     keys = {phase.name: {node.attr("key") for node in phase.graph.walk()} for phase in program.phases}
     steps = []
     for number, line in enumerate(lines, 1):

@@ -123,12 +123,16 @@ class _Checker:
         ways = {phase.name: RowPaths(phase.graph) for phase in self.trace.program.phases}
         samplers = {name: dict(way.samplers()) for name, way in ways.items()}
         trainings = {name: list(way.trainings()) for name, way in ways.items()}
-        carrying = {name: list(way.carrying()) for name, way in ways.items()}
-        self.sources = {id(collect): way.sources(collect) for way in ways.values() for collect in way.ending().values()}
+        carrying = {name: list(way.collects_with_surplus()) for name, way in ways.items()}
+        self.sources = {
+            id(collect): way.sources(collect)
+            for way in ways.values()
+            for collect in way.collects_in_end_order().values()
+        }
         ages: dict[tuple[str, Row], int] = {}
         for number, step in enumerate(self.trace.steps, 1):
             self.at.append(dict(self.versions))
-            ending = ways[step.phase].ending()
+            ending = ways[step.phase].collects_in_end_order()
             for row in step.read:
                 if row[0] not in ending:
                     self.places.setdefault(row, len(self.places))
@@ -137,13 +141,15 @@ class _Checker:
                     self.check_late(number, step, collect, age_checks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
-                once = not ways[step.phase].again(node.name)
+                once = not ways[step.phase].is_repeatable(node.name)
                 plain = [entry for entry in rows if entry[2] is None]
                 again = self.put_off.pop(key, set()) if plain else set()
                 self.check_sampled(number, step, key, plain, node, model, again if once else None)
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
                 lost = again.difference((row[:3] for row, *_ in plain), *dropped)
-                wanted = next((training.rests for training in trainings[step.phase] if training.source == key), 0)
+                wanted = next(
+                    (training.rows_that_wait for training in trainings[step.phase] if training.source == key), 0
+                )
                 if len(again) < wanted or (wanted and len(again) - len(lost) >= wanted):
                     # They wait until there are as many as a step takes.
                     self.put_off[key], lost = lost, set()

@@ -39,7 +39,7 @@ class Training:
         return self.collect is not None and attribute_value(self.collect, "order") != "data"
 
     @property
-    def rests(self) -> int:
+    def rows_that_wait(self) -> int:
         """Return how many rows have to wait until its `collect` asks them again; 0 means in the next step."""
         if self.collect is None or attribute_value(self.collect, "rest") != "longest":
             return 0
@@ -62,11 +62,11 @@ class RowPaths:
             if NODES[node.op].generates and isinstance(model, Handle):
                 yield node.attr("key"), (node, model.name)
 
-    def again(self, table: str) -> bool:
+    def is_repeatable(self, table: str) -> bool:
         """Return whether a table's rows come from a buffer, so that a row may come several times."""
         return any(NODES[node.op].place("buffer") is not None for node, _ in row_history(table, self.makers))
 
-    def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
+    def collects_with_surplus(self) -> Iterator[tuple[Node, dict[str, Node]]]:
         """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
         for node in self.graph.walk():
             if NODES[node.op].loop == "rounds" and attribute_value(node, "late") != "wait":
@@ -74,7 +74,7 @@ class RowPaths:
                 sources = [sampling_node(check.inputs[0], self.makers) for check in looks]
                 yield node, {source.attr("key"): check for source, check in zip(sources, looks, strict=True) if source}
 
-    def ending(self) -> dict[str, Node]:
+    def collects_in_end_order(self) -> dict[str, Node]:
         """Return each `collect` that takes batches as they end, by the name of its data."""
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
         return {data_of(node): node for node in loops if attribute_value(node, "order") != "data"}
@@ -96,7 +96,7 @@ class RowPaths:
             always = not any(NODES[loop.op].loop == "steps" for loop in loops)
             for table in dict.fromkeys(table_of(inner) for inner in node.region.nodes if NODES[inner.op].scores):
                 kind, way = self.types.get(table), self._way(table)
-                if way is not None and isinstance(kind, Table) and not self.again(table):
+                if way is not None and isinstance(kind, Table) and not self.is_repeatable(table):
                     weights = node.region.inputs[0]
                     assert isinstance(weights.type, Handle)
                     yield Training((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)

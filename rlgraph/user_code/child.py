@@ -89,7 +89,7 @@ class Child:
 
     def score(self, name: str, count: int, arguments: dict[str, Any]) -> list[float]:
         """Call a reward function and return one number for each of `count` rows."""
-        values = self.settle(getattr(self.load(), name)(**arguments))
+        values = self.await_value(getattr(self.load(), name)(**arguments))
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
         if not isinstance(values, list | tuple):
@@ -100,13 +100,13 @@ class Child:
             raise WrongValue(f"{len(values)} numbers for {count} rows")
         return [finite_number(value, row) for row, value in enumerate(values)]
 
-    def warm(self) -> None:
+    def load_early(self) -> None:
         """Load the file, outside of the limit of a call."""
         self.load()
 
     def rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
         """Return the rows of a function that returns a list; None for one that yields them."""
-        result = self.settle(getattr(self.load(), name)(**arguments))
+        result = self.await_value(getattr(self.load(), name)(**arguments))
         if isinstance(result, list | tuple):
             return list(result)
         if isinstance(result, Iterator):
@@ -127,14 +127,14 @@ class Child:
 
     def reset(self, key: int, row: dict[str, Any]) -> str:
         """Return the first observation of an episode, empty where the environment says nothing yet."""
-        first = self.settle(self.objects[key].reset(row))
+        first = self.await_value(self.objects[key].reset(row))
         if first is not None and not isinstance(first, str):
             raise WrongValue(f"{describe_value(first)} from `reset`, not the text of the first observation")
         return _characters(first or "", "reset")
 
     def step(self, key: int, action: str) -> tuple[str, float, bool]:
         """Return what the environment answers to `action`: observation, reward, whether the episode is over."""
-        answer = self.settle(self.objects[key].step(action))
+        answer = self.await_value(self.objects[key].step(action))
         if not isinstance(answer, list | tuple):
             raise WrongValue(f"{describe_value(answer)} from `step`, not the three values (observation, reward, done)")
         if len(answer) != 3:
@@ -154,9 +154,9 @@ class Child:
         """End an episode."""
         environment = self.objects.pop(key, None)
         if hasattr(environment, "close"):
-            self.settle(environment.close())
+            self.await_value(environment.close())
 
-    def settle(self, value: Any) -> Any:
+    def await_value(self, value: Any) -> Any:
         """Return `value`, awaited if it is awaitable, in the same event loop each time: clients rely on it."""
         if not inspect.isawaitable(value):
             return value

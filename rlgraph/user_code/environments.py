@@ -111,7 +111,7 @@ class Environment:
         worker = next(self.turns)
         return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
 
-    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+    def run_calls(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Return the results of calls of its episodes, in their order; episodes of different processes run side by
         side."""
         return run_in_parallel(self.workers, calls)

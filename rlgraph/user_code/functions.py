@@ -29,7 +29,7 @@ from rlgraph.user_code.spec import (
     only_options,
     require_package,
     seconds_option,
-    text,
+    text_option,
     whole_option,
 )
 from rlgraph.user_code.worker import (
@@ -103,7 +103,7 @@ class RewardFunction:
         shown = {**arguments, "prompts": list(prompts), "completions": list(completions)}
         return self._in_parts(_Rows(list(names), arguments, shown), groups)
 
-    def takes(self, name: str) -> bool:
+    def accepts_column(self, name: str) -> bool:
         """Return whether it is given a column of that name, where the rows have one."""
         if name in self.constants:
             return False
@@ -128,7 +128,7 @@ class RewardFunction:
         arguments |= {"prompts": list(prompts), "completions": answers}
         if completion_ids is not None:
             arguments["completion_ids"] = list(completion_ids)
-        return {name: values for name, values in arguments.items() if self.takes(name)}
+        return {name: values for name, values in arguments.items() if self.accepts_column(name)}
 
     def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
         """Return the numbers of the rows, which are divided into calls of the processes."""
@@ -184,7 +184,7 @@ class RewardFunction:
         if len(rows.names) == 1:
             return failure, 0
         try:  # restarting the process does not count as time of the search
-            worker.request("warm", limit_s=IMPORT_LIMIT_S)
+            worker.request("load_early", limit_s=IMPORT_LIMIT_S)
         except Failure:
             return failure, None
         end_s = time.monotonic() + min(self.limit_s, DEFAULT_LIMIT_S)
@@ -290,7 +290,7 @@ def check_function(spec: FunctionSpec) -> None:
 
 def _over(spec: FunctionSpec) -> str:
     """Return the option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
-    over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
+    over: str = text_option(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
     if over not in UNITS:
         message = f"`over` must be row, group or batch, not {over!r}"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), did_you_mean(over, UNITS)))

@@ -81,7 +81,7 @@ def flag_option(spec: Spec, name: str, default: bool) -> bool:
     return value
 
 
-def text(spec: Spec, name: str, default: str | None) -> str | None:
+def text_option(spec: Spec, name: str, default: str | None) -> str | None:
     """Return the option `name`, a text."""
     value = spec.options.get(name, default)
     if value is not default and not isinstance(value, str):

@@ -146,7 +146,7 @@ class Worker:
             try:
                 if process is None:
                     process = self._start()
-                    self._exchange(process, "warm", IMPORT_LIMIT_S, ())
+                    self._exchange(process, "load_early", IMPORT_LIMIT_S, ())
                 return self._exchange(process, operation, limit_s, arguments)
             except (Raised, WrongValue):
                 raise

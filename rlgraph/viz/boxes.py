@@ -78,7 +78,7 @@ class Box:
     """The name of that text."""
 
     @property
-    def tip(self) -> str:
+    def tooltip(self) -> str:
         """The tooltip."""
         parts = [self.text or self.title]
         if self.waits:

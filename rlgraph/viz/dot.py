@@ -9,7 +9,7 @@ import pydot
 
 from rlgraph.ir.graph import Program
 from rlgraph.viz.boxes import Body, Box, Link, Scene, walk
-from rlgraph.viz.measure import has_badge, pill
+from rlgraph.viz.measure import has_badge, pill_text
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import BARRIER, KINDS, LINE, MUTED, ROLES
 
@@ -65,7 +65,7 @@ def _add(into: pydot.Graph, body: Body) -> None:
         cluster = pydot.Cluster(
             box.id,
             label=quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
-            tooltip=quoted(box.tip),
+            tooltip=quoted(box.tooltip),
             style=quoted(f"{broken}rounded,filled"),
             fillcolor=quoted(paint.fill),
             color=quoted(BARRIER if box.waits else paint.edge),
@@ -83,11 +83,11 @@ def _node(box: Box) -> pydot.Node:
     paint = ROLES[box.role] if box.role else KINDS[box.kind]
     fill = paint.chip if box.kind == "op" else paint.edge if box.kind == "minimize" else paint.fill
     lines = [box.title, box.note, *box.lines, box.waits if has_badge(box) else ""]
-    label = pill(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
+    label = pill_text(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
     return pydot.Node(
         box.id,
         label=quoted(label),
-        tooltip=quoted(box.tip),
+        tooltip=quoted(box.tooltip),
         shape=_SHAPES.get(box.kind, "box"),
         fillcolor=quoted(fill),
         color=quoted(BARRIER if box.waits else paint.edge),

@@ -50,9 +50,9 @@ def size(box: Box) -> tuple[float, float]:
     """Return the width and height of a box that holds no others."""
     waits = text_width(box.waits, SMALL) + 16 if box.waits else 0
     if box.kind == "report":
-        return text_width(pill(box), LABEL) + 36, 22
+        return text_width(pill_text(box), LABEL) + 36, 22
     if box.kind in ("column", "minimize", "next"):
-        return text_width(pill(box), SMALL if box.kind == "next" else CODE) + 26, 24
+        return text_width(pill_text(box), SMALL if box.kind == "next" else CODE) + 26, 24
     wide = max(
         text_width(box.title, NAME),
         text_width(box.note, NOTE),
@@ -65,7 +65,7 @@ def size(box: Box) -> tuple[float, float]:
     return wide + 24, tall + (20 if box.kind == "data" else 14)
 
 
-def pill(box: Box) -> str:
+def pill_text(box: Box) -> str:
     """Return the one line of a small box."""
     if box.kind == "next":
         return f"{box.title}: next step"

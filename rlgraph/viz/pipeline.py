@@ -64,7 +64,7 @@ def pipeline(
 def idles(problem: Problem, table: Timetable) -> tuple[float, ...]:
     """Return, for each stage, the fraction of the time in which it is idle."""
     work = [0.0] * problem.stages
-    for line in problem.lines:
+    for line in problem.replicas:
         for stage in line.stages:
             work[stage] += line.model.micro_batches * (line.model.forward + line.model.backward)
     return tuple(max(0.0, 1 - seconds / table.makespan) for seconds in work)
@@ -73,7 +73,7 @@ def idles(problem: Problem, table: Timetable) -> tuple[float, ...]:
 def in_flight(problem: Problem, lists: Lists) -> tuple[tuple[float, ...], ...]:
     """Return, for each stage, how many micro-batches of each model are in flight at the moment when these need most
     memory. Of a model with several chunks, each chunk is a fraction of a micro-batch."""
-    lines, peaks = problem.lines, []
+    lines, peaks = problem.replicas, []
     for stage, stage_list in enumerate(lists):
         flying, lines_here = [0] * len(lines), [index for index, line in enumerate(lines) if stage in line.stages]
         fullest = (-1.0, 0.0, tuple[float, ...]())
@@ -126,10 +126,10 @@ def _spans(problem: Problem, seconds: float) -> tuple[tuple[float, float], ...]:
     """Return the spans that are drawn: all of it, or three of a long one."""
     work_seconds = sum(
         line.model.micro_batches * len(line.stages) * (line.model.forward + line.model.backward)
-        for line in problem.lines
+        for line in problem.replicas
     )
-    usual = work_seconds / problem.work
-    if seconds <= WHOLE * usual and problem.work <= BARS:
+    usual = work_seconds / problem.forward_backward_count
+    if seconds <= WHOLE * usual and problem.forward_backward_count <= BARS:
         return ((0.0, seconds),)
     room = usual * max(LEAST, min(MOST, BARS / problem.stages))
     if seconds <= room:

@@ -62,7 +62,7 @@ class _Maker:
 
     def nodes(self, draft: DraftBody, graph: Graph, trained: str) -> None:
         """Add a box for each node; `trained` is the version of the weights that the frame trains."""
-        small = minor(graph)
+        small = report_only_nodes(graph)
         for node in graph.nodes:
             if _is_report(node):
                 for metric in self.metrics(node, small):
@@ -317,7 +317,7 @@ def _is_report(node: Node) -> bool:
     return node.op == "report"
 
 
-def minor(graph: Graph) -> dict[str, Node]:
+def report_only_nodes(graph: Graph) -> dict[str, Node]:
     """Return the tensor nodes that only a report uses, by the value they make."""
     users: dict[str, list[bool]] = {}
     for node in graph.nodes:

@@ -8,7 +8,7 @@ from rlgraph.viz.boxes import Box
 from rlgraph.viz.escape import escape
 from rlgraph.viz.layout import MARGIN, Drawing, Label, Shape, Stroke, Tab, to_drawing
 from rlgraph.viz.legend import Entry, entries
-from rlgraph.viz.measure import has_badge, label_lines, pill, side_lines
+from rlgraph.viz.measure import has_badge, label_lines, pill_text, side_lines
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import (
     BARRIER,
@@ -76,7 +76,7 @@ class _Pen(marks.Pen):
         box = s.box
         named = " ".join(filter(None, (f"node k-{box.kind}", marks.classes(box.role), "waits" if box.waits else "")))
         self.out.append(f'<g class="{named}" id="{self.id(box.id)}" data-node="{box.id}">')
-        self.out.append(f"<title>{escape(box.tip)}</title>")
+        self.out.append(f"<title>{escape(box.tooltip)}</title>")
         if box.kind in ("model", "train"):
             self.container(s)
         elif box.kind == "loop":
@@ -139,7 +139,7 @@ class _Pen(marks.Pen):
         if box.kind == "minimize":
             role = ROLES[box.role]
             self.rect(s.x, s.y, s.width, s.height, 12, Paint(role.edge, role.edge, "", ""), "pill")
-            self.text(pill(box), middle, base, CODE, "#ffffff", "white", "middle")
+            self.text(pill_text(box), middle, base, CODE, "#ffffff", "white", "middle")
             return
         paint = ROLES[box.role] if box.role else KINDS[box.kind]
         broken = ' stroke-dasharray="4 3"' if box.kind == "next" else ""
@@ -150,9 +150,9 @@ class _Pen(marks.Pen):
             self.out.append(
                 f'<path class="bars" d="M{x:.1f} {y:.1f}v-4m4 4v-10m4 10v-7" stroke="{FAINT}" stroke-width="2.4"/>'
             )
-            self.text(pill(box), s.x + 26, base, LABEL, paint.text, "pill")
+            self.text(pill_text(box), s.x + 26, base, LABEL, paint.text, "pill")
             return
-        self.text(pill(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle")
+        self.text(pill_text(box), middle, base, SMALL if box.kind == "next" else CODE, paint.text, "pill", "middle")
 
     def box(self, s: Shape) -> None:
         box = s.box

@@ -9,7 +9,7 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Program
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.trace_check import TraceCheck, check_trace
 
@@ -24,14 +24,14 @@ def compiled(text: str, changes: Mapping[str, str], schedule: str, folder: Path)
 
 def together(program: Program) -> str:
     """All work of all models in one group."""
-    models = ", ".join(name for name, work in operations(program).items() if work)
+    models = ", ".join(name for name, work in model_operations(program).items() if work)
     return f"pool all = 1 devices\nplace {models} on all(engine=transformers)\n"
 
 
 def apart(program: Program) -> str:
     """Training in one group, and all else in another one: rows go there and come back, and weights follow."""
     pools = {"learn": [], "play": []}  # type: dict[str, list[str]]
-    for model, work in operations(program).items():
+    for model, work in model_operations(program).items():
         for operation in work:
             pools["learn" if operation == "train" else "play"].append(f"{model}.{operation}")
     return "".join(
@@ -43,7 +43,7 @@ def apart(program: Program) -> str:
 
 def traced(made: Compiled, steps: list[StepResult], path: Path) -> TraceCheck:
     """What the checker says of them."""
-    run = RunFolder.at(path)
+    run = RunFolder.take_folder(path)
     run.begin("", made.text(), {})
     for step in steps:
         run.step({"step": step.number}, step.trace)

@@ -83,12 +83,12 @@ def test_where_nothing_is_known_all_have_as_many() -> None:
 def test_what_a_prompt_gave_before() -> None:
     history = LengthHistory()
     asked = [("prompts", 1, place) for place in range(3)]
-    assert history.expected("rollout", asked) == [0.0, 0.0, 0.0]
-    history.learn("rollout", [("prompts", 0, 0, 0), ("prompts", 0, 0, 1), ("prompts", 0, 2, 0)], [4, 8, 30], True)
-    history.learn("other", [("prompts", 0, 0)], [500], False)
+    assert history.expected_lengths("rollout", asked) == [0.0, 0.0, 0.0]
+    history.add_lengths("rollout", [("prompts", 0, 0, 0), ("prompts", 0, 0, 1), ("prompts", 0, 2, 0)], [4, 8, 30], True)
+    history.add_lengths("other", [("prompts", 0, 0)], [500], False)
     # One that was never asked is as all of them.
-    assert history.expected("rollout", asked) == [6.0, 14.0, 30.0]
-    assert history.expected("other", asked[:1]) == [500.0]
+    assert history.expected_lengths("rollout", asked) == [6.0, 14.0, 30.0]
+    assert history.expected_lengths("other", asked[:1]) == [500.0]
 
 
 # In processes
@@ -140,14 +140,14 @@ def test_a_run_that_goes_on_knows_what_prompts_gave(folder: Path) -> None:
     try:
         list(first.steps(2))
         assert first.lasting == (HISTORY,)
-        kept = first.kept(HISTORY)
+        kept = first.last_value(HISTORY)
         assert sum(rows for rows, _ in kept["rollout"].values()) == 2 * 5 * 2
     finally:
         first.close()
     later = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     try:
         later.resume(0, {HISTORY: kept}, {})
-        assert later.kept(HISTORY) == kept
+        assert later.last_value(HISTORY) == kept
     finally:
         later.close()
 
@@ -241,8 +241,8 @@ def test_answers_to_one_prompt_are_alike() -> None:
     numbers = np.arange(4000)
     rows = FakeRows("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
     for alike in (0.0, 0.6):
-        shares = rows.shares("key", 4, alike)
+        shares = rows.uniform_shares("key", 4, alike)
         assert sorted(shares) == pytest.approx((np.arange(4000) + 0.5) / 4000)
         pairs = shares.reshape(-1, 4)
         assert np.corrcoef(pairs[:, 0], pairs[:, 1])[0, 1] == pytest.approx(alike, abs=0.06)
-    assert rows.pick(np.arange(8, 12)).shares("key", 4, 0.6) == pytest.approx(shares[8:12])
+    assert rows.pick(np.arange(8, 12)).uniform_shares("key", 4, 0.6) == pytest.approx(shares[8:12])

@@ -50,20 +50,20 @@ def run(tasks: list[Task]) -> dict[int, Done]:
     begun: set[int] = set()
 
     def work(number: int, tell: Callable[[Callable[[], None]], None]) -> None:
-        with queues.turn(*(DeviceSet(pool, frozenset({0})) for pool in tasks[number].pools)):
+        with queues.acquire_devices(*(DeviceSet(pool, frozenset({0})) for pool in tasks[number].pools)):
             start, cause = clock.now, clock.cause
             clock.sleep(tasks[number].seconds)
             found = Done(start, clock.now, cause)
             clock.note(found)
         tell(partial(done.__setitem__, number, found))
 
-    with clock.crew(len(tasks)) as crew:
+    with clock.task_pool(len(tasks)) as crew:
         while len(done) < len(tasks):
             for number, task in enumerate(tasks):
                 if number not in begun and all(other in done for other in task.after):
                     begun.add(number)
-                    crew.begin(partial(work, number, crew.tell))
-            crew.next()()
+                    crew.begin(partial(work, number, crew.post_event))
+            crew.next_event()()
     return done
 
 
@@ -135,7 +135,7 @@ def test_sleepers_of_one_time_wake_in_their_order() -> None:
             clock.sleep(each)
         woken.append(name)
 
-    with clock.crew(3) as crew:
+    with clock.task_pool(3) as crew:
         for name, seconds in (("late", (2.0,)), ("twice", (1.0, 1.0)), ("again", (2.0,))):
             crew.begin(partial(work, name, *seconds))
     assert (woken, clock.now) == (["late", "again", "twice"], 2.0)
@@ -151,11 +151,11 @@ def test_a_crew_inside_another_one() -> None:
 
     def loop() -> None:
         for turn in range(2):
-            with clock.crew(2) as inner:
+            with clock.task_pool(2) as inner:
                 inner.begin(partial(leaf, f"x{turn}", 1.0))
                 inner.begin(partial(leaf, f"y{turn}", 3.0))
 
-    with clock.crew(2) as crew:
+    with clock.task_pool(2) as crew:
         crew.begin(loop)
         crew.begin(partial(leaf, "beside", 4.0))
     assert ends == {"x0": 1, "y0": 3, "x1": 4, "y1": 6, "beside": 4} and clock.now == 6
@@ -173,7 +173,7 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
 
     def fails() -> None:
         clock.sleep(1.0)
-        with lock.take(), clock.crew(1) as inner:
+        with lock.acquire(), clock.task_pool(1) as inner:
             inner.begin(waits)
             raise LookupError("no such thing")
 
@@ -183,10 +183,10 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
         except BaseException as error:
             tell(partial(_raise, error))
 
-    with pytest.raises(LookupError, match="no such thing"), clock.crew(2) as crew:
-        crew.begin(partial(work, waits, crew.tell))
-        crew.begin(partial(work, fails, crew.tell))
-        crew.next()()
+    with pytest.raises(LookupError, match="no such thing"), clock.task_pool(2) as crew:
+        crew.begin(partial(work, waits, crew.post_event))
+        crew.begin(partial(work, fails, crew.post_event))
+        crew.next_event()()
     assert unwound == ["sleeper"] and clock.now == 1.0, "time stands still"
 
 
@@ -196,8 +196,8 @@ def _raise(error: BaseException) -> None:
 
 def test_waiting_for_nobody_is_a_mistake() -> None:
     clock = VirtualClock()
-    with pytest.raises(AssertionError, match="everybody waits"), clock.crew(1) as crew:
-        crew.next()
+    with pytest.raises(AssertionError, match="everybody waits"), clock.task_pool(1) as crew:
+        crew.next_event()
 
 
 def test_locks_are_handed_over_in_the_order_of_asking() -> None:
@@ -206,11 +206,11 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
 
     def work(name: str) -> None:
         with ExitStack() as held:
-            held.enter_context(lock.take())
+            held.enter_context(lock.acquire())
             order.append(name)
             clock.sleep(1.0)
 
-    with clock.crew(3) as crew:
+    with clock.task_pool(3) as crew:
         for name in "xyz":
             crew.begin(partial(work, name))
     assert order == ["x", "y", "z"] and clock.now == 3.0
@@ -224,7 +224,7 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: VirtualClock | ThreadClock) 
     mine = threading.Lock()
 
     def work() -> None:
-        with queues.place("judges") as place:
+        with queues.acquire_cpu("judges") as place:
             with mine:
                 assert place not in taken
                 taken.add(place)
@@ -234,7 +234,7 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: VirtualClock | ThreadClock) 
             with mine:
                 taken.remove(place)
 
-    with clock.crew(5) as crew:
+    with clock.task_pool(5) as crew:
         for _ in range(5):
             crew.begin(work)
     assert len(most) == 5 and max(most) <= 2
@@ -247,14 +247,14 @@ def test_work_of_the_same_key_is_done_together(
     clock: VirtualClock | ThreadClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But nobody passes one who came before, and a place more is not the same place."""
-    asked, ask = threading.Semaphore(0), LockPlaces.ask
+    asked, ask = threading.Semaphore(0), LockPlaces.request
 
     def heard(places: LockPlaces, *given: Any) -> Any:
         served = ask(places, *given)
         asked.release()
         return served
 
-    monkeypatch.setattr(LockPlaces, "ask", heard)
+    monkeypatch.setattr(LockPlaces, "request", heard)
     queues = DeviceQueues(Plan("p", (Pool("play", 2),), (), (), ()), clock)
     here, both = DeviceSet("play", frozenset({0})), DeviceSet("play", frozenset({0, 1}))
     at: list[set[str]] = []
@@ -262,7 +262,7 @@ def test_work_of_the_same_key_is_done_together(
     mine, begun = threading.Lock(), {name: threading.Event() for name in "abcde"}
 
     def work(name: str, seats: DeviceSet, key: str | None, wait: str) -> None:
-        with queues.turn(seats, rank=1, key=key):
+        with queues.acquire_devices(seats, rank=1, key=key):
             with mine:
                 inside.add(name)
                 at.append(set(inside))
@@ -281,7 +281,7 @@ def test_work_of_the_same_key_is_done_together(
         ("d", here, "x", ""),
         ("e", both, "x", ""),
     ]
-    with clock.crew(5) as crew:
+    with clock.task_pool(5) as crew:
         for name, seats, key, wait in each:
             crew.begin(partial(work, name, seats, key, wait))
             if isinstance(clock, ThreadClock):
@@ -298,13 +298,13 @@ def test_so_many_have_a_place_together() -> None:
     lock, inside = clock.lock(), []
 
     def work() -> None:
-        with lock.take(0, frozenset({0}), "x"):
+        with lock.acquire(0, frozenset({0}), "x"):
             inside.append(1)
             most.append(len(inside))
             clock.sleep(1.0)
             inside.pop()
 
-    with clock.crew(2 * TOGETHER + 1) as crew:
+    with clock.task_pool(2 * TOGETHER + 1) as crew:
         for _ in range(2 * TOGETHER + 1):
             crew.begin(work)
     assert max(most) == TOGETHER and clock.now == 3.0
@@ -317,18 +317,18 @@ def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
     lock = clock.lock(3)
 
     def first() -> None:
-        with lock.hold(0, frozenset({0, 1, 2}), key) as held:
+        with lock.acquire_partly_releasable(0, frozenset({0, 1, 2}), key) as held:
             clock.sleep(1.0)
-            assert held.leave(frozenset({1, 2}))
+            assert held.release_some(frozenset({1, 2}))
             clock.sleep(4.0)
 
     def later(name: str, wanted: frozenset[int], own: str | None) -> None:
         clock.sleep(0.5 if own is None else 1.5)
-        with lock.take(0, wanted, own):
+        with lock.acquire(0, wanted, own):
             at[name] = clock.now
             clock.sleep(1.0)
 
-    with clock.crew(4) as crew:
+    with clock.task_pool(4) as crew:
         crew.begin(first)
         crew.begin(partial(later, "freed", frozenset({1}), None))
         crew.begin(partial(later, "kept", frozenset({0}), None))
@@ -341,12 +341,12 @@ def test_places_that_others_have_too_are_not_given_back() -> None:
     lock, both = clock.lock(2), frozenset({0, 1})
 
     def work() -> None:
-        with lock.hold(0, both, "x") as held:
+        with lock.acquire_partly_releasable(0, both, "x") as held:
             clock.sleep(1.0)
-            left.append(held.leave(frozenset({1})))
+            left.append(held.release_some(frozenset({1})))
             clock.sleep(float(len(left)))
 
-    with clock.crew(2) as crew:
+    with clock.task_pool(2) as crew:
         crew.begin(work)
         crew.begin(work)
     assert left == [False, False]
@@ -358,6 +358,6 @@ def test_nothing_is_kept_of_places_that_were_given_back() -> None:
     for turn in range(100):
         for key in (None, "key"):
             wanted = frozenset({0, 1 + turn % 3})
-            assert places.ask(0, wanted, key, always_joins, turn) == [(turn, wanted)]
-            assert not places.back(wanted, key)
+            assert places.request(0, wanted, key, always_joins, turn) == [(turn, wanted)]
+            assert not places.give_back(wanted, key)
     assert sum(len(kept) for kept in vars(places).values() if isinstance(kept, Sized)) == 4

@@ -218,7 +218,7 @@ def test_rows_of_a_bounded_age_come_from_the_newest_weights(
     made = program(folder, 2, text=BOUND)
     backend = SimBackend(made.program, made.plan, Seconds(generate, train), WORKLOAD)
     ages = []
-    for frame, extra in backend.run_steps(backend.coming(12)):
+    for frame, extra in backend.run_steps(backend.next_steps(12)):
         [age] = (int(name.removeprefix("age/")) for name in extra if name.startswith("age/"))
         ages.append(age)
         assert age <= min(2, frame.step.number - 1)
@@ -236,7 +236,7 @@ def test_rows_that_may_be_carried_over_come_from_younger_weights(folder: Path, r
     collected = f"    collect prompts(4, rest={rest}):\n    {sampling}        keep prompts where prompts.place >= 0\n"
     made = program(folder, 2, text=BOUND.replace(sampling, collected))
     backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
-    steps = [extra for _, extra in backend.run_steps(backend.coming(8))]
+    steps = [extra for _, extra in backend.run_steps(backend.next_steps(8))]
     assert max(int(name.removeprefix("age/")) for extra in steps for name in extra if "age/" in name) == oldest
 
 
@@ -248,7 +248,7 @@ def test_rows_that_wait_until_they_are_too_old(folder: Path, late: str) -> None:
     text = BOUND.replace(sampling, f"    collect prompts(1):\n    {sampling}")
     made = program(folder, 2, text=text.replace("staleness=2", f"staleness=2, late={late}"))
     backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
-    steps = list(backend.run_steps(backend.coming(12)))
+    steps = list(backend.run_steps(backend.next_steps(12)))
     assert max(int(name.removeprefix("age/")) for _, extra in steps for name in extra if "age/" in name) == 2
     gone, left = [frame.metrics["prompts.late"] for frame, _ in steps], backend.left
     assert gone[:4] == [0, 0, 0, 2], "those of the first step, of which three were used until they were three steps old"

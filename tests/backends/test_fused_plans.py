@@ -34,7 +34,7 @@ from rlgraph.ir.plan import FusedTraining
 from rlgraph.passes.compilation.choosing import fusion_timetables, peak_memory
 from rlgraph.passes.compilation.planning import missing_features
 from rlgraph.passes.cost.fusing import _in_flight
-from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
 from rlgraph.passes.pipelines.time_sharing import device_entries
@@ -89,8 +89,8 @@ def test_they_are_one_piece_of_work_and_compute_what_one_process_does(tmp_path: 
     finally:
         backend.close()
         local.close()
-    trained = backend.trained()
-    assert trained == local.trained() and trained["actor"] > STEPS
+    trained = backend.update_counts()
+    assert trained == local.update_counts() and trained["actor"] > STEPS
     assert transport.pieces == [["actor", "critic"]] * trained["actor"]
 
 
@@ -120,14 +120,14 @@ def chosen(
 def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
     turns, fused = chosen(folder, "", schedule=WHOLE), chosen(folder, LINE)
     without, found = simulate(turns), simulate(fused)
-    assert fused.told["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
+    assert fused.plan_file_sections["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
     # The lists are those of a rank, which counts parameters; the seconds are the cost model's.
     [each] = fusion_timetables(fused.choice).values()
     actor, critic = each.problem.models
     assert critic.reverse and not actor.reverse and actor.forward + actor.backward > critic.forward + critic.backward
     configs = fused.choice.configs
     known = [
-        counted(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
+        counted_model(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
     assert each.lists == best_of_rules(Problem(tuple(known)))
@@ -148,7 +148,7 @@ def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
     assert [model.chunks for model in two.problem.models] == [2, 2]
     assert len(two.lists[0]) == 2 * len(one.lists[0])
     assert two.bound <= two.table.makespan < 1.05 * one.table.makespan
-    assert simulate(made[1]).seconds == pytest.approx(made[1].told["predicted"]["seconds"], rel=0.03)
+    assert simulate(made[1]).seconds == pytest.approx(made[1].plan_file_sections["predicted"]["seconds"], rel=0.03)
     assert peak_memory(made[1].choice)["learn"].fits
 
 
@@ -176,7 +176,9 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
     configs = fused.choice.configs
     known = [
         replace(
-            counted(configs[name].shape, configs[name].kind, model.stages, model.micro_batches, turned=model.reverse),
+            counted_model(
+                configs[name].shape, configs[name].kind, model.stages, model.micro_batches, turned=model.reverse
+            ),
             copies=model.copies,
             chunks=model.chunks,
         )
@@ -188,7 +190,7 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
         here = device_entries([replace(model, name="") for model in _whole(known)], stage, most, most)
         assert [entry.part for entry in here] == [entry.part for entry in own], "what processes take turns by"
     found = simulate(fused)
-    assert found.seconds == pytest.approx(fused.told["predicted"]["seconds"], rel=0.03)
+    assert found.seconds == pytest.approx(fused.plan_file_sections["predicted"]["seconds"], rel=0.03)
     assert found.seconds < simulate(turns).seconds
     works = [work for work in found.works if work.name == "train actor, critic"]
     assert works and all(len({*work.groups}) == 2 for work in works), "two groups do one piece of work"
@@ -225,7 +227,7 @@ def test_processes_of_unlike_models_keep_what_each_of_them_needs(folder: Path) -
         for entry in own:
             held[entry.line] += 1 if entry.part == "F" else -1
             most = [*map(max, most, held)]
-        ends = [line.stages[-1] == stage for line in each.problem.lines]
+        ends = [line.stages[-1] == stage for line in each.problem.replicas]
         expected.add(tuple((0, count) if end else (count, 0) for count, end in zip(most, ends, strict=True)))
     assert {*apart} <= expected
 
@@ -264,7 +266,7 @@ def test_it_is_in_the_plan_file(folder: Path) -> None:
     assert rlgraph.load_plan(path).plan == made.plan
     line = "train actor, critic in one pipeline, critic the other way round: "
     assert line in summary(made) and any(
-        each.startswith(line) for each in show_choice(made.choice, made.told["predicted"])
+        each.startswith(line) for each in show_choice(made.choice, made.plan_file_sections["predicted"])
     )
     assert line in made.to_svg()
     assert not missing_features(made.plan)
@@ -285,21 +287,21 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
     plan = made.plan
     group = plan.role("critic", "train")
     assert group.mesh == plan.role("actor", "train").mesh == mesh(pp=4, tp=2)
-    assert plan.turned("critic", group.name) and not plan.turned("actor", group.name)
+    assert plan.has_reversed_stages("critic", group.name) and not plan.has_reversed_stages("actor", group.name)
     assert (group.speakers(), group.speakers(turned=True)) == ((6,), (0,))
     # The weights of the actor lie as ever, and values come from the rank that has the critic's last stage.
     [values] = [edge for edge in group_edges(made.program, plan) if edge.turned]
     assert (values.source, values.value) == (group.name, "value")
     # One order: who has results of a model has what it made, and all others lack the same.
     dispatch = Dispatcher(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
-    ranks = [tuple(rank for _, rank in alike) for alike in dispatch.alike(group, 0)]
+    ranks = [tuple(rank for _, rank in alike) for alike in dispatch.split_by_missing_rows(group, 0)]
     assert ranks == [(6,), (0,), (1, 2, 3, 4, 5, 7)]
-    other = dispatch.alike(plan.role("actor", "generate"), 0)
+    other = dispatch.split_by_missing_rows(plan.role("actor", "generate"), 0)
     assert [len(each) for each in other] == [1, 1]
 
 
 def test_where_processes_are_in_one_each_training_is_by_itself(folder: Path) -> None:
-    assert chosen(folder, LINE).plan.alone("transformers").fused == ()
+    assert chosen(folder, LINE).plan.one_rank_plan("transformers").fused == ()
 
 
 @pytest.mark.long
@@ -310,7 +312,7 @@ def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> No
         rlgraph.compile(folder / "ppo.rlf", schedule=schedule, cluster="2x8:h100-80gb", fuse=fuse)
         for fuse in (True, False)
     )
-    told, without = made.told["predicted"], alone.told["predicted"]
+    told, without = made.plan_file_sections["predicted"], alone.plan_file_sections["predicted"]
     assert made.plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),) and not alone.plan.fused
     splits = [made.plan.role(model, "train").mesh for model in ("actor", "critic")]
     assert splits == [mesh(pp=4, tp=2), mesh(dp=2, pp=4)]

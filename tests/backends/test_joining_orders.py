@@ -20,7 +20,7 @@ from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.enginespec.registry import engines
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import oldest_weights
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation import planning
 from rlgraph.passes.cost.batch import Batch
@@ -131,15 +131,15 @@ class Watch:
         self.met: set[tuple[int, int]] = set()
         """Steps whose orders were sampled together, by how far they are apart, and by how far what they began with."""
         transport: Any = backend.transport
-        self.sampling, self.move, self.refresh = transport.sampling, transport.move, transport.refresh
-        transport.sampling, transport.move, transport.refresh = self.sampled, self.moved, self.refreshed
+        self.sampling, self.move, self.refresh = transport.sampling, transport.send_weights, transport.refresh
+        transport.sampling, transport.send_weights, transport.refresh = self.sampled, self.moved, self.refreshed
 
     def copies(self, each: NodeRequest | WeightTransfer) -> range:
         group = each.group if isinstance(each, NodeRequest) else each.receiver
         return range(group.mesh.length("dp")) if each.copy is None else range(each.copy, each.copy + 1)
 
     def granted(self, order: NodeRequest) -> range:
-        return self.versions.granted("actor", order.step, order.node)
+        return self.versions.allowed_versions("actor", order.step, order.node)
 
     @contextmanager
     def sampled(self, order: NodeRequest, *rest: Any) -> Iterator[None]:
@@ -219,7 +219,9 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(
         for each in watch.over:
             for versions in each.versions.values():
                 assert all(before < after for before, after in pairwise(versions))
-                assert versions[0] >= watch.versions.at("actor", each.order.step, 1 + oldest(each.order.node))
+                assert versions[0] >= watch.versions.version_at(
+                    "actor", each.order.step, 1 + oldest_weights(each.order.node)
+                )
                 spans += len(versions) > 1
     apart = name.endswith("apart")
     assert bool(met) != apart and any(steps for steps, _ in met) != apart, "orders of several steps"

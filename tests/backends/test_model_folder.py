@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.backends.ray.folder import ModelFolder, parts
+from rlgraph.backends.ray.folder import ModelFolder, folder_parts
 from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import mesh
@@ -29,7 +29,7 @@ def test_a_folder_is_as_transformers_writes_it(family: str, tmp_path: Path) -> N
     model = load(spec).model
     layout = replicated_layout(shape_of(model.config.to_dict()), mesh(), 0)
     folder = ModelFolder(spec, tmp_path / "ours")
-    for part in parts([HeldWeights(layout, torch.float32, "")], 4, 20_000):
+    for part in folder_parts([HeldWeights(layout, torch.float32, "")], 4, 20_000):
         tensors = {}
         for local in part:
             name, stacked = local.name, ".layers." in local.name

@@ -89,13 +89,13 @@ def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: py
         asked.append(tokens)
         return Holding("actor", "play.vllm", kv_bytes=12345)
 
-    monkeypatch.setattr(TransformersEngine, "longest", 7)
-    monkeypatch.setattr(TransformersEngine, "roomier", roomier, raising=False)
+    monkeypatch.setattr(TransformersEngine, "longest_row", 7)
+    monkeypatch.setattr(TransformersEngine, "larger_cache", roomier, raising=False)
     text = failure("    report n = mean(rollout.length)\n", folder, HEAD + kept)
     assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 4 of `max_tokens` more it is" in text
     assert "help: raise `kv_bytes` of `actor` on `play.vllm` in the plan file to 12345 at least, lower" in text
     assert asked == [8]
-    monkeypatch.setattr(TransformersEngine, "roomier", lambda *_: None)
+    monkeypatch.setattr(TransformersEngine, "larger_cache", lambda *_: None)
     text = failure("    report n = mean(rollout.length)\n", folder, HEAD + kept)
     assert "help: lower `max_tokens`, or leave such rows out of the data" in text
 

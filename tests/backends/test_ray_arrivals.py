@@ -32,15 +32,15 @@ class Coming:
 def test_who_samples_takes_them_before_a_token() -> None:
     arrivals, coming = WeightArrivals(), Coming()
     arrivals.begin(6)
-    assert arrivals.version == 6 and not arrivals.waits
+    assert arrivals.version == 6 and not arrivals.can_take
     with ThreadPoolExecutor() as pool:
-        moved = pool.submit(arrivals.bring, 3, 7, coming)
-        while not arrivals.waits and not moved.done():
+        moved = pool.submit(arrivals.announce_weights, 3, 7, coming)
+        while not arrivals.can_take and not moved.done():
             assert not coming.taken.is_set()
         assert arrivals.version == 6 and not moved.done()
         assert arrivals.take() == arrivals.version == 7
-        assert coming.taken.is_set() and not arrivals.waits and moved.result(NEVER)
-    arrivals.settle(3)
+        assert coming.taken.is_set() and not arrivals.can_take and moved.result(NEVER)
+    arrivals.wait_until_received(3)
     assert arrivals.version == 7
     # Who was told of older ones, when he was ordered, begins with these.
     arrivals.begin(6)
@@ -51,19 +51,19 @@ def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
     """Also if they are told of later beside the orders than among them."""
     arrivals, coming = WeightArrivals(), Coming()
     with ThreadPoolExecutor() as pool:
-        settled = pool.submit(arrivals.settle, 3)
+        settled = pool.submit(arrivals.wait_until_received, 3)
         assert not settled.done()
-        assert arrivals.bring(3, 7, coming) and coming.taken.is_set()
+        assert arrivals.announce_weights(3, 7, coming) and coming.taken.is_set()
         settled.result(NEVER)
-    assert arrivals.version == 7 and not arrivals.waits
+    assert arrivals.version == 7 and not arrivals.can_take
 
 
 def test_both_are_told_of_a_failure() -> None:
     arrivals = WeightArrivals()
     with ThreadPoolExecutor() as pool:
-        moved = pool.submit(arrivals.bring, 1, 7, Coming(fails=True))
+        moved = pool.submit(arrivals.announce_weights, 1, 7, Coming(fails=True))
         with pytest.raises(ValueError, match="the link is gone"):
-            arrivals.settle(1)
+            arrivals.wait_until_received(1)
         with pytest.raises(ValueError, match="the link is gone"):
             moved.result(NEVER)
     assert arrivals.version == 0

@@ -64,9 +64,9 @@ class Heard(InlineProcesses):
 def test_nobody_comes_in_between() -> None:
     processes = Heard()
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(Calls[bool](processes).copy, COPY, Worker.ready, 1)
+        first = pool.submit(Calls[bool](processes).call_replica, COPY, Worker.wait_until_idle, 1)
         assert processes.began.wait(NEVER)
-        second = pool.submit(Calls[bool](processes).copy, COPY, Worker.ready, 2)
+        second = pool.submit(Calls[bool](processes).call_replica, COPY, Worker.wait_until_idle, 2)
         first.result(NEVER)
         second.result(NEVER)
     assert processes.told == dict.fromkeys(processes.who, [1, 2])

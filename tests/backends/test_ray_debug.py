@@ -164,7 +164,7 @@ def test_models_that_sleep_while_others_work(
             for model, state in workers[group.name, 0].session.models.items()
             if group.pool == pool.name and model in group.models
         ]
-        assert sum(not engine.rest.asleep for engine in engines) <= 1
+        assert sum(not engine.offloader.asleep for engine in engines) <= 1
 
 
 TWICE = f"""
@@ -188,7 +188,7 @@ class Brought(SilentObserver):
 
     times = 0
 
-    def synced(self, *_: object) -> None:
+    def weights_sent(self, *_: object) -> None:
         self.times += 1
 
 
@@ -216,7 +216,7 @@ def test_weights_that_somebody_is_about_to_work_with_are_kept(folder: Path) -> N
     try:
         node = next(node for _, node in made.program.walk() if node.op == "generate")
         bed = OffloadedReplica("actor", plan.role("actor", "generate"), 0)
-        with backend.weights.lent("actor", bed.group, node, Step(1, "step")):
+        with backend.weights.lend("actor", bed.group, node, Step(1, "step")):
             assert not backend.weights._forgets(bed)
         assert backend.weights._forgets(bed)
         owner = OffloadedReplica("actor", plan.role("actor", "train"), 0)

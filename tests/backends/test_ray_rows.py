@@ -18,10 +18,10 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.orders import WantedRows
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs
 from rlgraph.backends.ray.rows import RowLedger
-from rlgraph.backends.ray.store import Piece, Store, as_array, as_range, from_wire, size, to_wire
+from rlgraph.backends.ray.store import Piece, Store, as_array, as_range, from_wire, to_wire, wire_bytes
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.types import Axis, Table, Tensor
 
 PROMPTS = Axis("prompts", "prompts")
@@ -104,7 +104,7 @@ def test_the_wire(make: Any, rows: Ragged) -> None:
 def test_what_is_sent_has_no_padding() -> None:
     """One long row among short ones: bytes are those of the tokens that there are."""
     rows = [[1]] * 99 + [[1] * 1000]
-    assert size(to_wire(flat(rows))) == 8 * (99 + 1000) + 8 * 100
+    assert wire_bytes(to_wire(flat(rows))) == 8 * (99 + 1000) + 8 * 100
 
 
 def test_arrays_that_cannot_be_written_become_tensors_that_can() -> None:
@@ -140,7 +140,9 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
         known.append(made)
     for remote, rows in known:
         assert _rows(remote) == rows
-        assert sorted((ref.key[0], place) for ref, places in remote.by_piece() for place in places) == sorted(rows)
+        assert sorted((ref.key[0], place) for ref, places in remote.places_by_piece() for place in places) == sorted(
+            rows
+        )
 
 
 def _remote(number: int, count: int, holder: Address = ("a", 0)) -> tuple[RowRefs, list[tuple[int, int]]]:
@@ -199,7 +201,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
             over = Step(steps.pop(0), "step")
             ledger.finish(over)
             for store in processes.stores.values():
-                store.retain(over.number, [remote.pieces[0].key for remote, _ in values])
+                store.keep_only(over.number, [remote.pieces[0].key for remote, _ in values])
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
         step = data.draw(st.sampled_from(steps))
         frame = Frame({"x": Tensor("float", PROMPTS)}, Step(step, "step"), elsewhere=True)
@@ -212,7 +214,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
             for wire in delivery.arriving:
                 for key, rows, packed in wire:
                     came.setdefault((who, step), []).extend((key[0], int(row)) for row in rows)
-                    processes.stores[who].arrive(step, key, rows, from_wire(packed))
+                    processes.stores[who].store_received(step, key, rows, from_wire(packed))
             wanted = delivery.inputs["x"]
             assert isinstance(wanted, WantedRows)
             piece = Piece.join([processes.stores[who].take(key, as_array(rows), step) for key, rows, _ in wanted.parts])
@@ -242,15 +244,15 @@ def test_what_a_step_made_and_got_goes_with_it() -> None:
     store.put(1, (1, 0, "x"), piece)
     store.put(1, (1, 0, "buffer"), piece)
     store.put(2, (2, 0, "x"), piece)
-    store.arrive(1, (3, 0, "y"), rows, piece)
-    store.arrive(2, (3, 0, "y"), rows[1:], piece.take(rows[1:]))
-    store.retain(1, [(1, 0, "buffer")])
+    store.store_received(1, (3, 0, "y"), rows, piece)
+    store.store_received(2, (3, 0, "y"), rows[1:], piece.take(rows[1:]))
+    store.keep_only(1, [(1, 0, "buffer")])
     assert told(store.take((1, 0, "buffer"), rows)) == told(store.take((2, 0, "x"), rows)) == told(piece)
     assert told(store.take((3, 0, "y"), rows[1:], 2)) == told(piece)[1:]
     for gone in (lambda: store.take((1, 0, "x"), rows), lambda: store.take((3, 0, "y"), rows, 1)):
         with pytest.raises(AssertionError, match="is not here"):
             gone()
-    store.retain(2, [])
+    store.keep_only(2, [])
     with pytest.raises(AssertionError, match="is not here"):
         store.take((1, 0, "buffer"), rows)
 
@@ -276,7 +278,7 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
         "one": torch.tensor(1.0),
     }
     size = frame.size(axis)
-    ranges = (share(size, copies, copy) for copy in range(copies))
+    ranges = (even_range(size, copies, copy) for copy in range(copies))
     shares = [slice_rows(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
     sizes = [own.size(axis) for own, _ in shares]
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.collectives import Collective, CollectiveState, entered
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, collective_state
 from rlgraph.backends.engines.process_groups import connect, listen
 from rlgraph.backends.exchange.exchange import PendingMessage
 from rlgraph.backends.exchange.link import LinkError
@@ -55,7 +55,7 @@ def test_who_did_not_come_and_who_waits_behind_it() -> None:
         "rank 0 of play waits for rank 2 of learn in the transfer of a part of a tensor",
         "rank 1 of learn says nothing at all: its process, or its machine, stands still",
     ]
-    assert waits.blamed([("learn", 2), ("learn", 1), ("learn", 0)]) == ("learn", 1)
+    assert waits.process_to_blame([("learn", 2), ("learn", 1), ("learn", 0)]) == ("learn", 1)
 
 
 def test_who_lives_and_does_something_else() -> None:
@@ -65,7 +65,7 @@ def test_who_lives_and_does_something_else() -> None:
         ("learn", 1): at({TP: 7}, work="`train` for `actor@1`"),
     }
     waits = WaitGraph.of(found, ())
-    assert waits.blamed(found) == ("learn", 1)
+    assert waits.process_to_blame(found) == ("learn", 1)
     assert told(waits, *found) == [
         "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 8 of ranks 0-1 of learn, with 1 number",
         "rank 1 of learn does `train` for `actor@1`, for 61 s, at engines/some/engine.py:9, in step",
@@ -74,7 +74,7 @@ def test_who_lives_and_does_something_else() -> None:
 
 def test_a_collective_to_which_all_have_come_blames_nobody() -> None:
     found = {("learn", rank): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)) for rank in (0, 1)}
-    assert not WaitGraph.of(found, ()).each
+    assert not WaitGraph.of(found, ()).waits
 
 
 def test_many_waits_are_cut() -> None:
@@ -96,9 +96,9 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
     doing = ActivityLog()
 
     def look() -> None:
-        while not entered().open:
+        while not collective_state().open:
             time.sleep(0.01)
-        answers.put((entered(), doing.work()))
+        answers.put((collective_state(), doing.work()))
 
     threading.Thread(target=look).start()
     try:

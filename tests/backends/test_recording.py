@@ -25,7 +25,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
+from rlgraph.backends.recording import HEADER, Recorder, Replay, claim_folder
 from rlgraph.backends.replayed import drop_resampled_rows, drop_unfinished_steps
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver
@@ -53,7 +53,7 @@ def run(
     )
     program = compile_text(shipped(name, swaps), given)
     if settings.get("record"):
-        with recording(settings["record"], program.name, settings.get("seed", 0)):
+        with claim_folder(settings["record"], program.name, settings.get("seed", 0)):
             return Run(program, folder, **settings).steps(steps)
     return Run(program, folder, **settings).steps(steps)
 
@@ -138,7 +138,7 @@ def test_samples_that_end_first_of_a_recording_of_all(folder: Path, tmp_path: Pa
             with pytest.raises(RunError, match="the recording has no `rollout` for prompts row"):
                 Run(program, folder, replay=tmp_path / ", first=3").steps(1)
             break
-        with recording(tmp_path / (first or "all"), program.name, 0):
+        with claim_folder(tmp_path / (first or "all"), program.name, 0):
             seen[first] = Run(program, folder, record=tmp_path / (first or "all")).steps(1)
     stop_sampling(monkeypatch)
     program = compile_text(text, given)
@@ -149,7 +149,7 @@ def test_ages_come_out_of_the_recording(folder: Path, tmp_path: Path) -> None:
     """They are those of the weights that made the rows, whatever the replaying process would have sampled with."""
     swaps, given = PROGRAMS["async_grpo"]
     program = compile_text(shipped("async_grpo", {**swaps, "lag=2": "staleness=2"}), given)
-    with recording(tmp_path / "r", program.name, 0):
+    with claim_folder(tmp_path / "r", program.name, 0):
         assert [seen.metrics["age"] for seen in Run(program, folder, record=tmp_path / "r").steps(2)] == [0, 0]
     for file in (tmp_path / "r").glob("step-000002.*"):
         file.write_text(file.read_text().replace('"versions": [[1, ', '"versions": [[0, '))
@@ -185,7 +185,7 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
         asked = [prompt for prompt, _ in rows[part]]
         Recorder(tmp_path / "r").write(NODE, Step(step, "step"), None, ids[part], asked, answer, versions[part])
 
-    with recording(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
+    with claim_folder(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
     replay = Replay(tmp_path / "r", "grpo", 0)
     for step in (2, 1):
@@ -203,7 +203,7 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
 def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbers: list[float], wide: bool) -> None:
     path = tmp_path_factory.mktemp("numbers") / "r"
     wanted = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
-    with recording(path, "grpo", 0):
+    with claim_folder(path, "grpo", 0):
         made = generation([([3], [5] * len(numbers))], wanted)
         Recorder(path).write(NODE, Step(1, "step"), 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
     found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]])[0].logprobs.to(wanted.dtype)
@@ -243,7 +243,7 @@ class Interrupts(SilentObserver):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.count -= node.op == "train"
         if self.count == 0:
             self.count = -1
@@ -257,7 +257,7 @@ def lines(folder: Path, step: int) -> list[dict[str, Any]]:
 
 def test_a_step_that_begins_again_is_recorded_once(folder: Path, tmp_path: Path) -> None:
     program = compile_text(AGAIN, {})
-    with recording(tmp_path / "r", program.name, 0):
+    with claim_folder(tmp_path / "r", program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "r"), Interrupts(2))
         with pytest.raises(KeyboardInterrupt):
             list(backend.steps(3))
@@ -292,7 +292,7 @@ def test_batches_that_begin_again_are_recorded_once(tmp_path: Path) -> None:
     one, other = sorted(tmp_path.glob("step-000002.*"))[:2]
     other.write_text(one.read_text() + other.read_text())
     one.unlink()
-    going = [CollectBatch.again(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
+    going = [CollectBatch.restore_inputs(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
     going[1].given.step = replace(going[1].given.step, attempt=1)
     whole = rows_of(tmp_path, 3)
     drop_unfinished_steps(tmp_path, 3, {"prompts.surplus": Surplus(None, tuple(going)), "level": 0.5}, 1)
@@ -304,7 +304,7 @@ def test_batches_that_begin_again_are_recorded_once(tmp_path: Path) -> None:
 def test_who_comes_late_records_nothing(tmp_path: Path) -> None:
     """Of what a step samples that has begun again."""
     recorder = written(tmp_path, Step(1, "step"), "a-0", [0])
-    recorder.begin_again(1)
+    recorder.begin_retry(1)
     made = generation([([3], [5])], torch.zeros(1))
     for attempt in (0, 1):
         step = Step(1, "step", attempt=attempt)
@@ -393,13 +393,16 @@ def test_folders_that_are_no_recording_of_this_program(folder: Path, recorded: A
 def test_folders_that_cannot_be_recorded_into(folder: Path, recorded: Any, tmp_path: Path) -> None:
     path, _ = recorded("grpo")
     before = sorted(path.iterdir())
-    with pytest.raises(UsageMistake, match="E0814.*is not empty"), recording(path, "grpo", 0):
+    with pytest.raises(UsageMistake, match="E0814.*is not empty"), claim_folder(path, "grpo", 0):
         pass
     assert sorted(path.iterdir()) == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageMistake, match="E0814.*cannot hold a recording"), recording(tmp_path / "file", "grpo", 0):
+    with (
+        pytest.raises(UsageMistake, match="E0814.*cannot hold a recording"),
+        claim_folder(tmp_path / "file", "grpo", 0),
+    ):
         pass
     # A run that did not begin leaves the folder as it was.
-    with pytest.raises(RuntimeError), recording(tmp_path / "r", "grpo", 0):
+    with pytest.raises(RuntimeError), claim_folder(tmp_path / "r", "grpo", 0):
         raise RuntimeError
     assert not (tmp_path / "r").exists()

@@ -19,7 +19,7 @@ from tiny import ALGORITHMS, compile_text, data_folder, shipped
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.blocks import handed_on
+from rlgraph.backends.blocks import passes_blocks_on
 from rlgraph.backends.distributed import backend as placed_backend
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
@@ -86,7 +86,7 @@ class Fires(SilentObserver):
         self.names: list[tuple[str, str]] = []
         self.pools: list[tuple[str, str]] = []
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.names.append((node.op, node.name))
         self.pools.append((pool, node.name))
 
@@ -129,7 +129,7 @@ def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], 
     for step in steps:
         works = [work for work in backend.works if work.start < began + step.seconds]
         path = critical_path([work for work in works if work.end <= began + step.seconds], began)
-        assert sum(work.within(began, began + step.seconds) for work in path) == pytest.approx(step.seconds)
+        assert sum(work.seconds_within(began, began + step.seconds) for work in path) == pytest.approx(step.seconds)
         assert all(before.end == after.start for before, after in zip(path, path[1:], strict=False))
         for pool in made.plan.pools:
             found = pool_time(pool.name, works, began, began + step.seconds)
@@ -176,7 +176,7 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
         late = {
             (node.op, node.name)
             for phase in made.program.phases
-            for node, handed in zip(phase.graph.nodes, handed_on(phase.graph), strict=True)
+            for node, handed in zip(phase.graph.nodes, passes_blocks_on(phase.graph), strict=True)
             if more and not handed
         }
         assert Counter(each for each in ours.names if each not in late) == Counter(
@@ -429,8 +429,8 @@ def test_samples_that_end_first(folder: Path) -> None:
     found = tasks(made.program, main_step(made.program), WORKLOAD)
     answers = WORKLOAD.answers(5)
     assert [(batch.rows, batch.response) for task in found for batch in task.batches] == [
-        (25, answers.until(3, 5)),
-        *[(15, answers.first(3, 5))] * 2,
+        (25, answers.lengths_until(3, 5)),
+        *[(15, answers.shortest_of_groups(3, 5))] * 2,
     ]
 
 
@@ -483,7 +483,7 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
     for count in range(1, 20):
         rows = SampledRows([copy] * count, lambda _: 0.0, there=there)
         rows.begin(lambda _: there)
-        assert rows.idle() == 0
+        assert rows.idle_seconds() == 0
 
 
 def test_the_work_of_samples_that_are_given_up() -> None:
@@ -492,7 +492,7 @@ def test_the_work_of_samples_that_are_given_up() -> None:
     rows = FakeRows("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
     kept = rows.first(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
-    sampling = kept.sampling(3, 5)
+    sampling = kept.sampling_work(3, 5)
     assert (sampling.rows, sampling.samples) == (10, 5)
     assert sampling.response == Lengths((1, 1, 2, 2, 2, 4, 4, 4, 4, 4))
 

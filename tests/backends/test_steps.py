@@ -17,7 +17,7 @@ from tiny import compile_text, data_folder, weights
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
@@ -130,10 +130,10 @@ def ahead(backend: StepRunner, count: int) -> Iterator[tuple[Frame, dict[str, fl
 def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[list[Any], list[Any], Any]:
     """Metrics, samples and the last weights of steps that are run one after the other."""
     metrics, samples = [], []
-    with recording(record, program.name, 0):
+    with claim_folder(record, program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=record))
         try:
-            for frame, _ in backend.run_steps(backend.coming(count)):
+            for frame, _ in backend.run_steps(backend.next_steps(count)):
                 metrics.append(frame.metrics)
                 samples.append(table(frame))
             return metrics, samples, backend.session.models["actor"].engine.state()
@@ -146,7 +146,7 @@ def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) ->
     """The rows of a step are generated before the step before is trained, and between its nodes."""
     program = compile_text(AHEAD.replace("LAG", str(lag)))
     metrics, samples, last = in_turn(program, folder, tmp_path / "in turn", 3)
-    with recording(tmp_path / "ahead", program.name, 0):
+    with claim_folder(tmp_path / "ahead", program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "ahead"))
         try:
             found = [frame for frame, _ in ahead(backend, 3)]
@@ -169,7 +169,7 @@ def test_two_frames_live_side_by_side_in_the_processes_of_a_plan(folder: Path, t
     program = compile_text(text)
     metrics, _, last = in_turn(program, folder, tmp_path / "in turn", 3)
     made = compiled(text, {}, apart(program), folder)
-    with recording(tmp_path / "ahead", program.name, 0):
+    with claim_folder(tmp_path / "ahead", program.name, 0):
         backend = RayBackend(made.program, made.plan, Settings(folder=folder, record=tmp_path / "ahead"), debug=True)
         try:
             found = []
@@ -220,7 +220,7 @@ def test_two_frames_live_side_by_side_in_a_simulation(folder: Path, lag: int) ->
         return SimBackend(made.program, made.plan, Fixed(), WORKLOAD)
 
     in_turn, backend = simulation(), simulation()
-    expected = [told(*found) for found in in_turn.run_steps(in_turn.coming(3))]
+    expected = [told(*found) for found in in_turn.run_steps(in_turn.next_steps(3))]
     assert [told(*found) for found in ahead(backend, 3)] == expected
     assert expected[0] != expected[1]
 
@@ -264,11 +264,11 @@ def test_staleness_is_an_edge(folder: Path) -> None:
 def test_versions_are_read_off_the_program() -> None:
     """Steps 1 and 2 train `twin`, the others update it; every third one trains `actor`."""
     versions = WeightVersions(compile_text(EDGES))
-    assert [versions.after("actor", step) for step in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert [versions.after("twin", step) for step in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert [versions.version_after("actor", step) for step in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert [versions.version_after("twin", step) for step in range(6)] == [0, 1, 2, 3, 4, 5]
     ninth = Step(9, "step")
-    assert versions.at("actor", ninth) == 2 and versions.at("actor", ninth, 3) == 0
-    assert versions.at("twin", ninth) == 8
+    assert versions.version_at("actor", ninth) == 2 and versions.version_at("actor", ninth, 3) == 0
+    assert versions.version_at("twin", ninth) == 8
 
 
 def test_weights_are_kept_until_no_step_needs_them() -> None:
@@ -277,9 +277,9 @@ def test_weights_are_kept_until_no_step_needs_them() -> None:
     for number in range(1, 7):
         step = Step(number, "step")
         for update in range(2):
-            past.changing(step, lambda number=number, update=update: {"w": torch.tensor([number, update])})  # type: ignore[misc]
+            past.copy_before_change(step, lambda number=number, update=update: {"w": torch.tensor([number, update])})  # type: ignore[misc]
         assert past.get(number) is None, "these are the present ones"
-        read = past.get(versions.at("actor", step, 3))
+        read = past.get(versions.version_at("actor", step, 3))
         # Of a step the weights before its first update.
         assert read is not None and read["w"].tolist() == [max(1, number - 2), 0]
         past.finish(step)
@@ -296,7 +296,7 @@ def test_a_row_is_as_old_as_its_oldest_token() -> None:
 
 def test_a_model_that_no_later_step_reads_is_not_copied() -> None:
     past = PastWeights("twin", WeightVersions(compile_text(EDGES)))
-    past.changing(Step(1, "warm"), lambda: pytest.fail("copied"))
+    past.copy_before_change(Step(1, "warm"), lambda: pytest.fail("copied"))
     assert past.get(0) is None
 
 

@@ -21,7 +21,7 @@ from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.backends.worker.choosing import chosen_places
@@ -170,7 +170,7 @@ def test_whatever_takes_how_long(folder: Path, name: str, tmp_path: Path) -> Non
     made, ages, late, ended = program(name, folder), set[int](), 0, list[tuple[int, Any]]()
     for seed in range(2):
         path = tmp_path / str(seed)
-        with recording(path, name, 0), pytest.MonkeyPatch.context() as patch:
+        with claim_folder(path, name, 0), pytest.MonkeyPatch.context() as patch:
             steps = delayed(made, Settings(folder=folder, record=path), seed, patch)
         found = traced(made, steps, tmp_path / f"{seed}.run")
         assert found.accepted, [each.render() for each in found.diagnostics]
@@ -221,7 +221,7 @@ def test_batches_that_overtake_each_other(folder: Path, name: str, tmp_path: Pat
     program = with_node_ids(made.program)
     for seed in (0, 2):
         path, clock = tmp_path / str(seed), VirtualClock()
-        with recording(path, name, 0):
+        with claim_folder(path, name, 0):
             transport = Copies(Session(program, Settings(folder=folder, record=path)), clock, seed)
             first = transport.session.first
             backend = HereBackend(program, made.plan, transport, clock, SilentObserver(), first, seed=0)

@@ -54,14 +54,14 @@ class Here:
     def choose(self, order: NodeRequest) -> np.ndarray:
         return chosen_places(order.node, order.frame)
 
-    def weigh(self, order: NodeRequest) -> Sequence[float]:
+    def row_weights(self, order: NodeRequest) -> Sequence[float]:
         raise NotImplementedError("rows begin in the order of the data")
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
         return lambda: TransferCost(0.5, sent=8)
 
-    def adopt(self, move: WeightTransfer) -> None:
+    def assign_weights(self, move: WeightTransfer) -> None:
         raise NotImplementedError("no model is updated from another one")
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Here:
     def abort(self, why: BaseException) -> None:
         """Nobody waits."""
 
-    def stop(self) -> None:
+    def end_processes(self) -> None:
         self.session.close()
 
 
@@ -106,7 +106,7 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     finally:
         backend.close()
         local.close()
-    assert backend.trained() == local.trained()
+    assert backend.update_counts() == local.update_counts()
     # In the first step every group has the first weights.
     moves = [at for at, line in enumerate(transport.carried) if " > " in line]
     trained = next(at for at, line in enumerate(transport.carried) if line.startswith("1: train"))
@@ -121,7 +121,7 @@ class Stuck(Here):
         super().__init__(session)
         self.stuck, self.told = True, 0
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         def arrived() -> TransferCost:
             if self.stuck:
                 raise LinkError("the other end does not answer")
@@ -146,8 +146,8 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     first, second = Step(1, "step"), Step(2, "step")
     try:
-        backend.weights.trained("actor", first)
-        lent = partial(backend.weights.lent, "actor", play, node)
+        backend.weights.note_update("actor", first)
+        lent = partial(backend.weights.lend, "actor", play, node)
         with lent(first) as brought, lent(second) as found:
             for each in (found, brought, found):
                 with pytest.raises(LinkError):
@@ -172,9 +172,9 @@ step async(lag=1):
 class Noting(Here):
     """Which versions of the weights are sent."""
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         self.carried.append(str(move.version))
-        return super().move(move)
+        return super().send_weights(move)
 
 
 def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
@@ -188,9 +188,9 @@ def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
     play = made.plan.role("actor", "generate")
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     try:
-        backend.weights.trained("actor", Step(1, "step"))
+        backend.weights.note_update("actor", Step(1, "step"))
         for number in (3, 2):
-            with backend.weights.lent("actor", play, node, Step(number, "step")) as found:
+            with backend.weights.lend("actor", play, node, Step(number, "step")) as found:
                 assert found.version == number - 2
     finally:
         backend.close()

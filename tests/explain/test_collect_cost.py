@@ -43,7 +43,7 @@ def test_compiling_and_simulating_agree(options: str, tmp_path: Path) -> None:
     workload = Workload(Lengths((300.0,)), Lengths.lognormal(mean=400, p99=1000), kept=0.5)
     made = rlgraph.compile(program, schedule=SCHEDULE, cluster=CLUSTER, workload=workload)
     found = simulate(made, CLUSTER, steps=4, workload=workload)
-    assert found.seconds == pytest.approx(made.told["predicted"]["seconds"], rel=0.03)
+    assert found.seconds == pytest.approx(made.plan_file_sections["predicted"]["seconds"], rel=0.03)
     [trained] = [task for task in tasks(made.program, main_step(made.program), workload) if task.op == "train"]
     wanted = 4 * int(options.split(",")[0])
     assert trained.batches[0].rows == wanted == found.trained / found.steps

@@ -19,11 +19,11 @@ from rlgraph.backends.sim.steady_state import run_steps
 from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, goes_to
+from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, seconds_by_kind
 from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
 from rlgraph.explain.sharing import OVER, sharing, strategies
 from rlgraph.explain.simulate import simulate
-from rlgraph.explain.variants import ONE_STEP_OFF, next_device, others
+from rlgraph.explain.variants import ONE_STEP_OFF, next_device, variants_of
 from rlgraph.explain.whatif import Sweep, what_if
 from rlgraph.passes.compilation.blocks import STEPS, streaming_gains
 from rlgraph.passes.compilation.overlap import make_simulator
@@ -122,7 +122,7 @@ def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
         for each in path:
             assert each.kind in KINDS and set(each.parts) <= set(BOUNDS)
             assert sum(each.parts.values()) == pytest.approx(each.seconds, rel=1e-6, abs=1e-9), each.name
-        assert sum(goes_to(path).values()) == pytest.approx(strategy.found.seconds)
+        assert sum(seconds_by_kind(path).values()) == pytest.approx(strategy.found.seconds)
 
 
 OVERLAPPING = ["1x1:a100-80gb", "1x4:a100-80gb", "1x2:a100-80gb + 1x2:h20-96gb ~ 10Mb/s, 1ms"]
@@ -145,7 +145,7 @@ def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> Non
 
 def test_one_step_off_is_what_such_a_program_takes(told: Explanation) -> None:
     older = same_as_async(PPO, SMALL, told)
-    assert not any(each.name == ONE_STEP_OFF for each in others(older.choice))
+    assert not any(each.name == ONE_STEP_OFF for each in variants_of(older.choice))
 
 
 @pytest.mark.long
@@ -159,8 +159,8 @@ def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
     """Gives the program whose weights are a step old."""
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
     older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
-    assert change.seconds == pytest.approx(older.told["predicted"]["seconds"], rel=0.03)
-    assert change.saves > 0.1 and change not in told.helpful
+    assert change.seconds == pytest.approx(older.plan_file_sections["predicted"]["seconds"], rel=0.03)
+    assert change.saves > 0.1 and change not in told.most_helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
     return older
 
@@ -169,7 +169,7 @@ def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
 def test_one_step_off_is_told_beside_what_the_step_takes() -> None:
     """Of ReMax the search lays out one after the other what a copy samples together."""
     found = rlgraph.compile(ALGORITHMS / "remax.rlf", cluster="2x8:h100-80gb")
-    told = found.told["predicted"]
+    told = found.plan_file_sections["predicted"]
     assert told["seconds"] < 0.95 * told["in_turn_seconds"]
     [change] = [each for each in explain(found).changes if each.name == ONE_STEP_OFF]
     assert change.beside == told["seconds"]
@@ -287,7 +287,7 @@ def test_a_change_saves_what_is_told(ppo: Compiled, told: Explanation, number: i
     if ":" in change.detail:
         after = rlgraph.compile(PPO, cluster=change.detail).choice.found.seconds
     else:
-        half = [each for each in others(ppo.choice) if each.name == change.name][0].question.workload
+        half = [each for each in variants_of(ppo.choice) if each.name == change.name][0].question.workload
         after = rlgraph.compile(PPO, cluster=SMALL, workload=half).choice.found.seconds
     assert change.saves == pytest.approx(1 - change.seconds / before)
     assert change.seconds * (1 - COARSE) <= after <= change.seconds / (1 - SPARE), change.name
@@ -313,14 +313,14 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     told = replace(
         plain.explain(), changes=(*[replace(change, name=f"{n} more", saves=0.9, said=False) for n in "123"], change)
     )
-    assert told.helpful[-1] is change and len(told.helpful) == 4
+    assert told.most_helpful[-1] is change and len(told.most_helpful) == 4
     assert not [each for each in streamed.explain().changes if "stream" in each.name]
     assert not list(streaming_gains(plain.choice, 0.0))
 
 
 def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> None:
     saves = {change.name: change.saves for change in told.changes}
-    helping = [other.name for other in others(ppo.choice) if other.helps]
+    helping = [other.name for other in variants_of(ppo.choice) if other.helps]
     assert {"one more node", "a network twice as fast", "twice the memory on each device"} <= set(helping)
     assert all(saves[name] >= 0 for name in helping)
     assert saves["one more node"] > 0.01, "or the test shows nothing"
@@ -330,14 +330,14 @@ def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> Non
 
 def test_what_was_chosen_would_still_do(ppo: Compiled) -> None:
     """Where a coarse search finds nothing better."""
-    [more] = [other for other in others(ppo.choice) if other.name == "one more node"]
+    [more] = [other for other in variants_of(ppo.choice) if other.name == "one more node"]
     kept = evaluate_change(ppo.choice, more, set())
     assert (kept.seconds, kept.saves) == (ppo.choice.found.seconds, 0.0)
     assert evaluate_change(ppo.choice, replace(more, helps=False), set()).seconds is None
 
 
 def test_half_as_long_answers(ppo: Compiled) -> None:
-    [half] = [each for each in others(ppo.choice) if each.name == "half as long answers"]
+    [half] = [each for each in variants_of(ppo.choice) if each.name == "half as long answers"]
     workload = half.question.workload
     assert workload.response is not None
     assert workload.response.mean == pytest.approx(Workload().answers(512).mean / 2)
@@ -367,7 +367,7 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     assert "of it in" not in str(told) and not told.host.functions
     # The simulator says the same of its plan.
     found = simulate(made)
-    assert found.hosted(calls=True) == pytest.approx(calls, rel=0.01)
+    assert found.host_seconds(calls=True) == pytest.approx(calls, rel=0.01)
     assert "the host calls functions for 8.2 s of a step" in str(found)
     assert "the host calls functions" not in str(simulate(apart))
 
@@ -386,7 +386,7 @@ def test_devices_of_the_table_are_better() -> None:
 def test_a_change_keeps_what_was_said_of_links() -> None:
     text = "1x2:a100-80gb + 1x2:h20-96gb ~ 1GB/s, 5ms"
     compiled = rlgraph.compile(ALONE, cluster=text)
-    for other in others(compiled.choice):
+    for other in variants_of(compiled.choice):
         cluster = other.question.cluster
         assert (cluster.between, cluster.between_latency) == (1e9, 5e-3)
         assert read_cluster(cluster.text) == cluster
@@ -394,7 +394,7 @@ def test_a_change_keeps_what_was_said_of_links() -> None:
 
 def test_the_largest_cluster_gets_no_larger(ppo: Compiled) -> None:
     question = replace(ppo.choice.question, cluster=read_cluster("16384x8:a100-80gb"))
-    names = [other.name for other in others(replace(ppo.choice, question=question))]
+    names = [other.name for other in variants_of(replace(ppo.choice, question=question))]
     assert "one node less" in names and "one more node" not in names
 
 
@@ -405,13 +405,13 @@ def test_the_text(told: Explanation) -> None:
     text = str(told)
     lines = text.splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 140
-    kind, seconds = next(iter(told.goes_to.items()))
+    kind, seconds = next(iter(told.seconds_by_kind.items()))
     assert f"what the step goes to: {kind} {seconds / told.seconds:.0%}" in text
     assert f"{kind} is {seconds / told.seconds:.0%} of the step; what would help most:" in text
     assert any("one more node (3x2:a100-80gb(memory=8GiB)) would save" in line for line in lines)
     for each in told.alternatives:
         assert any(line.startswith(each.name) for line in lines)
-    assert len(told.helpful) <= 3 and all(change.saves > 0.01 for change in told.helpful)
+    assert len(told.most_helpful) <= 3 and all(change.saves > 0.01 for change in told.most_helpful)
 
 
 def test_nothing_helps() -> None:
@@ -419,7 +419,7 @@ def test_nothing_helps() -> None:
     tiny = 'random("qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, tokenizer=bytes())'
     text = ALONE.replace(MODEL, tiny).replace("batch=64", "batch=1").replace("max_tokens=128", "max_tokens=1")
     told = explain(rlgraph.compile(text, cluster="1x1:b200-180gb"))
-    assert told.helpful == [] and "nothing that was tried saves more than 1%:" in str(told)
+    assert told.most_helpful == [] and "nothing that was tried saves more than 1%:" in str(told)
 
 
 def test_plain_data(told: Explanation) -> None:

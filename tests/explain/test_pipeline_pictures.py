@@ -12,7 +12,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
 from rlgraph.explain.pipelines import pipelines
 from rlgraph.passes.compilation.choosing import fusion_timetables
-from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import interleaved, one_f_one_b
@@ -70,7 +70,7 @@ def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) ->
 
     def seen(name: str, micro_batches: int, turned: bool):  # type: ignore[no-untyped-def]
         config = configs[name]
-        return counted(config.shape, config.kind, 4, micro_batches, turned=turned)
+        return counted_model(config.shape, config.kind, 4, micro_batches, turned=turned)
 
     [one] = pipelines(together)
     sizes = [model.micro_batches for model in one.fusion.problem.models]
@@ -88,7 +88,7 @@ def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) ->
 def test_the_memory_in_flight_is_the_plans(together: Compiled, apart: Compiled) -> None:
     for made in (together, apart):
         for each in pipelines(made):
-            peak = made.told["predicted"]["memory"]["learn"]
+            peak = made.plan_file_sections["predicted"]["memory"]["learn"]
             assert 0 < each.held < peak["bytes"]
     [one] = pipelines(together)
     assert one.held > max(each.held for each in pipelines(apart))
@@ -97,7 +97,7 @@ def test_the_memory_in_flight_is_the_plans(together: Compiled, apart: Compiled) 
 def test_the_picture_has_a_bar_for_each_entry(together: Compiled, apart: Compiled) -> None:
     [one] = pipelines(together)
     svg = together.to_svg(picture="pipelines")
-    assert len(bars_of(svg)) == one.fusion.problem.work and "@font-face" in svg
+    assert len(bars_of(svg)) == one.fusion.problem.forward_backward_count and "@font-face" in svg
     assert ">train actor, critic in one pipeline<" in svg and "of the time is left out" not in svg
     assert together.to_png(picture="pipelines").startswith(b"\x89PNG")
     told = {bar.fill[0] for bar in bars_of(apart.to_svg(picture="pipelines")) if bar.told.startswith("actor")}

@@ -21,7 +21,7 @@ from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.explain.transfers import show_transfers
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.compilation.compile import check_program, compiled
+from rlgraph.passes.compilation.compile import check_program, compile_program
 from rlgraph.passes.compilation.programs import OpenedProgram, decode_source
 from rlgraph.passes.compilation.schedules import with_schedule
 from rlgraph.passes.cost.calibration import HeldOutErrors
@@ -67,7 +67,7 @@ def _program(raw: bytes, folder: Path) -> object:
         warning.render()
     if crc32(raw) % COMPILED:
         return None
-    made = compiled(opened, {}, found)
+    made = compile_program(opened, {}, found)
     for stage in made.stages:
         assert parse_program(print_program(stage.program)) == stage.program, stage.name
     once = format_source(opened.source)
@@ -103,7 +103,7 @@ def _schedule(raw: bytes, folder: Path) -> object:
     name = re.search(r"^schedule (\w+)", source.text, re.MULTILINE)
     opened, base = _bases().get(name[1] if name else "") or _bases()["ppo"]
     found = with_schedule(base, OpenedProgram(source, folder))
-    return compiled(opened, {}, found, devices=4).plan
+    return compile_program(opened, {}, found, devices=4).plan
 
 
 @cache
@@ -201,7 +201,7 @@ def _calibration(raw: bytes, folder: Path) -> object:
     again = folder / "again.json"
     again.write_text(found.to_text(), "utf-8")
     read_calibration(again)
-    return found.on(read_cluster("1x2:cpu"))
+    return found.with_measured_rates(read_cluster("1x2:cpu"))
 
 
 @cache
@@ -271,7 +271,7 @@ def _config(raw: bytes, folder: Path) -> object:
     source = 'random("qwen2", tokenizer="model")' if named == "tokenizer.json" else '"model"'
     program = f"algorithm a\nmodel actor = causal_lm({source})\n" + LEARNS
     found = check_program(OpenedProgram(Source("a.rlf", program), folder), {})
-    made = compiled(OpenedProgram(Source("a.rlf", program), folder), {}, found, devices=4)
+    made = compile_program(OpenedProgram(Source("a.rlf", program), folder), {}, found, devices=4)
     return show_transfers(made.program, made.placed)
 
 

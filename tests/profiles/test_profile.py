@@ -79,13 +79,13 @@ def test_an_order_that_was_sent_behind_weights_says_nothing_of_orders(tmp_path: 
     watch.cores.waits = lambda: []  # type: ignore[method-assign]
 
     def took(behind: bool) -> TimedWork:
-        watch.firing(node)
+        watch.node_started(node)
         if behind:
             watch.span("play", 0, "sync m0", "sync", 0.0, 5.0)
-            watch.synced("m0", "learn", "play", 5.0, 0, 0)
+            watch.weights_sent("m0", "learn", "play", 5.0, 0, 0)
         watch.span("play", 0, node.name, node.op, 5.0, 6.0)
-        watch.fired(node, 8.0, 0)
-        return watch.taken()[-1]
+        watch.node_done(node, 8.0, 0)
+        return watch.take_works()[-1]
 
     waiting, behind = took(False), took(True)
     assert waiting.seconds - waiting.inside == pytest.approx(7, abs=0.5)
@@ -97,7 +97,7 @@ def test_work_takes_time_however_long_it_waited() -> None:
     watch = Stopwatch()
     for waited in (0.0, 5e-4, 1e-3, 2e-3):
         watch.add("x", "tensor", seconds=1e-3, inside=8e-4, waited=waited)
-    assert [each.inside for each in watch.taken()] == pytest.approx([8e-4, 3e-4, 8e-5, 8e-5])
+    assert [each.inside for each in watch.take_works()] == pytest.approx([8e-4, 3e-4, 8e-5, 8e-5])
 
 
 def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_time_beside_all_nodes_counts_what_overlaps_once() -> None:
         TimedWork("b", "tensor", 2.0, 4.0, 2.0),
         TimedWork("c", "tensor", 6.0, 7.0, 1.0),
     )
-    assert TimedStep(8.0, 0.5, done).beside == pytest.approx(3.5)
+    assert TimedStep(8.0, 0.5, done).idle_seconds == pytest.approx(3.5)
     assert TimedStep(8.0, 0.5, done).seconds == 7.5
 
 

@@ -226,8 +226,8 @@ def test_what_stands_behind_the_last_whole_line_is_cut_off(tail: bytes, run: Pat
     metrics = run / "metrics.jsonl"
     good = metrics.read_bytes()
     metrics.write_bytes(good + tail)
-    folder = RunFolder.again(run)
-    assert [line["step"] for line in folder.cut(2)] == [1, 2]
+    folder = RunFolder.open_for_resume(run)
+    assert [line["step"] for line in folder.cut_after(2)] == [1, 2]
     folder.close()
     assert metrics.read_bytes() == good
 
@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_what_says_how_it_was_run(run: Path, monkeypatch: pyt
         file = plain(path, mode, *more, **named)
         return Full(file) if "w" in mode and HOW in path.name else file
 
-    folder = RunFolder.again(run)
+    folder = RunFolder.open_for_resume(run)
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(UsageMistake, match="no space left on device"):
         folder.begin("program", "graph", {})

@@ -83,13 +83,13 @@ class Breaks(SilentObserver):
     def __init__(self, at: int) -> None:
         self.left = at
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        self.firing(node)
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        self.node_started(node)
 
 
 def broken(seed: int, *options: str) -> str:
@@ -220,14 +220,14 @@ class SlowDisk(SilentObserver):
         """The next step has sampled; its update waits, or is over."""
         self._write = process_saving.write_tensors
         monkeypatch.setattr(process_saving, "write_tensors", self.write)
-        changing, waits = Session.changing, self._waits
+        changing, waits = Session.prepare_change, self._waits
 
         def change(session: Session, name: str, step: Step) -> None:
             if session.models[name].held:
                 waits.set()
             changing(session, name, step)
 
-        monkeypatch.setattr(Session, "changing", change)
+        monkeypatch.setattr(Session, "prepare_change", change)
 
     def write(self, *args: Any, **named: Any) -> Any:
         if "written" not in self.told:
@@ -238,7 +238,7 @@ class SlowDisk(SilentObserver):
         self.told.append("written")
         return written
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op in ("generate", "train"):
             self.told.append(node.op)
         if self.told.count("train") == 2:
@@ -529,7 +529,7 @@ def test_steps_of_earlier_phases_are_no_main_steps(folder: Path) -> None:
     (folder / "two.rlf").write_text(text.replace("step:", "phase first(steps=2):\n    report one = 1.0\n\nstep:"))
     compiled: Any = rlgraph.compile(Path("two.rlf"))
     options: Any = SimpleNamespace(steps=3)
-    assert [resuming.left(compiled, options, done) for done in range(6)] == [3, 3, 3, 2, 1, 0]
+    assert [resuming.steps_left(compiled, options, done) for done in range(6)] == [3, 3, 3, 2, 1, 0]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,7 +570,7 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
         def __init__(self) -> None:
             self.updates = 0
 
-        def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
             self.updates += node.op == "train"
             if self.updates == 3 and node.op == "train":
                 parameter = next(iter(model.parameters()))
@@ -635,7 +635,7 @@ class Others(SilentObserver):
     def __init__(self, *commands: list[str]) -> None:
         self.commands, self.told = commands, []  # type: ignore[var-annotated]
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op == "train":
             self.told += [status(words) for words in self.commands]
 
@@ -720,24 +720,24 @@ def test_moments_lie_as_their_parameter_does() -> None:
         before.step([gradient], options, step)
     second, after = optimizer()
     second.data.copy_(first.data)
-    kinds = before.kept()
+    kinds = before.state_by_weight()
     steps = kinds.pop("step")["w"]
     after.begin(kinds, float(steps))
     for kind, kept in kinds.items():
-        after.kept()[kind]["w"].copy_(kept["w"].contiguous())
+        after.state_by_weight()[kind]["w"].copy_(kept["w"].contiguous())
     after.step([gradients[2]], options, 2)
     assert torch.equal(whole, second)
 
 
 def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [step for step in range(1, 10) if read_interval("3").due(step)] == [3, 6, 9]
+    assert [step for step in range(1, 10) if read_interval("3").is_due(step)] == [3, 6, 9]
     assert (read_interval("10m").seconds, read_interval("1.5h").seconds, read_interval(90).steps) == (600.0, 5400.0, 90)
     often = SaveInterval(seconds=600.0, _last=1000.0)
     for now, due in ((1000.0, False), (1599.0, False), (1600.0, True)):
         monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda now=now: now))
-        assert often.due(1) == due
+        assert often.is_due(1) == due
     often.saved()
-    assert not often.due(2)
+    assert not often.is_due(2)
 
 
 ODD = """\

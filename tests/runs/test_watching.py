@@ -26,9 +26,9 @@ def test_a_line_tells_what_weights_cost() -> None:
     stream = io.StringIO()
     lines = Lines(stream)
     lines.begin({"step": 2})
-    lines.fired(SAMPLE, 0.5, 300, "roll")
-    lines.synced("actor", "train", "roll", 0.25, 3_000_000, 1_000)
-    lines.synced("actor", "train", "judge", 0.25, 500_000, 1_000)
+    lines.node_done(SAMPLE, 0.5, 300, "roll")
+    lines.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
+    lines.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
     lines.step(StepResult(1, "step", 2.0, {"reward": 0.5}))
     lines.step(StepResult(2, "step", 2.0))
     assert stream.getvalue().splitlines() == [
@@ -48,10 +48,10 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
         return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
     assert len(drawn()) == 1
-    bar.firing(SAMPLE, "roll")
-    bar.firing(TRAIN, "train")
+    bar.node_started(SAMPLE, "roll")
+    bar.node_started(TRAIN, "train")
     assert [line.split() for line in drawn()[1:]] == [["roll", "generate"], ["train", "train"]]
-    bar.fired(SAMPLE, 2.0, 300, "roll")
+    bar.node_done(SAMPLE, 2.0, 300, "roll")
     assert [line.split() for line in drawn()[1:]] == [["roll", "waits", "150", "tok/s"], ["train", "train"]]
     bar.close()
 
@@ -59,14 +59,14 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
 def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
     interrupts = Interrupts(Lines(io.StringIO()))
     watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
-    watch.firing(TRAIN, "actor")
-    watch.firing(TRAIN, "critic")
-    watch.firing(SAMPLE, "roll")
+    watch.node_started(TRAIN, "actor")
+    watch.node_started(TRAIN, "critic")
+    watch.node_started(SAMPLE, "roll")
     interrupts._signal(2, None)
-    watch.fired(SAMPLE, 1.0, 5, "roll")
-    watch.fired(TRAIN, 1.0, 0, "actor")
+    watch.node_done(SAMPLE, 1.0, 5, "roll")
+    watch.node_done(TRAIN, 1.0, 0, "actor")
     with pytest.raises(KeyboardInterrupt):
-        watch.fired(TRAIN, 1.0, 0, "critic")
+        watch.node_done(TRAIN, 1.0, 0, "critic")
     with pytest.raises(KeyboardInterrupt):
         interrupts._signal(2, None)
 
@@ -75,20 +75,20 @@ def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update
     """It was raised where what is raised is lost, as in `__del__`."""
     interrupts = Interrupts(Lines(io.StringIO()))
     watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
-    watch.firing(SAMPLE, "roll")
+    watch.node_started(SAMPLE, "roll")
     interrupts.seen = True
-    for lost in (lambda: watch.fired(SAMPLE, 1.0, 5, "roll"), lambda: watch.firing(SAMPLE, "roll")):
+    for lost in (lambda: watch.node_done(SAMPLE, 1.0, 5, "roll"), lambda: watch.node_started(SAMPLE, "roll")):
         with pytest.raises(KeyboardInterrupt):
             lost()
     interrupts.seen = False
-    watch.firing(TRAIN, "actor")
+    watch.node_started(TRAIN, "actor")
     interrupts.seen = True
-    watch.firing(SAMPLE, "roll")
-    watch.fired(SAMPLE, 1.0, 5, "roll")
+    watch.node_started(SAMPLE, "roll")
+    watch.node_done(SAMPLE, 1.0, 5, "roll")
     # The second one ends the run at once, and may be lost as well.
     interrupts.again = True
     with pytest.raises(KeyboardInterrupt):
-        watch.firing(SAMPLE, "roll")
+        watch.node_started(SAMPLE, "roll")
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -13,7 +13,7 @@ import pytest
 
 from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import in_turn, published_lists
+from rlgraph.passes.pipelines.published import published_lists, serial_lists
 from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, timed_entries, timetable
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import CUT, ROOM, gantt
@@ -31,9 +31,9 @@ LONG = Problem(
 
 def scheduled(problem: Problem) -> tuple[Problem, Lists, Timetable]:
     if problem is LONG:
-        lists = in_turn(problem)
+        lists = serial_lists(problem)
     else:
-        lists = published_lists(problem.models[0]) if len(problem.lines) == 1 else best_of_rules(problem)
+        lists = published_lists(problem.models[0]) if len(problem.replicas) == 1 else best_of_rules(problem)
     return problem, lists, timetable(problem, lists)
 
 
@@ -56,7 +56,7 @@ PROBLEMS = [
 def test_every_entry_has_one_bar_where_the_timetable_has_it(problem: Problem) -> None:
     _, lists, table = scheduled(problem)
     found = bars_of(picture(problem))
-    assert len(found) == problem.work == sum(map(len, lists))
+    assert len(found) == problem.forward_backward_count == sum(map(len, lists))
     left, scale = min(bar.x for bar in found), ROOM / table.makespan
     heights = sorted({bar.y for bar in found})
     assert len(heights) == problem.stages and all(
@@ -68,7 +68,7 @@ def test_every_entry_has_one_bar_where_the_timetable_has_it(problem: Problem) ->
         assert all(before.right <= after.x + 0.02 for before, after in pairwise(lane)), "bars of a stage do not overlap"
         count = Counter[Entry]()
         for bar, entry, start in zip(lane, own, starts, strict=True):
-            model = problem.lines[entry.line].model
+            model = problem.replicas[entry.line].model
             end = start + model.seconds(entry.part)
             count[entry] += 1
             assert (bar.x, bar.right) == pytest.approx((left + start * scale, left + end * scale), abs=0.02)
@@ -108,7 +108,7 @@ def test_colours_are_those_of_roles_and_two_models_never_have_the_same(
 
 def test_more_models_than_colours_are_drawn_all_the_same() -> None:
     many = Problem(tuple(Model(f"m{number}", 2, 1, 1.0, 2.0) for number in range(len(HUES) + 3)))
-    assert len(bars_of(picture(many))) == many.work
+    assert len(bars_of(picture(many))) == many.forward_backward_count
     assert len({bar.fill[0] for bar in bars_of(picture(many))}) == len(HUES)
 
 
@@ -125,7 +125,7 @@ def test_what_is_said_is_what_the_lists_come_to() -> None:
     held = [Counter[str]() for _ in work]
     most: list[tuple[float, int]] = [(0.0, 0)] * problem.stages
     for piece in sorted(timed_entries(problem, lists, table), key=lambda piece: (piece.start, piece.entry.part == "F")):
-        model = problem.lines[piece.entry.line].model
+        model = problem.replicas[piece.entry.line].model
         work[piece.stage] += piece.end - piece.start
         own = held[piece.stage]
         own[model.name] += 1 if piece.entry.part == "F" else -1
@@ -184,7 +184,7 @@ def test_a_long_pipeline_is_cut() -> None:
     problem, lists, table = scheduled(LONG)
     svg = picture(problem)
     found = bars_of(svg)
-    assert problem.work == 16_000 and 600 < len(found) < 1_300 and len(svg) < 200_000
+    assert problem.forward_backward_count == 16_000 and 600 < len(found) < 1_300 and len(svg) < 200_000
     assert svg.count('class="cut"') == 2 and "% of the time is left out" in svg
     assert sum(bar.width for bar in found) / len(found) > 9, "bars can be seen"
     left, right = min(bar.x for bar in found), max(bar.right for bar in found)
@@ -192,7 +192,7 @@ def test_a_long_pipeline_is_cut() -> None:
     told = Counter(bar.told for bar in found)
     assert max(told.values()) == 1 and table.makespan in {bar.seconds[1] for bar in found}
     known = {
-        f"{LONG.lines[piece.entry.line].model.name} {WAYS[piece.entry.part]} {piece.number + 1}: "
+        f"{LONG.replicas[piece.entry.line].model.name} {WAYS[piece.entry.part]} {piece.number + 1}: "
         f"{piece.start:.4g} s to {piece.end:.4g} s"
         for piece in timed_entries(problem, lists, table)
     }

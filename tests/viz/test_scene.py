@@ -150,4 +150,4 @@ def test_long_formulas_are_cut_and_whole_in_the_tooltip() -> None:
     given = ", ".join(f"x.{at}: float" for at in range(60))
     found = box(f"program p\nphase step({given}):\n  y: float = {long}\n  yield\n", "y")
     assert len(found.lines) == captions.FORMULA_LINES and found.lines[-1].endswith("…")
-    assert long in found.tip
+    assert long in found.tooltip

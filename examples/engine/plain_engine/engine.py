@@ -11,7 +11,7 @@ from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import load
-from rlgraph.backends.engines.weights import blend, clone_tensors, overwrite_weights
+from rlgraph.backends.engines.weights import blend_weights, clone_tensors, overwrite_weights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.ir.mesh import mesh
@@ -22,8 +22,8 @@ def open_rank(model, rank):
 
 
 class PlainEngine:
-    speaks = True
-    longest = None
+    has_results = True
+    longest_row = None
 
     def __init__(self, model):
         loaded = load(model)
@@ -38,7 +38,7 @@ class PlainEngine:
     def tensors(self):
         return dict(self.model.named_parameters())
 
-    def written(self):
+    def weights_were_written(self):
         self._optimizer.reread()
 
     def state(self):
@@ -48,7 +48,7 @@ class PlainEngine:
         overwrite_weights(self.tensors(), state)
 
     def blend(self, other, ema):
-        blend(self.tensors(), other, ema)
+        blend_weights(self.tensors(), other, ema)
 
     # Work
 

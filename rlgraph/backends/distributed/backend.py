@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.batches import last_settled_step
-from rlgraph.backends.blocks import BlockSizes, cuts
+from rlgraph.backends.blocks import BlockSizes, table_blocks
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
 from rlgraph.backends.distributed.weights import WeightLedger
@@ -77,7 +77,7 @@ class DistributedBackend(StepRunner):
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step, last_settled_step(step, things)) | self.transport.finish(step, things)
 
-    def trained(self) -> dict[str, int]:
+    def update_counts(self) -> dict[str, int]:
         """Return for each model how many optimizer steps it took."""
         return dict(self.weights.updates)
 
@@ -91,7 +91,7 @@ class DistributedBackend(StepRunner):
 
     def close(self) -> None:
         """Stop the transport."""
-        self.transport.stop()
+        self.transport.end_processes()
 
     # Nodes
 
@@ -139,7 +139,7 @@ class DistributedBackend(StepRunner):
                 return NodeOutput({node.name: table.select(node.id)})
         if op.weighs:
             return NodeOutput(
-                {node.name: list(self.transport.weigh(NodeRequest(node, frame, self._group(node, frame))))}
+                {node.name: list(self.transport.row_weights(NodeRequest(node, frame, self._group(node, frame))))}
             )
         if op.chooses is not None:
             return select_rows(node, frame, self.choose(node, frame))
@@ -172,10 +172,10 @@ class DistributedBackend(StepRunner):
             except KeyboardInterrupt:
                 # It is raised at the end of an update, whose weights are new ones: they are worth saving.
                 for model in updated:
-                    self.weights.trained(model, frame.step)
+                    self.weights.note_update(model, frame.step)
                 raise
         for model in updated:
-            self.weights.trained(model, frame.step)
+            self.weights.note_update(model, frame.step)
         return made
 
     def _request(self, node: Node, frame: Frame, stack: ExitStack) -> NodeRequest:
@@ -186,10 +186,10 @@ class DistributedBackend(StepRunner):
         together = self._together(node, frame, group)
         replica = None
         if node.id in self._to_free_replica and group.mesh.length("dp") > 1:
-            place = stack.enter_context(self._copies[group.name, together].take(frame.step.number))
+            place = stack.enter_context(self._copies[group.name, together].acquire(frame.step.number))
             replica = place % group.mesh.length("dp")
-        lent = stack.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, replica, together))
-        shifting = self.weights.beds.shifting(model, group, replica)
+        lent = stack.enter_context(self.weights.lend(model, group, node, frame.step, refreshes, replica, together))
+        shifting = self.weights.beds.change_before(model, group, replica)
         sampled = lent.version, lent.sampling, replica, lent.arrived, lent.key, shifting
         return NodeRequest(node, frame, group, *sampled)
 
@@ -212,16 +212,16 @@ class DistributedBackend(StepRunner):
         """Return what becomes of the last rows of a node: nothing where they get new weights meanwhile, or where models
         take turns in a device's memory."""
         holdings = (holding for holding in self.plan.holdings if self.plan.group(holding.group).pool == group.pool)
-        return None if any(holding.offload for holding in holdings) else self.plan.tail(node.name.split(".")[0])
+        return None if any(holding.offload for holding in holdings) else self.plan.tail_of(node.name.split(".")[0])
 
-    def published(self, model: str) -> None:
+    def publish_weights(self, model: str) -> None:
         """Send a new version of a model to the groups that sample with it."""
         self.weights.refresh(model)
 
     def _group(self, node: Node, frame: Frame) -> Group:
         """Return the group that does the work of a node."""
         model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
-        return self.plan.doer(model, planned_as(node.op), code_of(node))
+        return self.plan.group_for(model, planned_as(node.op), code_of(node))
 
 
 def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
@@ -233,13 +233,13 @@ def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
         node.id
         for phase in phases
         for node in _working_with_model(phase.graph, phase.graph.values(), free)
-        if node.id is not None and plan.tail(node.name.split(".")[0]) is None
+        if node.id is not None and plan.tail_of(node.name.split(".")[0]) is None
     )
 
 
 def _working_with_model(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
     """Yield the nodes that work with a model, without training it, on blocks of these tables."""
-    for node, node_cuts in zip(graph.nodes, cuts(graph, types, tables), strict=True):
+    for node, node_cuts in zip(graph.nodes, table_blocks(graph, types, tables), strict=True):
         op = NODES[node.op]
         if node_cuts and op.with_model and not op.trains:
             yield node

@@ -53,7 +53,7 @@ class WeightArrival:
     over: bool = False
 
     def __call__(self) -> None:
-        with self.lock.take():
+        with self.lock.acquire():
             if not self.over:
                 self.wait()
                 self.over = True

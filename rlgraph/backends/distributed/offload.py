@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from rlgraph.backends.turns import DeviceSet, seats
+from rlgraph.backends.turns import DeviceSet, device_set
 from rlgraph.ir.plan import Group, Plan
 
 
@@ -26,9 +26,9 @@ class OffloadedReplica:
     copy: int
 
     @property
-    def seats(self) -> DeviceSet:
+    def devices(self) -> DeviceSet:
         """The devices of the replica."""
-        return seats(self.group, self.copy)
+        return device_set(self.group, self.copy)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class OffloadedModels:
         self._awake: list[OffloadedReplica] = []
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
-    def shifting(self, model: str, group: Group, copy: int | None = None) -> Shifting:
+    def change_before(self, model: str, group: Group, copy: int | None = None) -> Shifting:
         """Return the shift before a group, or one of its replicas, does something with a model."""
         return lambda: self._shift(model, group, copy)
 
@@ -78,10 +78,10 @@ class OffloadedModels:
             yield OffloadChange()
             return
         beds = [bed for bed in self._beds.get((model, group.name), ()) if copy in (None, bed.copy)]
-        devices = seats(group, copy)
+        devices = device_set(group, copy)
         # Other work that waits for the same model to be off-loaded goes on when it is.
         with self._locks[group.pool]:
-            leaving = [bed for bed in self._awake if bed not in beds and bed.seats.meets(devices)]
+            leaving = [bed for bed in self._awake if bed not in beds and bed.devices.overlaps(devices)]
             coming = [bed for bed in beds if bed not in self._awake]
             yield OffloadChange(tuple((bed, not self._forgets(bed)) for bed in leaving), tuple(coming))
             self._awake = [bed for bed in self._awake if bed not in leaving] + coming

@@ -12,7 +12,7 @@ from rlgraph.backends.distributed.admission import balance_rows
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, read_inputs
 
@@ -29,7 +29,7 @@ class RequestNeeds:
     """Whether the identities of the rows are needed, too."""
 
 
-def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> RequestNeeds:
+def request_needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> RequestNeeds:
     """Return what a node's work on the rows of a frame needs; `axes` are all axes of the program. notes: whether it is
     told which rows are trained on."""
     op, names = NODES[node.op], read_inputs(node)
@@ -74,7 +74,7 @@ class RowShards:
     places: Mapping[int, Places]
     """The places of each replica's rows among all rows."""
 
-    def together(self, made: Mapping[int, NodeOutput]) -> NodeOutput:
+    def merge_outputs(self, made: Mapping[int, NodeOutput]) -> NodeOutput:
         """Put together what the replicas that had rows made."""
         if self.axis is None:
             return made[min(made)]
@@ -127,7 +127,7 @@ def rows_by_replica(order: NodeRequest, size: int, copies: int) -> list[np.ndarr
     where it is known how long they are expected to be, as even by that."""
     if order.expected is not None:
         return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected, copies)]
-    return [np.arange(*share(size, copies, index)) for index in range(copies)]
+    return [np.arange(*even_range(size, copies, index)) for index in range(copies)]
 
 
 def slice_rows(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.turns import HeldDevices, seats
+from rlgraph.backends.turns import HeldDevices, device_set
 
 
 class TailMoves:
@@ -32,40 +32,43 @@ class TailMoves:
     def ended(self, block: int) -> Mapping[int, int] | None:
         """Note that a block has ended. Returns for each block that moves now the replica that goes on with it; None: no
         replica leaves."""
-        freed = self.after(block)
+        freed = self.replicas_to_free_after(block)
         if freed is None:
             return None
-        destinations = self.dealt([moving for moving, replica in self.left.items() if replica in freed], freed)
+        destinations = self.new_replicas([moving for moving, replica in self.left.items() if replica in freed], freed)
         remaining = {**self.left, **destinations}
         freed = [replica for replica in self.here if replica not in remaining.values()]
-        if not freed or not all(self.turn.leave(seats(self.order.group, replica)) for replica in freed):
+        if not freed or not all(self.turn.release_some(device_set(self.order.group, replica)) for replica in freed):
             return None
         self.left, self.here = remaining, [replica for replica in self.here if replica not in freed]
         return destinations
 
-    def after(self, block: int) -> list[int] | None:
+    def replicas_to_free_after(self, block: int) -> list[int] | None:
         """Note that a block has ended. Returns the replicas that need not go on now."""
         del self.left[block]
-        return self.leaving()
+        return self.replicas_to_free()
 
-    def leaving(self) -> list[int] | None:
+    def replicas_to_free(self) -> list[int] | None:
         """Return the replicas that need not go on, once so few rows are left; None: not yet. Those that have most to do
         stay, so that their rows need not move."""
         if not 0 < sum(self.rows[block] for block in self.left) < self.tail.rows(sum(self.rows)):
             return None
-        load = self.load(self.here)
+        load = self.rows_by_replica(self.here)
         return sorted(self.here, key=lambda replica: (-load[replica], replica))[self.tail.on :]
 
-    def dealt(self, blocks: Collection[int], freed: Collection[int]) -> dict[int, int]:
+    def new_replicas(self, blocks: Collection[int], freed: Collection[int]) -> dict[int, int]:
         """Return for each block that is given up the replica that goes on with it: the one that has the fewest rows by
         then."""
-        load, destinations = self.load([replica for replica in self.here if replica not in freed]), dict[int, int]()
+        load, destinations = (
+            self.rows_by_replica([replica for replica in self.here if replica not in freed]),
+            dict[int, int](),
+        )
         for block in sorted(blocks):
             destinations[block] = min(load, key=lambda replica: (load[replica], replica))
             load[destinations[block]] += self.rows[block]
         return destinations
 
-    def load(self, copies: Collection[int]) -> dict[int, int]:
+    def rows_by_replica(self, copies: Collection[int]) -> dict[int, int]:
         """Return the rows that these replicas have in blocks that have not ended."""
         rows_of = dict.fromkeys(copies, 0)
         for block, replica in self.left.items():

@@ -23,7 +23,7 @@ from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import RemoteEntries
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import DeviceSet, seats
+from rlgraph.backends.turns import DeviceSet, device_set
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group, Tail
 from rlgraph.ops.nodes import expected_lengths_of
@@ -86,20 +86,20 @@ class NodeRequest:
         return self.frame.values[name] if name else None
 
     @property
-    def race(self) -> int | None:
+    def wanted_rows(self) -> int | None:
         """How many of the rows that are asked are wanted, those whose answers end first: the sampler gives the others
         up. None: all are wanted, or the sampler cannot be told."""
         return None if self.key is None else self.frame.soonest
 
     @property
-    def copies(self) -> int | None:
+    def replica_count(self) -> int | None:
         """How many data-parallel replicas do it; None: as many as the group has."""
         return None if self.copy is None else 1
 
     @property
-    def seats(self) -> DeviceSet:
+    def devices(self) -> DeviceSet:
         """The devices on which it is done."""
-        return seats(self.group, self.copy)
+        return device_set(self.group, self.copy)
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ class WeightTransfer:
     """The models to off-load and to load back before they come."""
 
     @property
-    def copies(self) -> int | None:
+    def replica_count(self) -> int | None:
         """How many data-parallel replicas they go to; None: as many as the receiver has."""
         return None if self.copy is None else 1
 
     @property
-    def seats(self) -> tuple[DeviceSet, DeviceSet]:
+    def devices(self) -> tuple[DeviceSet, DeviceSet]:
         """The devices that take part."""
-        return seats(self.sender), seats(self.receiver, self.copy)
+        return device_set(self.sender), device_set(self.receiver, self.copy)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class Transport(Protocol):
         """Return which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 
-    def weigh(self, order: NodeRequest) -> Sequence[float]:
+    def row_weights(self, order: NodeRequest) -> Sequence[float]:
         """Return a number for each row, by which rows are sharded. The rows themselves stay where they are."""
         ...
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         """Send weights. Both ends take part before any request that is given to them from now on: the caller need not
         wait."""
         ...
@@ -192,7 +192,7 @@ class Transport(Protocol):
         sender is free, and says which version goes then: None where the receiver has no use for it any more."""
         ...
 
-    def adopt(self, move: WeightTransfer) -> None:
+    def assign_weights(self, move: WeightTransfer) -> None:
         """Give a model the weights of another one of the same group, as an `update` says."""
         ...
 
@@ -208,6 +208,6 @@ class Transport(Protocol):
         """Make all give up that wait for an answer."""
         ...
 
-    def stop(self) -> None:
+    def end_processes(self) -> None:
         """End the processes of the groups."""
         ...

@@ -19,7 +19,7 @@ from rlgraph.backends.steps import Observer
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import oldest_weights
 from rlgraph.ir.types import is_model
 
 _NONE = -1
@@ -85,7 +85,7 @@ class WeightLedger:
 
     # Counting
 
-    def trained(self, model: str, step: Step) -> None:
+    def note_update(self, model: str, step: Step) -> None:
         """Note that a model took an optimizer step."""
         with self._lock:
             self.updates[model] += 1
@@ -101,7 +101,7 @@ class WeightLedger:
             self._changes[model] = len(past) + 1
             self._hold(model, self.plan.owner(model), None, self._changes[model])
 
-    def forget(self) -> None:
+    def forget_held_weights(self) -> None:
         """Have weights brought again to all who may have lost them, which are all but the owners. No step is in
         flight."""
         with self._lock:
@@ -111,7 +111,7 @@ class WeightLedger:
             self._arrivals.clear()
 
     def _change(self, model: str, step: Step) -> None:
-        self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
+        self._ends.setdefault((model, self.versions.version_at(model, step)), self._changes[model])
         self._changes[model] += 1
         self._hold(model, self.plan.owner(model), None, self._changes[model])
 
@@ -119,7 +119,7 @@ class WeightLedger:
         """Return what the transfers of a step cost. over: after this step no weights are asked for that only it and
         those before could ask for."""
         with self._lock:
-            self._oldest |= {model: self.versions.oldest(model, over.number + 1) for model in self.changing}
+            self._oldest |= {model: self.versions.oldest_needed(model, over.number + 1) for model in self.changing}
             self._ends = {end: count for end, count in self._ends.items() if end[1] >= self._oldest[end[0]]}
         moved = self._moved.pop(step.number, [])
         seconds, sent = sum(transfer.seconds for transfer in moved), sum(transfer.sent for transfer in moved)
@@ -131,7 +131,7 @@ class WeightLedger:
     # Moving
 
     @contextmanager
-    def lent(
+    def lend(
         self,
         model: str,
         group: Group,
@@ -148,8 +148,8 @@ class WeightLedger:
         there shares it with them."""
         owner = self.plan.owner(model)
         if owner.name == group.name:
-            version = self.versions.chosen(model, step, node)
-            yield LentWeights(version, key=self._key(together, model, group, version if oldest(node) else None))
+            version = self.versions.newest_allowed(model, step, node)
+            yield LentWeights(version, key=self._key(together, model, group, version if oldest_weights(node) else None))
             return
         sampling = RefreshState() if refreshes else None
         user = WeightUser(
@@ -160,18 +160,18 @@ class WeightLedger:
             stack.callback(self._end_refreshes, user)
             for place in places:
                 stack.enter_context(
-                    self._lent[place].take(step.number, _ALL, key, partial(self._may_join, user, place))
+                    self._lent[place].acquire(step.number, _ALL, key, partial(self._may_join, user, place))
                 )
             self._give(user)
             coming = [*dict.fromkeys(self._arrivals[place] for place in places if place in self._arrivals)]
             for place in places:
                 # Those that wait and would be given what has been brought now can go on.
-                self._lent[place].again()
+                self._lent[place].recheck_joins()
             shared = self._key(together, model, group, user.move.version, refreshes)
             if sampling is not None:
                 sampling.versions.update({place[-1]: version for place, version in user.versions.items()})
                 stack.callback(self._end_refreshes, user)
-            elif not self.versions.kept(model):
+            elif not self.versions.keeps_past(model):
                 # All steps in flight work with the same weights.
                 stack.close()
 
@@ -214,7 +214,7 @@ class WeightLedger:
         newest version that it may have; where newer ones come meanwhile any that it may have."""
         move = user.move
         with self._lock:
-            granted = self.versions.granted(move.target, move.step, move.node)
+            granted = self.versions.allowed_versions(move.target, move.step, move.node)
             if move.sampling is not None and self._coming.get(place, granted[-1]) not in granted:
                 return False
             allowed = granted[::-1] if move.sampling is not None else [*user.versions.values(), granted[-1]][:1]
@@ -232,10 +232,10 @@ class WeightLedger:
         move = user.move
         places = [place for place in self._places(move.target, move.receiver, move.copy) if place not in user.versions]
         if move.sampling is None:
-            chosen = self.versions.chosen(move.target, move.step, move.node)
+            chosen = self.versions.newest_allowed(move.target, move.step, move.node)
             version = next(iter(user.versions.values()), chosen)
             user.versions |= dict.fromkeys(places, version)
-            user.move = replace(move, version=version if oldest(move.node) else None)
+            user.move = replace(move, version=version if oldest_weights(move.node) else None)
             self._bring(user.move, places)
             return
         replicas = [way.copy for way in self._transfers_of(move)]
@@ -245,7 +245,7 @@ class WeightLedger:
             self.transport.connect(replace(move, copy=copy))
         while True:
             with self._lock:
-                newest = self.versions.chosen(move.target, move.step, move.node)
+                newest = self.versions.newest_allowed(move.target, move.step, move.node)
                 if all(self._held.get(place, 0) == self._wanted(move, newest) for place in places):
                     # Whoever publishes the next version finds the user here.
                     user.versions |= dict.fromkeys(places, newest)
@@ -261,7 +261,7 @@ class WeightLedger:
         if not user.move.sampling.sent.done():
             # It was never sent.
             user.move.sampling.sent.set_result(None)
-        with user.lock.take(), self._lock:
+        with user.lock.acquire(), self._lock:
             self._users = [other for other in self._users if other is not user]
 
     def refresh(self, model: str) -> None:
@@ -272,7 +272,7 @@ class WeightLedger:
             if moved is not None:
                 self._report(move, moved)
                 for place in self._places(model, move.receiver, move.copy):
-                    self._lent[place].again()
+                    self._lent[place].recheck_joins()
 
     def _behind(self, model: str) -> tuple[WeightUser, WeightTransfer] | None:
         """Return a user who samples with weights that there are newer ones of, and where these go."""
@@ -302,7 +302,7 @@ class WeightLedger:
     def _going(self, user: WeightUser, move: WeightTransfer) -> Iterator[int | None]:
         """Yield the version that goes now: until it has come, the group's request is not over."""
         places = self._places(move.target, move.receiver, move.copy)
-        with user.lock.take():
+        with user.lock.acquire():
             with self._lock:
                 version = self._newest(move) if user in self._users else None
                 wanted = 0 if version is None else self._count(move.target, version)
@@ -325,7 +325,7 @@ class WeightLedger:
         """Return the newest version that all can take who sample where a transfer goes."""
         places = {*self._places(move.target, move.receiver, move.copy)}
         return min(
-            self.versions.chosen(user.move.target, user.move.step, user.move.node)
+            self.versions.newest_allowed(user.move.target, user.move.step, user.move.node)
             for user in self._users
             if places & user.versions.keys()
         )
@@ -367,7 +367,7 @@ class WeightLedger:
 
     def _wanted(self, move: WeightTransfer, version: int) -> int:
         """Return the count of the weights that a node works with, which are of this version."""
-        return self._count(move.target, version if oldest(move.node) else None)
+        return self._count(move.target, version if oldest_weights(move.node) else None)
 
     def _count(self, model: str, version: int | None) -> int:
         """Return the count of changes at the end of a version; None: by now."""
@@ -382,7 +382,7 @@ class WeightLedger:
         sender, receiver = self.plan.owner(source), self.plan.owner(target)
         move = WeightTransfer(source, sender, target, receiver, node, step, average=node.attr("ema"), update=step)
         if sender.name == receiver.name:
-            self.transport.adopt(move)
+            self.transport.assign_weights(move)
         else:
             self._move(move)()
         with self._lock:
@@ -392,11 +392,13 @@ class WeightLedger:
         """Begin a transfer. Returns a function that waits for it."""
         if move.update is None:
             # Weights that are brought are worked with next; what an update makes may stay off-loaded.
-            move = replace(move, shifting=self.beds.shifting(move.target, move.receiver, move.copy))
-        coming = self.transport.move(move)
+            move = replace(move, shifting=self.beds.change_before(move.target, move.receiver, move.copy))
+        coming = self.transport.send_weights(move)
         return lambda: self._report(move, coming())
 
     def _report(self, move: WeightTransfer, moved: TransferCost) -> None:
         with self._lock:
             self._moved.setdefault(move.step.number, []).append(moved)
-        self.observer.synced(move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak)
+        self.observer.weights_sent(
+            move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak
+        )

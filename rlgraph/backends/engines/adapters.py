@@ -21,7 +21,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.catalog.models.adapters import ALL, CONFIG, PREFIX, WEIGHTS, Adapters, factor_names, model_names, targets
+from rlgraph.catalog.models.adapters import (
+    ALL,
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    Adapters,
+    factor_names,
+    model_names,
+    target_names,
+)
 from rlgraph.catalog.models.families import ModelKind
 
 _HEADS = ("score", "classifier")
@@ -33,10 +42,10 @@ def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
     """Give a model adapters, which are all that is trained from then on, beside the head of a value or reward model.
     Raises EngineError where they do not fit it."""
     linear = linear_layers(model)
-    for target in adapters.unknown(linear):
+    for target in adapters.unmatched_targets(linear):
         raise EngineError(_unknown_target(model, target, list(linear)))
     model.requires_grad_(False)
-    for name in adapters.chosen(linear):
+    for name in adapters.adapted_layers(linear):
         layer = linear[name]
         outputs, inputs = _sizes(layer)
         wide = wide_dtype(layer.weight.dtype)
@@ -57,7 +66,7 @@ def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
         _load_into(trained(model), adapters.start)
 
 
-def beside(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
+def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
     """Return the same base once more, in the same memory, and without adapters; it has a head of its own, which may be
     trained beside them."""
     heads = {id(parameter) for name in _HEADS for parameter in _parameters_of(model, name) if kind != "causal_lm"}
@@ -167,7 +176,7 @@ def save(
     folder or hub name of the model that they are for."""
     linear, path = linear_layers(model), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    chosen = adapters.chosen(linear)
+    chosen = adapters.adapted_layers(linear)
     stored = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     save_file(stored, path / WEIGHTS, metadata={"format": "pt"})
     config = {
@@ -178,7 +187,7 @@ def save(
         "lora_alpha": adapters.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": targets(chosen, linear),
+        "target_modules": target_names(chosen, linear),
         "fan_in_fan_out": any(isinstance(linear[name], Conv1D) for name in chosen),
         "modules_to_save": [name for name in _HEADS if kind != "causal_lm" and _parameters_of(model, name)] or None,
         "inference_mode": True,

@@ -31,7 +31,7 @@ def select_first(made: Generation, n: int, sampling: Sampling, whole: bool = Tru
     return (order + torch.arange(order.shape[0])[:, None] * n).reshape(-1)
 
 
-def taken(made: Generation, rows: Tensor) -> Generation:
+def take_rows(made: Generation, rows: Tensor) -> Generation:
     """Return some rows of what was generated; `rows`, int64 ascending, are their numbers."""
     if rows.shape[0] == len(made.sequences):
         return made

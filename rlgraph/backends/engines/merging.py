@@ -42,15 +42,15 @@ class MergedAdapters:
                     live = own[local.name][row : row + bottom - top, column : column + right - left]
                     parts = self.tensors[b][top:bottom], self.tensors[a][:, left:right]
                     self._parts.append((live, live.clone(), *parts))
-        self.renew()
+        self.update_adapters()
 
-    def held(self) -> Iterator[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Yield the adapters, and the copies of the base."""
         yield from self.tensors.values()
         yield from (base for _, base, _, _ in self._parts)
 
     @torch.no_grad()
-    def renew(self) -> None:
+    def update_adapters(self) -> None:
         """Merge the adapters into the matrices again after new ones came."""
         for live, base, b, a in self._parts:
             live.copy_(base.to(b.dtype).addmm(b, a, alpha=self.scale))

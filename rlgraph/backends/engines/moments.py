@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlgraph.ir.layout import Box, LocalTensor, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, full_box, volume
 
 MASTER = "master"
 """The kind of the wide copy of a narrow weight; the others are called as torch calls what its optimizers keep."""
@@ -30,10 +30,10 @@ def flat_range_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[
     sharded over replicas have such ranges of parameters."""
     if start >= stop:
         return
-    if (start, stop) == (0, volume(whole(shape))):
-        yield whole(shape)
+    if (start, stop) == (0, volume(full_box(shape))):
+        yield full_box(shape)
         return
-    row = volume(whole(shape[1:]))
+    row = volume(full_box(shape[1:]))
     first, last = -(-start // row), stop // row
     if first > last:
         yield from _in_row(shape, start // row, start % row, stop % row)
@@ -41,7 +41,7 @@ def flat_range_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[
     if start < first * row:
         yield from _in_row(shape, first - 1, start % row, row)
     if first < last:
-        yield ((first, last), *whole(shape[1:]))
+        yield ((first, last), *full_box(shape[1:]))
     if last * row < stop:
         yield from _in_row(shape, last, 0, stop % row)
 

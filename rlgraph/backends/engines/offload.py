@@ -92,7 +92,7 @@ class Offloader:
         self._device_bytes = 0
         """Bytes on the device, as they were counted last."""
 
-    def changed(self) -> bool:
+    def mark_changed(self) -> bool:
         """Note that somebody has written into the weights, or into what an optimizer keeps. Return whether the engine
         can do now what follows from that, and not only when the model wakes up."""
         self._changed, self._written_asleep = True, self.asleep
@@ -186,12 +186,12 @@ class Offloader:
         return OffloadRecord(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
-    def reading(self, tensor: Tensor) -> Iterator[Tensor]:
+    def prefetch(self, tensor: Tensor) -> Iterator[Tensor]:
         """Give a thread beside the one that works with the model a tensor where it is now, and stays meanwhile."""
         with self._lock:
             yield self._host_copy(tensor) if self.asleep else tensor
 
-    def here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def on_device_or_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return these tensors; for a model that sleeps their copies on the host, which may be read and written.
         Tensors that are lost come as they are: only their shape can be read."""
         return {name: self._host_copy(tensor) for name, tensor in tensors.items()} if self.asleep else dict(tensors)

@@ -97,7 +97,7 @@ class Optimizer:
             raise PartialUpdate(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": float(norm), "lr": rate}
 
-    def reread(self) -> None:
+    def refresh_master_weights(self) -> None:
         """Copy the model's weights into the wide copies, after somebody else has set them."""
         for master, parameter in zip(self._masters or [], self._parameters, strict=False):
             master.copy_(parameter.detach())
@@ -108,7 +108,7 @@ class Optimizer:
         yield from (value for state in states.values() for value in state.values() if isinstance(value, Tensor))
         yield from self._masters or ()
 
-    def kept(self) -> dict[str, dict[str, Tensor]]:
+    def state_by_weight(self) -> dict[str, dict[str, Tensor]]:
         """Return what the optimizer keeps for each weight, and the wide copies: by kind and parameter name, live."""
         states = self._loaded if self._torch is None else self._torch.state
         kinds: dict[str, dict[str, Tensor]] = {}

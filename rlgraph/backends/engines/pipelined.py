@@ -41,7 +41,7 @@ class ModelPipeline:
     last: Callable[[int], None] | None = None
     """Called before the last micro-batch goes backward through a chunk."""
 
-    def beside(self, chunk: int, by: int) -> tuple[int, int] | None:
+    def neighbour_rank(self, chunk: int, by: int) -> tuple[int, int] | None:
         """Return the rank that has the part of the model which lies so many chunks further along than a chunk of this
         stage, and which of its chunks that is; None where the model ends before."""
         round_, stage = divmod(chunk * len(self.ranks) + self.stage + by, len(self.ranks))
@@ -57,13 +57,13 @@ def take_turns(turns: Sequence[ProcessTurn], beside: PipelineNeighbours) -> Iter
     """Yield each entry when it is its turn on the device; once it has been done, the turn goes to others."""
     for turn in turns:
         if turn.after is not None:
-            beside.wait(turn.after)
+            beside.wait_for_turn(turn.after)
         yield turn.entry
         if turn.then is not None:
             if torch.cuda.is_available():
                 # The work that was launched has to end before others begin.
                 torch.cuda.current_stream().synchronize()
-            beside.hand(turn.then)
+            beside.pass_turn(turn.then)
 
 
 def run_schedule(
@@ -101,7 +101,7 @@ def run_schedule(
 
     for number, part, chunk in entries if turns is None else turns:
         line, chunk_key = lines[number], (number, chunk)
-        earlier, later = (line.beside(chunk, by) for by in (-1, 1))
+        earlier, later = (line.neighbour_rank(chunk, by) for by in (-1, 1))
         if part == "B":
             received, output, sent = flights[chunk_key].popleft()
             to_come[chunk_key] -= 1

@@ -81,7 +81,7 @@ def join(rank: int, world: int, address: str, seconds: float) -> None:
     _default[:] = [store]
 
 
-def url(address: str) -> str:
+def rendezvous_url(address: str) -> str:
     """Return the URL of an address, for those who make a group by a URL in this process. They log it: the token is not
     in it."""
     host_port, token = address.split("/")

@@ -9,21 +9,21 @@ from torch import Tensor
 
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.records import State
-from rlgraph.backends.engines.weights import blend, check_same_names, clone_tensors, overwrite_weights
+from rlgraph.backends.engines.weights import blend_weights, check_same_names, clone_tensors, overwrite_weights
 
 
 class RankWeights:
     """The weights of a rank, which `tensors` gives: the part of `HasWeights` and `Offloads` that is the same in every
     engine."""
 
-    rest: Offloader
+    offloader: Offloader
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what `HasWeights.tensors` says."""
         raise NotImplementedError
 
-    def written(self) -> None:
-        """Do what `HasWeights.written` says."""
+    def weights_were_written(self) -> None:
+        """Do what `HasWeights.weights_were_written` says."""
         raise NotImplementedError
 
     def state(self) -> State:
@@ -33,16 +33,16 @@ class RankWeights:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
         overwrite_weights(self.tensors(), state)
-        self.written()
+        self.weights_were_written()
 
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
         """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        blend(self.tensors(), other, ema)
-        self.written()
+        blend_weights(self.tensors(), other, ema)
+        self.weights_were_written()
 
     def wake(self) -> OffloadRecord:
         """Take the memory again."""
-        return self.rest.wake(self.written)
+        return self.offloader.wake(self.weights_were_written)
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:

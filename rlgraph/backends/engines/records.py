@@ -37,11 +37,11 @@ class Rank:
     `rlgraph.backends.engines.process_groups.listen` on the machine of its first rank."""
     device: str | None = None
     """The device as torch names it; None: see `rlgraph.backends.engines.device`."""
-    beside: Any = None
+    base_engine: Any = None
     """An engine in this process that has the same base, whose weights never change: both can hold it together."""
     arenas: MemoryCounters = field(default_factory=MemoryCounters)
     """Counts what the offloaded models of this process have in each memory."""
-    turned: bool = False
+    reversed_stages: bool = False
     """The model's pipeline stages lie in reverse, the first one on the last ranks: only in an engine that `fuses`."""
 
     def blocks(self) -> dict[str, Any]:
@@ -190,11 +190,11 @@ class Admission:
 
     number: int
     """The number of the call, the same at all ranks of a replica."""
-    joins: bool
+    join_call: bool
     """Its rows come in while the rows of other calls are sampled; else when those have ended."""
     more: bool = False
     """When its rows have ended others of the same number may follow, until it is dismissed."""
-    beside: int = 0
+    concurrent_calls: int = 0
     """The most rows of other calls for which a token was sampled together with rows of this one: the engine counts
     them."""
     leaves: bool = False
@@ -203,11 +203,11 @@ class Admission:
     """What exists of each row: it goes on from there. Rows that others have begun are sampled beside those of other
     calls, not in their places."""
     limit: int | None = None
-    """Unfinished rows with as many tokens are given up, and come without tokens (`Admits.limit`); None: there is no
-    limit. The engine sets it."""
+    """Unfinished rows with as many tokens are given up, and come without tokens (`Admits.give_up_longer_rows`);
+    None: there is no limit. The engine sets it."""
     left: Mapping[int, Sequence[PartialRow]] = field(default_factory=dict)
-    """What exists of the rows of each part that had not ended when a call of `parts` was given up (`Admits.leave`). The
-    engine sets it."""
+    """What exists of the rows of each part that had not ended when a call of `parts` was given up
+    (`Admits.give_up_rows`). The engine sets it."""
 
 
 def _require(condition: bool, message: str) -> None:

@@ -35,13 +35,13 @@ class HasWeights(Protocol):
         ...
 
     @property
-    def speaks(self) -> bool:
+    def has_results(self) -> bool:
         """Whether this rank has results: the last pipeline stage's first tensor-parallel rank. On other ranks results
         are zeros of the right shape, and nobody reads them."""
         ...
 
     @property
-    def longest(self) -> int | None:
+    def longest_row(self) -> int | None:
         """The most tokens of a row, prompt and response together: as far as the model's positions reach, and a cache
         that is as large as the plan says (`LimitsCache`). None: there is no limit."""
         ...
@@ -55,7 +55,7 @@ class HasWeights(Protocol):
         `*`."""
         ...
 
-    def written(self) -> None:
+    def weights_were_written(self) -> None:
         """Take note that somebody wrote into `tensors`: wide copies are read again, caches of old weights dropped."""
         ...
 
@@ -83,7 +83,7 @@ class WeightRefresh(Protocol):
         ...
 
     @property
-    def waits(self) -> bool:
+    def can_take(self) -> bool:
         """Whether new weights can be taken now. All ranks of a replica take them before the same token: once they wait
         at each of them."""
         ...
@@ -122,7 +122,7 @@ class Generates(HasWeights, Protocol):
 class LimitsCache(Generates, Protocol):
     """The role of an engine whose spec has the setting `kv_bytes`."""
 
-    def roomier(self, tokens: int) -> Holding | None:
+    def larger_cache(self, tokens: int) -> Holding | None:
         """Return what the plan has to say of the model for a cache that has room for a row of so many tokens. None: the
         plan says nothing of a cache, or no cache would do, because positions do not reach as far."""
         ...
@@ -150,24 +150,24 @@ class Admits(Streams, Protocol):
     the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the thread that calls
     `drive` samples."""
 
-    def drive(self, number: int) -> None:
+    def sample_until_done(self, number: int) -> None:
         """Sample until the rows of the call of this number have ended, once they are handed over, or where `more` may
         follow until it is dismissed; rows of calls that join come in between two tokens. All ranks of a replica drive
         the same calls in the same order, and begin each before the same token."""
         ...
 
-    def leave(self, number: int) -> None:
+    def give_up_rows(self, number: int) -> None:
         """Make the call of this number, which is a call of `parts`, give up its unfinished rows: what exists of them is
         then in its admission. Called at all ranks of a replica; the rows leave before the same token."""
         ...
 
-    def limit(self, number: int, tokens: int) -> None:
+    def give_up_longer_rows(self, number: int, tokens: int) -> None:
         """Make the call of this number give up the unfinished rows that have so many tokens, now and later on; they
         come without tokens, and nobody goes on with them. Called at all ranks of a replica, whenever the limit
         falls."""
         ...
 
-    def dismiss(self, number: int) -> None:
+    def dismiss_call(self, number: int) -> None:
         """Note that the caller of the call of this number is done with it, or failed to make it: nobody drives it any
         more. Called once for each number that is driven."""
         ...
@@ -245,26 +245,26 @@ class PipelineNeighbours(Protocol):
     """Other processes on this one's device, which have other models of its pipeline: models that are split
     differently."""
 
-    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[ProcessTurn]:
+    def plan_turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[ProcessTurn]:
         """Return what this process does when, after and before whom. models: its own, as
         `rlgraph.passes.pipelines.counted` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
         ...
 
-    def wait(self, model: int) -> None:
+    def wait_for_turn(self, model: int) -> None:
         """Wait until the process that has a model is done with what comes before."""
         ...
 
-    def hand(self, model: int) -> None:
+    def pass_turn(self, model: int) -> None:
         """Give the turn to the process that has a model."""
         ...
 
 
 class FusesPipelines(Accumulates, Protocol):
     """The role of an engine that `fuses`: models of one group can have their stages one way or the other
-    (`Rank.turned`)."""
+    (`Rank.reversed_stages`)."""
 
-    def add_together(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
+    def add_gradients_jointly(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
         """Call `add_gradients` for several models that do not depend on each other, this one among them, as
         micro-batches of one pipeline. All ranks of a replica call it with the same. beside: the other processes that
         share the pipeline."""
@@ -277,7 +277,7 @@ class Offloads(HasWeights, Protocol):
     no other rank takes part in its sleeping and waking."""
 
     @property
-    def rest(self) -> Offloader:
+    def offloader(self) -> Offloader:
         """Moves the model's tensors between device and host."""
         ...
 

@@ -70,7 +70,7 @@ class Sequences:
         flat = ragged_index(self.starts[index], lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
-    def cut(self, lengths: Tensor) -> Sequences:
+    def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.starts, lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
@@ -102,14 +102,14 @@ class Sequences:
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
-    def row_of(self) -> Tensor:
+    def row_of_token(self) -> Tensor:
         """The row that each token belongs to, int64 [total]."""
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
     @cached_property
-    def column_of(self) -> Tensor:
+    def token_positions(self) -> Tensor:
         """Each token's place in its row, counted from 0, int64 [total]."""
-        return torch.arange(self.tokens.shape[0]) - self.starts[self.row_of]
+        return torch.arange(self.tokens.shape[0]) - self.starts[self.row_of_token]
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.digests import STRETCH, Digests, DigestWriter, VerifiedFile
-from rlgraph.ir.layout import Box, LocalTensor, intersection, shape_of_box, slices_of, volume, whole, within
+from rlgraph.ir.layout import Box, LocalTensor, full_box, intersection, shape_of_box, slices_of, volume, within
 from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
@@ -189,7 +189,7 @@ def full_boxes(layouts: Iterable[Iterable[LocalTensor]]) -> dict[str, Box]:
             for piece in local.pieces:
                 ends = tuple(stop for _, stop in piece.box)
                 shapes[piece.name] = tuple(map(max, ends, shapes.get(piece.name, ends)))
-    return {name: whole(shape) for name, shape in shapes.items()}
+    return {name: full_box(shape) for name, shape in shapes.items()}
 
 
 class _File:
@@ -198,10 +198,10 @@ class _File:
     def __init__(self, path: Path, digests: Digests) -> None:
         """Raises OSError, Damaged."""
         self._checked = VerifiedFile(path, digests)
-        self._checked.need(0, min(_COUNT, digests.bytes))
+        self._checked.verify_range(0, min(_COUNT, digests.bytes))
         with path.open("rb") as file:
             begin = _COUNT + int.from_bytes(file.read(_COUNT), "little")
-            self._checked.need(0, begin)
+            self._checked.verify_range(0, begin)
             header = json.loads(file.read(begin - _COUNT))
         self._opened: Any = safe_open(path, framework="pt")
         self.shapes = {name: tuple(header[name]["shape"]) for name in header if name != _METADATA}
@@ -212,10 +212,10 @@ class _File:
         start, end = self._at[name]
         shape = self.shapes[name]
         if not shape:
-            self._checked.need(start, end)
+            self._checked.verify_range(start, end)
             return self._opened.get_tensor(name)  # type: ignore[no-any-return]
         for first, last in _runs(shape, box, (end - start) // max(1, math.prod(shape))):
-            self._checked.need(start + first, start + last)
+            self._checked.verify_range(start + first, start + last)
         return self._opened.get_slice(name)[slices_of(box)]  # type: ignore[no-any-return]
 
 
@@ -224,7 +224,7 @@ def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, i
     row where rows are long."""
     (low, high), *inner = box
     row = math.prod(shape[1:]) * width
-    if row <= STRETCH or tuple(inner) == whole(shape[1:]):
+    if row <= STRETCH or tuple(inner) == full_box(shape[1:]):
         yield low * row, high * row
         return
     for at in range(low, high):
@@ -241,7 +241,7 @@ class StoredTensors:
             file = _File(path, digests)
             for key, shape in file.shapes.items():
                 name, box = _KEY.fullmatch(key).groups()  # type: ignore[union-attr]
-                ranges = tuple(tuple(map(int, part.split(":"))) for part in box.split(",")) if box else whole(shape)
+                ranges = tuple(tuple(map(int, part.split(":"))) for part in box.split(",")) if box else full_box(shape)
                 self._parts.setdefault(name, []).append((ranges, file, key))  # type: ignore[arg-type]
 
     @property
@@ -251,7 +251,9 @@ class StoredTensors:
 
     def box(self, name: str) -> Box:
         """Return all of a tensor, as a box."""
-        return whole(tuple(map(max, zip(*([stop for _, stop in box] for box, *_ in self._parts[name]), strict=True))))
+        return full_box(
+            tuple(map(max, zip(*([stop for _, stop in box] for box, *_ in self._parts[name]), strict=True)))
+        )
 
     def read(self, name: str, box: Box) -> Tensor:
         """Return a part of a tensor. Raises EngineError where there is none of that name, or another shape, OSError,

@@ -17,7 +17,7 @@ from rlgraph.backends.engines.records import State
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
-from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, shape_of_box, slices_of, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, full_box, shape_of_box, slices_of, volume
 
 
 def clone_tensors(tensors: Mapping[str, Tensor]) -> State:
@@ -34,7 +34,7 @@ def overwrite_weights(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) ->
 
 
 @torch.no_grad()
-def blend(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) -> None:
+def blend_weights(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) -> None:
     """Move one's own weights towards others: own = ema * own + (1 - ema) * other. Raises EngineError where they are of
     another model."""
     check_same_names(own, other)
@@ -177,7 +177,7 @@ def locals_of(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> l
     names = {layer.name for layer in result}
     for name in (name for name in tensors if name not in names):
         shape = tuple(tensors[name].shape)
-        result.append(LocalTensor(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
+        result.append(LocalTensor(name, shape, (Piece(name, full_box(shape), (0,) * len(shape)),)))
     return result
 
 

@@ -16,7 +16,7 @@ from rlgraph.ir.mesh import Mesh
 _RESULTS = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
 
 
-def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm") -> list[str]:
+def layout_problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm") -> list[str]:
     """Return why an engine cannot lay out a model on a mesh, in the user's words and with the nearest sizes that it
     can; the list is empty where it can."""
     spec = spec_of(engine)
@@ -31,8 +31,8 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         return [*faults, f"{lacking}: use {_listed(_alternatives(spec, shape))}"]
     if shape.adapters and not spec.adapters:
         faults.append(no_adapters(spec))
-    if not spec.takes(kind):
-        others = _listed(candidate for candidate in engines().values() if candidate.takes(kind))
+    if not spec.accepts_kind(kind):
+        others = _listed(candidate for candidate in engines().values() if candidate.accepts_kind(kind))
         faults.append(f"{engine} {_does(spec)}: for a model that gives {_RESULTS[kind]}, use {others}")
     for reason in spec.faults(shape):
         faults.append(f"{engine} {reason}: use {_listed(_alternatives(spec, shape))}")
@@ -56,7 +56,7 @@ def _chunk_misfits(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
     return _misfits("chunks", chunks, shape, misfits, f" on pp={stages}") if not misfits(shape, 1) else []
 
 
-def parts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
+def chunk_counts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
     """Return the numbers of parts of the layers, more than one, that each of so many stages can have."""
     if stages == 1 or "chunks" not in spec.axes:
         return []
@@ -69,7 +69,7 @@ def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:
     axes = [axis for axis in spec.columns if mesh.length(axis) > 1]
     if len(axes) < 2:
         return []
-    splits, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.width(mesh)
+    splits, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.column_ranks(mesh)
     instead = " or ".join(f"{axis}={size}" for axis in axes)
     return [f"{spec.name} does not split along {splits} at once: over {size} devices it does {instead}"]
 
@@ -80,7 +80,7 @@ def adapter_choices(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind
     a schedule names."""
     if chosen or shape.adapters is None or len(spec.adapters) < 2:
         return (chosen,)
-    return spec.adapts(shape, dtype, kind)
+    return spec.adapter_ways(shape, dtype, kind)
 
 
 def no_adapters(spec: EngineSpec) -> str:
@@ -89,7 +89,7 @@ def no_adapters(spec: EngineSpec) -> str:
     return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_listed(able)}"
 
 
-def held(error: UnsupportedModel, engine: str) -> UnsupportedModel:
+def explain_unsupported(error: UnsupportedModel, engine: str) -> UnsupportedModel:
     """Return why an engine cannot hold a model; where its family is not known, the error names those that this engine
     can hold."""
     if not isinstance(error, UnknownFamily):

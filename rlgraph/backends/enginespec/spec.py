@@ -21,7 +21,7 @@ from rlgraph.backends.enginespec.rates import PLAIN, Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import LocalTensor, Piece, whole
+from rlgraph.ir.layout import LocalTensor, Piece, full_box
 from rlgraph.ir.mesh import Mesh
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
@@ -51,7 +51,7 @@ def replicated_layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "ca
     """Return a layout in which each rank has all that changes in training, under the model's own names."""
     parameters = trainable_parameters(shape, kind)
     return tuple(
-        LocalTensor(tensor.name, tensor.shape, (Piece(tensor.name, whole(tensor.shape), (0,) * len(tensor.shape)),))
+        LocalTensor(tensor.name, tensor.shape, (Piece(tensor.name, full_box(tensor.shape), (0,) * len(tensor.shape)),))
         for tensor in parameters
     )
 
@@ -208,7 +208,7 @@ class EngineSpec:
         """The axes as a schedule lists them, inner ones first."""
         return self.axes[::-1]
 
-    def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
+    def transferred_tensors(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
         """Return what travels when the weights have changed: a rank's tensors; for models with adapters only these, all
         of them unless the engine lays them out."""
         complete = shape.adapters is not None and not self.own_adapters
@@ -218,14 +218,14 @@ class EngineSpec:
         """Return the rank for which adapters of a rank have room."""
         return min((room for room in self.adapter_ranks if room >= rank), default=rank)
 
-    def adapts(self, shape: Shape, dtype: str, kind: DeviceKind) -> tuple[Adapting, ...]:
+    def adapter_ways(self, shape: Shape, dtype: str, kind: DeviceKind) -> tuple[Adapting, ...]:
         """Return the ways in which it can hold a model's adapters exactly, beside weights of a dtype on a kind of
         device."""
         if shape.adapters is None:
             return ()
-        return tuple(way for way in self.adapters if not self.unheld(way, shape, dtype, kind))
+        return tuple(way for way in self.adapters if not self.why_not_held(way, shape, dtype, kind))
 
-    def unheld(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
+    def why_not_held(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
         """Return why it cannot hold a model's adapters in a way that a schedule names; empty where it can."""
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
@@ -235,23 +235,23 @@ class EngineSpec:
         rounding = self.adapter_dtypes.get(way, {}).get(stored)
         return (f"has adapters {way} in weights of {stored}, {rounding}",) if rounding else ()
 
-    def gathers(self, split: Mesh, chosen: str = "") -> Sequence[str]:
+    def gather_choices(self, split: Mesh, chosen: str = "") -> Sequence[str]:
         """Return the ways among which there is a choice on a mesh, the first one empty. chosen: the way that a
         schedule names; there is no choice where nothing is sharded."""
         if split.length("fsdp") == 1:
             return () if chosen else ("",)
         return (chosen,) if chosen else ("", *self.gather[1:])
 
-    def lends(self, split: Mesh) -> bool:
+    def lends_base(self, split: Mesh) -> bool:
         """Return whether models of a process that begin with one base have it once. Ranks that shard a model's
         parameters gather those of one model at a time."""
         return self.own_adapters and split.length("fsdp") == 1
 
-    def width(self, split: Mesh) -> int:
+    def column_ranks(self, split: Mesh) -> int:
         """Return over how many ranks each layer is split by columns."""
         return math.prod(split.length(axis) for axis in self.columns)
 
-    def packed(self, attention: str = "") -> bool:
+    def packs_rows(self, attention: str = "") -> bool:
         """Return whether rows are packed where attention is computed in a way that it knows; empty: its default."""
         return self.packs and (not attention or self.attention[attention].packs)
 
@@ -259,7 +259,7 @@ class EngineSpec:
         """Return whether a layer keeps a weight for each pair of tokens."""
         return bool(attention) and self.attention[attention].scores
 
-    def does(self, operation: str, split: Iterable[str] = ()) -> bool:
+    def supports(self, operation: str, split: Iterable[str] = ()) -> bool:
         """Return whether it can do an operation, with replicas that are split along some axes."""
         excluded = any(operation in self.whole.get(axis, ()) for axis in split)
         return operation in self.operations and not excluded
@@ -280,7 +280,7 @@ class EngineSpec:
             return True
         return any(dtype in dtypes for kind, dtypes in self.dtypes.items() if device in (None, kind))
 
-    def takes(self, kind: ModelKind) -> bool:
+    def accepts_kind(self, kind: ModelKind) -> bool:
         """Return whether it can do anything with models of a kind."""
         return bool(self.operations & _ONLY_KIND[kind])
 

@@ -208,7 +208,7 @@ class Exchange:
                 leaving.append(link(peer).send(packed[index], peer))
         for carrier in dict.fromkeys([*self._links.values(), mail]):
             with self._naming(number, "all messages", None, carrier, sends=True):
-                carrier.go()
+                carrier.start_round()
         for message, direct, post in zip(round_.receives, in_place, arriving, strict=True):
             with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
                 post.wait()
@@ -247,7 +247,7 @@ class Exchange:
         """Return a buffer of so many bytes, of a link or of this place."""
         if not isinstance(owner, torch.device):
             with self._naming(number, "all messages", None, owner, sends=True):
-                memory = owner.room(size)
+                memory = owner.buffer(size)
             return memory
         buffer = self._buffers.get(owner)
         if buffer is None or buffer.nbytes < size:

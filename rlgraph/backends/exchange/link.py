@@ -44,7 +44,7 @@ class Link:
     """Whether a message goes from where it lies to where it belongs. Otherwise it is sent from memory of the link, and
     the receiver reads it there."""
 
-    def room(self, size: int) -> Tensor:
+    def buffer(self, size: int) -> Tensor:
         """Return so many bytes of its memory, uint8, for the messages of a round; those of the round before have been
         read. Only links that are not direct are asked for it."""
         raise AssertionError("messages go from where they lie")
@@ -57,5 +57,5 @@ class Link:
         """Receive into a contiguous tensor; where the link is not direct, one on `meta` says what comes."""
         raise NotImplementedError
 
-    def go(self) -> None:
+    def start_round(self) -> None:
         """Begin what was put off until all messages of a round are posted: nothing, where they go at once."""

@@ -31,7 +31,7 @@ Backend = Callable[[Store, int, int, timedelta], Any]
 """A constructor of a torch backend: takes a store, a rank, how many ranks there are, and how long it waits."""
 
 
-def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
+def nccl_backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
     """Return torch's NCCL backend, which its builds for CPUs do not have."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
@@ -53,7 +53,7 @@ class NcclLink(Link):
         *,
         name: str,
         seconds: float,
-        backend: Backend = backend,
+        backend: Backend = nccl_backend,
     ) -> None:
         """All places of a club make it at the same time; those that are in several have them in the same order."""
         self.device = device
@@ -66,7 +66,7 @@ class NcclLink(Link):
     def receive(self, message: Tensor, source: int) -> Post:
         return self._club_of[source].post("recv", message, source)
 
-    def go(self) -> None:
+    def start_round(self) -> None:
         # In the same order everywhere, so that no two pairs of places wait for each other.
         for club in self._clubs:
             club.go()

@@ -111,7 +111,7 @@ class SharedMemoryLink(Link):
         """Peers that have the handle of its memory."""
         self._peer_memory: dict[int, Tensor] = {}
 
-    def room(self, size: int) -> Tensor:
+    def buffer(self, size: int) -> Tensor:
         if self._memory is None or size > len(self._memory.bytes):
             self._memory = GpuMemory(size, self.device) if self.device.type == "cuda" else HostMemory(size)
             self._told_peers.clear()
@@ -119,7 +119,7 @@ class SharedMemoryLink(Link):
 
     def send(self, message: Tensor, to: int) -> Post:
         assert self._memory is not None
-        self.settle()
+        self.wait_for_device()
         handle = b"" if to in self._told_peers else self._memory.handle().encode()
         self._told_peers.add(to)
         start = message.data_ptr() - self._memory.bytes.data_ptr()
@@ -133,12 +133,12 @@ class SharedMemoryLink(Link):
         notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, MessageKind.NOTICE)
         return _Arriving(self, message, source, notice)
 
-    def settle(self) -> None:
+    def wait_for_device(self) -> None:
         """Wait until what was queued on the device is done: the other process does not see its streams."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def found(self, source: int, start: int, size: int, handle: int) -> Tensor:
+    def map_region(self, source: int, start: int, size: int, handle: int) -> Tensor:
         """Return bytes of another process's memory. handle: the bytes of the handle that follows, 0 for none."""
         if handle:
             received = torch.empty(handle, dtype=torch.uint8)
@@ -150,7 +150,7 @@ class SharedMemoryLink(Link):
 
     def read(self, source: int) -> None:
         """Tell a peer that its message has been read."""
-        self.settle()
+        self.wait_for_device()
         self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, MessageKind.READ).wait()
 
 
@@ -174,7 +174,7 @@ class _Arriving(Post):
 
     def wait(self) -> None:
         self._notice.wait()
-        received = self._link.found(self._source, *self._notice.message.tolist())
+        received = self._link.map_region(self._source, *self._notice.message.tolist())
         if received.nbytes != self.message.nbytes:
             raise EngineError(f"{received.nbytes} bytes came, and {self.message.nbytes} were expected")
         self.message = received.view(self.message.dtype)

@@ -25,10 +25,10 @@ from rlgraph.backends.worker.nodes import WORK
 from rlgraph.backends.worker.sampling import sampled_tokens
 from rlgraph.backends.worker.saving import (
     ModelSnapshot,
+    boxes_to_write,
     check_same,
-    hold,
+    hold_snapshot,
     model_part,
-    parts,
     read_part,
     release_model,
     snapshot_of,
@@ -46,7 +46,7 @@ class LocalBackend(StepRunner):
 
     def __init__(self, program: Program, settings: Settings, observer: Observer | None = None) -> None:
         self.observer = observer or SilentObserver()
-        self.session = Session(program, settings, self.observer.opening)
+        self.session = Session(program, settings, self.observer.starting)
         self.program, self.seed, self.record = program, settings.seed, settings.record
         self.first = self.session.first
         self.notes = self.session.notes
@@ -59,7 +59,7 @@ class LocalBackend(StepRunner):
         self.session.finish(step)
         return {}
 
-    def trained(self) -> dict[str, int]:
+    def update_counts(self) -> dict[str, int]:
         """Return for each model how many optimizer steps it took."""
         return {name: state.updates for name, state in self.session.models.items()}
 
@@ -67,20 +67,20 @@ class LocalBackend(StepRunner):
         """Return for each data source how many rows it has; None where that is not known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
-    def judged(self) -> list[str]:
+    def overlong_notes(self) -> list[str]:
         """Return what was done with rows that are too long, in sentences."""
         return self.session.judged
 
-    def whole(self) -> bool:
+    def models_are_at_step_end(self) -> bool:
         """Whether the models are as the last step that is over left them: no step since then has begun to change
         one."""
         return all(state.past.changed <= self.done for state in self.session.models.values())
 
-    def keep(self, model: str) -> PendingSave | None:
+    def hold_weights(self, model: str) -> PendingSave | None:
         """Return what the last step left of a model, to be saved; None: it is as it was loaded."""
         state = self.session.models[model]
-        left = hold(state, snapshot_of(state), self.done)
-        return _LocalSave(state, left, self.versions.after(model, self.done)) if left.stock.changed else None
+        left = hold_snapshot(state, snapshot_of(state), self.done)
+        return _LocalSave(state, left, self.versions.version_after(model, self.done)) if left.stock.changed else None
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on behind a step, in place of the first one. Raises EngineError for weights of another model."""
@@ -114,12 +114,12 @@ class LocalBackend(StepRunner):
         self.notes.clear()
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
-        self.observer.firing(node)
+        self.observer.node_started(node)
         began = time.perf_counter()
         made = super().fire(node, frame)
         if self.watch:
             self.watch(node, _after(frame, made))
-        self.observer.fired(node, time.perf_counter() - began, sampled_tokens(node, made))
+        self.observer.node_done(node, time.perf_counter() - began, sampled_tokens(node, made))
         return made
 
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
@@ -143,13 +143,13 @@ class _LocalSave:
     def end(self) -> SavedModel:
         stock = self.left.stock
         try:
-            written = write_part(self.state, self.left, self.place, *parts([stock]))
+            written = write_part(self.state, self.left, self.place, *boxes_to_write([stock]))
         finally:
             self.free()
         if written.failure:
             raise OSError(0, written.failure)
-        if written.odd:
-            raise NonFiniteWeights(written.odd)
+        if written.mismatched:
+            raise NonFiniteWeights(written.mismatched)
         return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past, written.files)
 
     def free(self) -> None:

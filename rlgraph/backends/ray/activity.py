@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, entered, is_broken
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, collective_state, is_broken
 from rlgraph.backends.exchange.exchange import PendingMessage
 from rlgraph.backends.exchange.mailbox import link_error
 from rlgraph.backends.ray.remote import Address
@@ -82,9 +82,9 @@ class ActivityLog:
             for thread, (what, since) in list(self._now.items())
         )
 
-    def at(self, world: tuple[Address, ...], moving: tuple[PendingMessage, ...]) -> ActivityReport:
+    def make_report(self, world: tuple[Address, ...], moving: tuple[PendingMessage, ...]) -> ActivityReport:
         """Return the report of this process. world: the processes of torch's default group, in order."""
-        collectives = entered()
+        collectives = collective_state()
         ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last}
         return ActivityReport(self.work(), collectives, ranks, moving)
 

@@ -62,7 +62,7 @@ class Actors(Processes):
         self._passing = threading.Lock()
         """Held while a request is passed on, so that requests are sent in the order of their numbers."""
 
-    def handle(self, who: Address) -> Any:
+    def remote_handle(self, who: Address) -> Any:
         return self.handles[who]
 
     def call(
@@ -86,7 +86,8 @@ class Actors(Processes):
                     leading.append(((group.name, speaker), followers))
         who = tuple(speaker for speaker, _ in leading)
         self.get(
-            [self.call(leader, Worker.lead, followers) for leader, followers in leading], CallContext(who, "opening")
+            [self.call(leader, Worker.make_leader, followers) for leader, followers in leading],
+            CallContext(who, "opening"),
         )
         return things
 
@@ -206,11 +207,11 @@ class Actors(Processes):
                 del waiting[index]
         return 0
 
-    def give_up(self, why: BaseException) -> None:
+    def fail_waiters(self, why: BaseException) -> None:
         with self._lock:
             self.over = self.over or why
 
-    def go_on(self) -> None:
+    def allow_calls(self) -> None:
         if self._failed is not None:
             self._end_silent(*self._failed)
             self._hurt = True
@@ -287,7 +288,7 @@ class Actors(Processes):
             mute = next((who for who in request.who if who in silent), None)
             return broken_link_error(mute, link_error, request, self.logs, waits.notes(slow))
         return unresponsive_error(
-            waits.blamed(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow)
+            waits.process_to_blame(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow)
         )
 
     def _waits(self, silent: Collection[Address]) -> WaitGraph:
@@ -295,7 +296,7 @@ class Actors(Processes):
         import ray
 
         asked: dict[Any, Address] = {
-            self.call(who, Worker.at): who for who in self.who if who not in self.gone and who not in silent
+            self.call(who, Worker.activity): who for who in self.who if who not in self.gone and who not in silent
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE) if asked else ([], [])
         activities: dict[Address, ActivityReport] = {}
@@ -353,11 +354,11 @@ class Actors(Processes):
 
 
 _CONCURRENCY_GROUPS: dict[object, str] = {
-    **dict.fromkeys((Worker.pid, Worker.at, Worker.close, Worker.retain, Worker.refresh), ROWS),
-    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
-    **dict.fromkeys((Worker.leave, Worker.limit, Worker.unfinished), ROWS),
+    **dict.fromkeys((Worker.pid, Worker.activity, Worker.close, Worker.retain, Worker.refresh), ROWS),
+    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold_weights, Worker.release_weights), ROWS),
+    **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.unfinished_parts), ROWS),
     Worker.checkpoint: SAVES,
-    **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
+    **dict.fromkeys((Worker.sample, Worker.continue_rows, Worker.next_sampled), SAMPLES),
 }
 """Methods that a process runs beside its work, as it packs rows, and the concurrency group of their threads: a step may
 end while a later one runs, and newer weights and other requests' rows arrive while rows are sampled."""

@@ -69,7 +69,7 @@ class WeightArrivals:
         self.version = max(self.version, version)
 
     @property
-    def waits(self) -> bool:
+    def can_take(self) -> bool:
         return self._waiting is not None
 
     def take(self) -> int:
@@ -81,7 +81,7 @@ class WeightArrivals:
         self.version = arrival.version
         return self.version
 
-    def bring(self, number: int, version: int, receive: Callable[[], ExchangeCost]) -> ExchangeCost:
+    def announce_weights(self, number: int, version: int, receive: Callable[[], ExchangeCost]) -> ExchangeCost:
         """Announce new weights that can be received from now on, and wait until another thread has received them."""
         arrival = _Arrival(version, receive)
         with self._changed:
@@ -89,7 +89,7 @@ class WeightArrivals:
             self._changed.notify_all()
         return arrival.moved.result()
 
-    def settle(self, number: int) -> None:
+    def wait_until_received(self, number: int) -> None:
         """Return when new weights have been received, by this thread if no other has taken them."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._arrivals)

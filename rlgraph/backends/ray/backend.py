@@ -59,7 +59,7 @@ class RayBackend(DistributedBackend):
         were lost. say: receives a message about each such repeat. Raises ProgramError for what cannot be opened,
         RunError for a cluster that cannot hold the plan.
         """
-        plan = plan.alone(embedded().name) if debug else plan
+        plan = plan.one_rank_plan(embedded().name) if debug else plan
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()
         self.processes = start_processes(
@@ -70,10 +70,10 @@ class RayBackend(DistributedBackend):
             debug=debug,
             seconds=seconds,
             memory=memory,
-            note=observer.opening,
+            note=observer.starting,
         )
         try:
-            observer.opening("models")
+            observer.starting("models")
             things = self.processes.open(plan)
         except BaseException:
             self.processes.stop()
@@ -111,12 +111,12 @@ class RayBackend(DistributedBackend):
         self.repeats -= may
         return may
 
-    def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+    def steps_as_they_end(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         steps = RepeatableSteps(coming)
         while True:
             try:
-                for frame, left in super().flown(steps.again()):
-                    steps.over()
+                for frame, left in super().steps_as_they_end(steps.unfinished_steps()):
+                    steps.drop_first()
                     yield frame, left
                 return
             except RunError as error:
@@ -127,7 +127,7 @@ class RayBackend(DistributedBackend):
     def _replaced(self, error: RunError) -> bool:
         """Return whether the steps in flight can be run again: no model has changed in them, all that was lost can be
         rebuilt, and new processes have taken the places of the lost ones."""
-        if not self.whole():
+        if not self.models_are_at_step_end():
             return False
         lost = {group for group, _ in self.processes.gone}
         things = self.first if self.left is None else self.left
@@ -136,15 +136,17 @@ class RayBackend(DistributedBackend):
         try:
             left = tuple(who for who in self.processes.who if who[0] not in lost)
             request = CallContext(left, "the end of what has failed")
-            ready = self.processes.free(left, lambda answers: False, request, Worker.ready, self._flights.failed)
+            ready = self.processes.free(
+                left, lambda answers: False, request, Worker.wait_until_idle, self._flights.failed
+            )
             # A process that was told to change a model earlier may have begun to do so meanwhile.
-            if len(ready) < len(left) or not self.whole():
+            if len(ready) < len(left) or not self.models_are_at_step_end():
                 return False
             self.processes.replace(self.plan, lost)
         except RunError:
             return False
         self.orders.forget(lost)
-        self.weights.forget()
+        self.weights.forget_held_weights()
         self._broken = False
         groups = ", ".join(f"`{name}`" for name in sorted(lost))
         self.say(f"{error}\nother processes have taken the places of {groups}: step {self.done + 1} begins again")
@@ -160,31 +162,33 @@ class RayBackend(DistributedBackend):
         """Return how many rows each data source has, where that is known."""
         return self.saves.rows()
 
-    def judged(self) -> list[str]:
+    def overlong_notes(self) -> list[str]:
         """Return sentences that say what was done with rows that are too long."""
         return self.saves.judged()
 
-    def whole(self) -> bool:
+    def models_are_at_step_end(self) -> bool:
         """Return whether the models are as the last finished step left them: no later step has begun to change one, and
         all processes that hold them are alive."""
         if self._broken:
-            self.processes.go_on()
+            self.processes.allow_calls()
         try:
-            return self.saves.changed() <= self.done
+            return self.saves.last_changed_step() <= self.done
         except RunError:
             return False
 
-    def keep(self, model: str) -> PendingSave | None:
+    def hold_weights(self, model: str) -> PendingSave | None:
         """Hold what the last step left of a model, in the processes that have it; None if it is as it was loaded.
         Raises Torn, RunError."""
         if model not in dict(self.plan.owners):
             return None
-        return self.saves.keep(model, self.plan.owner(model), self.done, self.versions.after(model, self.done))
+        return self.saves.hold_weights(
+            model, self.plan.owner(model), self.done, self.versions.version_after(model, self.done)
+        )
 
-    def kept(self, name: str) -> Any:
+    def last_value(self, name: str) -> Any:
         if name == HISTORY:
             return self.saves.history()
-        return self.saves.fetched(super().kept(name))
+        return self.saves.fetch_value(super().last_value(name))
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on after step `number`, in place of the first one. Raises EngineError for weights of another model."""
@@ -193,6 +197,6 @@ class RayBackend(DistributedBackend):
             self.weights.restore(name, saved.updates, saved.past)
         things = dict(things)
         if HISTORY in things:
-            self.saves.remember(things.pop(HISTORY))
-        placed = {name: self.saves.placed(name, value, self.first[name]) for name, value in things.items()}
+            self.saves.set_history(things.pop(HISTORY))
+        placed = {name: self.saves.place_value(name, value, self.first[name]) for name, value in things.items()}
         self.go_on_after(number, placed)

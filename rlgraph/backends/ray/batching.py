@@ -25,13 +25,13 @@ class SharedBatches:
         """The number of the request that was sent last to each leader."""
         self._lock = threading.Lock()
 
-    def alone(self, copies: Sequence[Copy]) -> bool:
+    def is_alone(self, copies: Sequence[Copy]) -> bool:
         """Return whether each of these replicas has at most one such request."""
         with self._lock:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
 
     @contextmanager
-    def order(self, order: NodeRequest, copies: Sequence[Copy]) -> Iterator[BatchPlace]:
+    def queue_request(self, order: NodeRequest, copies: Sequence[Copy]) -> Iterator[BatchPlace]:
         """Yield the place of a request to replicas of a group that has the turn for it, until it ends."""
         sending = self._processes.sending(order.group.name)
         if order.key is None:
@@ -59,13 +59,13 @@ class BatchPlace:
         self.numbers: dict[Address, int] = {}
         """Its number at each replica that it was sent to, by leader."""
 
-    def after(self, copy: Copy) -> int | None:
+    def joined_request(self, copy: Copy) -> int | None:
         """Return the number of the request that it joins at a replica: 0 if there is none, None if it is alone."""
         if self.alone:
             return None
         return self.together._last[copy[0]] if self.together._going[copy[0]] else 0
 
-    def given(self, copy: Copy, number: int) -> None:
+    def note_sent(self, copy: Copy, number: int) -> None:
         """Record that it was sent to a replica under this number."""
         with self.together._lock:
             self.numbers[copy[0]] = number

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def copies(group: Group) -> tuple[Copy, ...]:
+def replicas_of(group: Group) -> tuple[Copy, ...]:
     """Return the replicas of a group, in order."""
     return tuple(
         ((group.name, speaker), tuple((group.name, rank) for rank in ranks if rank != speaker))
@@ -44,27 +44,33 @@ class Calls(Generic[T]):
         """For each call, whether its answer is a list with one item for each process."""
 
     @property
-    def who(self) -> tuple[Address, ...]:
+    def called_processes(self) -> tuple[Address, ...]:
         """All processes that were asked, in the order of their answers."""
         return tuple(who for addresses in self.asked for who in addresses)
 
-    def one(self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+    def call_one(
+        self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> None:
         """Call a process directly."""
         self._add((who,), self.processes.call(who, method, *args, **named), several=False)
 
-    def others(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+    def call_others(
+        self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> None:
         """Call ranks of a replica other than its leader, through the leader."""
         leader, others = copy
         self._add(others, self.processes.pass_on(leader, others, method, *args, **named), several=True)
 
-    def copy(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
+    def call_replica(
+        self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+    ) -> None:
         """Call all ranks of a replica."""
         with self.processes.sending(copy[0][0]):
-            self.one(copy[0], method, *args, **named)
+            self.call_one(copy[0], method, *args, **named)
             if copy[1]:
-                self.others(copy, method, *args, **named)
+                self.call_others(copy, method, *args, **named)
 
-    def also(self, others: Calls[T]) -> None:
+    def add_calls(self, others: Calls[T]) -> None:
         """Wait for the calls of `others`, too."""
         self.asked += others.asked
         self.answers += others.answers
@@ -78,7 +84,7 @@ class Calls(Generic[T]):
     def get(self, doing: str, node: Node | None = None, losing: Losing | None = None) -> list[list[T]]:
         """Wait for the answers, and return a list for each call. Raises RunError where a process failed, is gone, or
         does not answer. losing: calls to processes that the run goes on without are dropped from the result."""
-        request = CallContext(self.who, doing, node, tuple(self.asked))
+        request = CallContext(self.called_processes, doing, node, tuple(self.asked))
         answers: list[Any] = self.processes.get(self.answers, request, self.beside, losing=losing)
         if losing is not None:
             answered = [answer is not None for answer in answers]

@@ -180,7 +180,7 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             # Ray would prestart a process for each core, none of which has the environment of our actors.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
-            with keep_signal_handlers(), daemons.starting(), longer_start_timeout():
+            with keep_signal_handlers(), daemons.start_in_own_session(), longer_start_timeout():
                 ray.init("local", include_dashboard=False, **room, **common)
     except Exception as error:  # Ray raises a plain Exception where its processes do not start.
         where = f"the cluster at {address}" if address else "Ray on this machine"

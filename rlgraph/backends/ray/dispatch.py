@@ -10,13 +10,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from rlgraph.backends.distributed.sharding import RequestNeeds, needs, shard_rows
+from rlgraph.backends.distributed.sharding import RequestNeeds, request_needs, shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.batching import BatchPlace, SharedBatches
-from rlgraph.backends.ray.calls import Calls, Copy, copies
-from rlgraph.backends.ray.failures import doing
+from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
+from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickled, unpickled_receipt
@@ -93,23 +93,23 @@ class Dispatcher:
         user code, a rank that is free does."""
         node, group, copy = order.node, order.group, order.copy
         if group.code:
-            with self.queues.place(group.pool, order.step.number) as free:
+            with self.queues.acquire_cpu(group.pool, order.step.number) as free:
                 number, receipts = self._sent(order, {free: order.frame})
-            return self.made(node, number, receipts[free], (group.name, free))
+            return self.as_references(node, number, receipts[free], (group.name, free))
         if copy is not None:
             number, receipts = self.ask(order, {copy: order.frame})
-            return self.made(node, number, receipts[copy], self.speaker(order, copy))
-        shared = shard_rows(order, self.axes, self.losses.living(group))
+            return self.as_references(node, number, receipts[copy], self.speaker(order, copy))
+        shared = shard_rows(order, self.axes, self.losses.living_replicas(group))
         number, receipts = self.ask(order, shared.frames)
         made = dict[int, NodeOutput]()
         for index, frame in sorted(shared.frames.items()):
             if index in receipts:
-                made[index] = self.made(node, number, receipts[index], self.speaker(order, index))
+                made[index] = self.as_references(node, number, receipts[index], self.speaker(order, index))
             elif frame is not None:
                 # The replica was lost: the others do its rows.
                 made[index] = self.fire(replace(order, frame=frame))
-                self.losses.redone(order.step)
-        return shared.together(made)
+                self.losses.note_retried(order.step)
+        return shared.merge_outputs(made)
 
     def finish(self, step: Step) -> None:
         """Forget a step that has ended."""
@@ -122,9 +122,9 @@ class Dispatcher:
         assert chosen is not None
         return chosen
 
-    def weigh(self, order: NodeRequest) -> Sequence[float]:
+    def row_weights(self, order: NodeRequest) -> Sequence[float]:
         if order.group.code:
-            with self.queues.place(order.group.pool, order.step.number) as free:
+            with self.queues.acquire_cpu(order.group.pool, order.step.number) as free:
                 _, receipts = self._sent(order, {free: order.frame})
         else:
             free = 0
@@ -139,37 +139,37 @@ class Dispatcher:
 
         A replica without a frame takes part in an update without adding anything to it.
         """
-        with self.queues.turn(order.seats, rank=order.step.number, key=order.key):
+        with self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key):
             return self._sent(order, frames)
 
     def _sent(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Do the same where the turn of the pool, or a place in it, is already taken."""
         node, group = order.node, order.group
-        copies, wanted = self.copies(group), self.needs(order)
-        self.sleeping.shift(order.shifting, node, order.step)
+        copies, wanted = self.living_replicas(group), self.needs(order)
+        self.sleeping.switch_models(order.shifting, node, order.step)
         calls = Calls[bytes](self.processes)
-        with self.together.order(order, [copies[copy] for copy in frames]) as place:
+        with self.together.queue_request(order, [copies[copy] for copy in frames]) as place:
             with place.sending:
-                [number] = self.numbers(1)
+                [number] = self.new_request_numbers(1)
                 sent = [
                     (copy, frame is None, message)
                     for copy, frame in frames.items()
-                    for message in self.addressed(order, copy, frame, wanted)
+                    for message in self.address_rows(order, copy, frame, wanted)
                 ]
                 self.ledger.send([message.delivery for *_, message in sent])
-                self.observer.firing(node, group.pool)
+                self.observer.node_started(node, group.pool)
                 began = time.perf_counter()
                 for copy, idle, message in sent:
                     keeps = message.speaks and not idle
-                    after = place.after(copies[copy])
-                    request = self.told(order, copy, number, message.delivery, keeps, after, idle=idle)
-                    self.give(calls, order, message, request)
+                    after = place.joined_request(copies[copy])
+                    request = self.request_for(order, copy, number, message.delivery, keeps, after, idle=idle)
+                    self.send_request(calls, order, message, request)
                 for copy in frames:
-                    calls.beside += self.driven(order, copy, number, place)
-            self.begun(order)
+                    calls.beside += self.drive_replica(order, copy, number, place)
+            self.mark_sent(order)
             began += wait_for_weights(order)
             asked = calls.asked
-            answers = self.answers(calls, node, self.losing(order))
+            answers = self.answers(calls, node, self.on_loss(order))
         seconds = time.perf_counter() - began
         if len(calls.asked) < len(asked):
             sent = [message for message, who in zip(sent, asked, strict=True) if who in calls.asked]
@@ -178,12 +178,12 @@ class Dispatcher:
             for (copy, idle, message), rank_receipts in zip(sent, answers, strict=True)
             if message.speaks and not idle
         }
-        self.trace(order, number, calls, [message.delivery for *_, message in sent], answers)
+        self.trace_request(order, number, calls, [message.delivery for *_, message in sent], answers)
         tokens = sum(receipt.tokens for receipt in receipts.values())
-        self.observer.fired(node, seconds, tokens, group.pool)
+        self.observer.node_done(node, seconds, tokens, group.pool)
         return number, receipts
 
-    def tell(
+    def start_requests(
         self,
         calls: Calls[T],
         sent: RankMessage,
@@ -193,11 +193,11 @@ class Dispatcher:
     ) -> None:
         leader = sent.copy[0]
         if sent.to == (leader,):
-            calls.one(leader, method, *args, **named)
+            calls.call_one(leader, method, *args, **named)
         else:
-            calls.others((leader, sent.to), method, *args, **named)
+            calls.call_others((leader, sent.to), method, *args, **named)
 
-    def give(
+    def send_request(
         self,
         calls: Calls[bytes],
         order: NodeRequest,
@@ -208,46 +208,50 @@ class Dispatcher:
         """Send ranks a request; for rows that others have begun, with what these have made of them."""
         if begun is not None:
             begun_rows = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
-            self.tell(calls, sent, Worker.go_on, sampled_model(order), pickled(told), *begun_rows)
+            self.start_requests(calls, sent, Worker.continue_rows, sampled_model(order), pickled(told), *begun_rows)
         elif order.key is None:
-            self.tell(calls, sent, Worker.fire, pickled(told), *sent.delivery.arriving)
+            self.start_requests(calls, sent, Worker.fire, pickled(told), *sent.delivery.arriving)
         else:
-            self.tell(calls, sent, Worker.sample, sampled_model(order), pickled(told), *sent.delivery.arriving)
+            self.start_requests(
+                calls, sent, Worker.sample, sampled_model(order), pickled(told), *sent.delivery.arriving
+            )
 
-    def driven(self, order: NodeRequest, copy: int, number: int, place: BatchPlace) -> list[Reference[Any]]:
+    def drive_replica(self, order: NodeRequest, copy: int, number: int, place: BatchPlace) -> list[Reference[Any]]:
         """Start the sampling of a replica's request, if it is sampled together with others."""
         if order.key is None:
             return []
-        calls, ranks = Calls[None](self.processes), self.copies(order.group)[copy]
+        calls, ranks = Calls[None](self.processes), self.living_replicas(order.group)[copy]
         version = _version(order, copy) if order.sampling is not None else None
-        calls.copy(ranks, Worker.drive, number, sampled_model(order), version)
-        place.given(ranks, number)
+        calls.call_replica(ranks, Worker.drive, number, sampled_model(order), version)
+        place.note_sent(ranks, number)
         return calls.answers
 
-    def losing(self, order: NodeRequest) -> Losing | None:
+    def on_loss(self, order: NodeRequest) -> Losing | None:
         """Return what to do with processes that end during a request, or None if the run cannot go on without them."""
         if order.group.mesh.length("dp") == 1:
             return None
-        return self.losses.losing(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
+        return self.losses.on_loss(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
 
     def answers(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
-        receipts = [[unpickled_receipt(sent) for sent in answers] for answers in calls.get(doing(node), node, losing)]
-        self.note(receipts)
+        receipts = [
+            [unpickled_receipt(sent) for sent in answers] for answers in calls.get(work_phrase(node), node, losing)
+        ]
+        self.record_notes(receipts)
         return receipts
 
-    def note(self, answers: Sequence[Sequence[Receipt]]) -> None:
+    def record_notes(self, answers: Sequence[Sequence[Receipt]]) -> None:
         """Record what processes report about rows."""
         self.notes.extend(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
-    def begun(self, order: NodeRequest) -> None:
+    def mark_sent(self, order: NodeRequest) -> None:
         """Mark a request as sent: from now on newer weights may arrive."""
         if order.sampling is not None and not order.sampling.sent.done():
             order.sampling.sent.set_result(None)
 
-    def copies(self, group: Group) -> tuple[Copy, ...]:
+    def living_replicas(self, group: Group) -> tuple[Copy, ...]:
         key = group.name, group.mesh
         if key not in self._copies:
-            self._copies[key] = copies(group)
+            self._copies[key] = replicas_of(group)
         return self._copies[key]
 
     def speaker(self, order: NodeRequest, copy: int) -> Address:
@@ -255,17 +259,17 @@ class Dispatcher:
         reversed."""
         group = order.group
         kind = order.frame.types[model_of(order.node)] if NODES[order.node.op].with_model else None
-        turned = isinstance(kind, Handle) and self.plan.turned(kind.name, group.name)
+        turned = isinstance(kind, Handle) and self.plan.has_reversed_stages(kind.name, group.name)
         return group.name, group.speaker(copy, turned)
 
-    def alike(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
+    def split_by_missing_rows(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
         """Split a replica into ranks that always lack the same rows: each that returns results of some model by itself,
         and all others. The leader comes first."""
         key = group.name, group.mesh
         if key not in self._alike:
-            orientations = {False, *(self.plan.turned(model, group.name) for model in group.models)}
+            orientations = {False, *(self.plan.has_reversed_stages(model, group.name) for model in group.models)}
             splits = []
-            for index, (leader, others) in enumerate(self.copies(group)):
+            for index, (leader, others) in enumerate(self.living_replicas(group)):
                 speakers = dict.fromkeys(
                     [leader, *((group.name, group.speaker(index, turned)) for turned in sorted(orientations))]
                 )
@@ -274,7 +278,7 @@ class Dispatcher:
             self._alike[key] = tuple(splits)
         return self._alike[key][copy]
 
-    def told(
+    def request_for(
         self,
         order: NodeRequest,
         copy: int,
@@ -301,20 +305,20 @@ class Dispatcher:
             None if after is None else after > 0,
             after or 0,
             parts,
-            order.race is not None,
+            order.wanted_rows is not None,
         )
 
     def needs(self, order: NodeRequest) -> RequestNeeds:
         """Return what a request needs, whichever replica does it."""
-        return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
+        return request_needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
-    def numbers(self, count: int) -> list[int]:
+    def new_request_numbers(self, count: int) -> list[int]:
         """Return numbers for `count` new requests."""
         with self._counting:
             self._number += count
             return list(range(self._number - count + 1, self._number + 1))
 
-    def trace(
+    def trace_request(
         self,
         order: NodeRequest,
         number: int,
@@ -345,22 +349,22 @@ class Dispatcher:
                     if source in works:
                         self.observer.flow(works[source], work, "rows", size_bytes)
 
-    def addressed(
+    def address_rows(
         self, order: NodeRequest, copy: int, frame: Frame | None, wanted: RequestNeeds
     ) -> Iterator[RankMessage]:
         """Yield the rows for each part of a replica: a rank with results has its own already, all the others lack the
         same."""
-        node, alike = order.node, self.alike(order.group, copy)
+        node, alike = order.node, self.split_by_missing_rows(order.group, copy)
         if frame is None:
             # An idle replica only needs to know the model.
             deliveries = [Delivery({node.inputs[0]: ControllerValue(_trained_model(node))}, ())] * len(alike)
         else:
             deliveries = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
-        speaker, ranks = self.speaker(order, copy), self.copies(order.group)[copy]
+        speaker, ranks = self.speaker(order, copy), self.living_replicas(order.group)[copy]
         for to, delivery in zip(alike, deliveries, strict=True):
             yield RankMessage(ranks, to, to == (speaker,), delivery)
 
-    def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> NodeOutput:
+    def as_references(self, node: Node, number: int, receipt: Receipt, holder: Address) -> NodeOutput:
         """Return what a process made, as references."""
         rows = []
         for axis_rows in receipt.rows:

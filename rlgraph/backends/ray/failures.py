@@ -44,7 +44,7 @@ class CallContext:
         return self.node.span if self.node else NO_SPAN
 
 
-def doing(node: Node) -> str:
+def work_phrase(node: Node) -> str:
     """Return the words for a node's work in messages."""
     return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"
 

@@ -24,10 +24,10 @@ from rlgraph.backends.engines.weights import file_tensors
 from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.ir.layout import LocalTensor, Piece, at_layer, whole
+from rlgraph.ir.layout import LocalTensor, Piece, at_layer, full_box
 
 
-def parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Iterator[tuple[LocalTensor, ...]]:
+def folder_parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Iterator[tuple[LocalTensor, ...]]:
     """Yield a model's parameters in parts of at most `most` bytes, unless a single tensor is larger."""
     sizes: dict[str, tuple[int, ...]] = {}
     for holding in held:
@@ -40,7 +40,7 @@ def parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Iterator[tup
     for name, shape in sizes.items():
         layers = range(shape[0]) if "*" in name else (None,)
         for layer in layers:
-            box = whole(shape) if layer is None else ((layer, layer + 1), *whole(shape[1:]))
+            box = full_box(shape) if layer is None else ((layer, layer + 1), *full_box(shape[1:]))
             tensor_name = name if layer is None else at_layer(name, layer)
             # The tensor of one layer has no dimension for the layers, but its box has one.
             piece = Piece(name, box, (0,) * len(shape))

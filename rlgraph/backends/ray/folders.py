@@ -10,13 +10,13 @@ from pathlib import Path
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.failures import CallContext, process_name
-from rlgraph.backends.ray.folder import parts
+from rlgraph.backends.ray.folder import folder_parts
 from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.transfers import BUCKET, join_link, ranks_of
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import LocalTensor
@@ -46,18 +46,21 @@ class ModelFolders:
         if len(copy) == 1:
             # Any surviving rank has all of the model.
             return []
-        return [holding.layout for holding in self.processes.ask(CallContext(copy, "opening"), Worker.holding, model)]
+        return [
+            holding.layout
+            for holding in self.processes.call_all(CallContext(copy, "opening"), Worker.held_weights, model)
+        ]
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         """Write a model. Raises RunError, also where parts of the model are lost."""
-        with self.queues.turn(seats(owner), seats(self.plan.group(HOST))):
+        with self.queues.acquire_devices(device_set(owner), device_set(self.plan.group(HOST))):
             while True:
                 gone = len(self.processes.gone)
                 try:
                     return self._save(model, owner, folder)
                 except RunError:
                     # The processes that ended meanwhile may not be the only ones that had their parts.
-                    self.processes.go_on()
+                    self.processes.allow_calls()
                     if len(self.processes.gone) == gone:
                         raise
 
@@ -68,7 +71,7 @@ class ModelFolders:
             complete = any(not missing for missing in self._lacking(model, answers).values())
             return complete or bool(self._gone(model, owner))
 
-        held = self.processes.free(request.who, enough, request, Worker.holding, model)
+        held = self.processes.free(request.who, enough, request, Worker.held_weights, model)
         missing_by_changes = self._lacking(model, held)
         # The newest weights of which nothing is missing.
         changes = next((changes for changes, missing in missing_by_changes.items() if not missing), None)
@@ -79,7 +82,7 @@ class ModelFolders:
         held = {who: holding for who, holding in held.items() if not holding.torn and holding.changes == changes}
         if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
             writer = next(iter(held))
-            self.processes.ask(CallContext((writer,), request.doing), Worker.save, model, str(folder))
+            self.processes.call_all(CallContext((writer,), request.doing), Worker.save, model, str(folder))
         else:
             writer = self._writer(held)
             self._save_parts(model, held, writer, folder)
@@ -130,7 +133,7 @@ class ModelFolders:
     def _writer(self, held: Mapping[Address, HeldWeights]) -> Address:
         """Return the host, which runs where the folder is, or else a process on its machine, or any process."""
         request = CallContext((_HOST,), "saving")
-        if self.processes.free((_HOST,), bool, request, Worker.ready):
+        if self.processes.free((_HOST,), bool, request, Worker.wait_until_idle):
             return _HOST
         here = shards.node_id()
         return min(held, key=lambda who: held[who].node != here)
@@ -141,12 +144,12 @@ class ModelFolders:
         everybody = CallContext(tuple(dict.fromkeys((*held, writer))), doing)
         alone = CallContext((writer,), doing)
         writer_place, dtype = everybody.who.index(writer), next(iter(held.values())).dtype
-        self.processes.ask(alone, Worker.begin_folder, model, str(folder))
+        self.processes.call_all(alone, Worker.begin_folder, model, str(folder))
         link, call = f"{model} > {folder} {next(self._tries)}", self.processes.call
         join_link(self.processes, link, everybody)
         source = {place: holding.layout for place, holding in enumerate(held.values())}
         topology = Topology.separate(range(len(everybody.who)))
-        for number, part in enumerate(parts([*held.values()], dtype.itemsize, BUCKET)):
+        for number, part in enumerate(folder_parts([*held.values()], dtype.itemsize, BUCKET)):
             transfer = reshard(source, {writer_place: part}, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET)
             name, places_parts = f"{link} {number}", transfer.parts(range(len(everybody.who)))
             sides = [(model if who in held else None, part if who == writer else None) for who in everybody.who]
@@ -162,7 +165,7 @@ class ModelFolders:
                 for who, (sent, _) in zip(everybody.who, sides, strict=True)
             ]
             self.processes.get(going, everybody)
-        self.processes.ask(alone, Worker.end_folder)
+        self.processes.call_all(alone, Worker.end_folder)
 
 
 def _shown(part: TensorBox) -> str:

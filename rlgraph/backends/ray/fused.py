@@ -33,27 +33,27 @@ class _Parcel:
     """The rows for each of these requests."""
 
 
-def fire_together(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[NodeOutput]:
+def fire_fused(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[NodeOutput]:
     """Do requests as one, for one group or for several whose processes take turns. Return what each request made."""
     first = orders[0]
     step = first.step
-    with dispatch.queues.turn(first.seats, rank=step.number):
+    with dispatch.queues.acquire_devices(first.devices, rank=step.number):
         for order in orders:
-            dispatch.sleeping.shift(order.shifting, order.node, step)
+            dispatch.sleeping.switch_models(order.shifting, order.node, step)
         links = _links(dispatch, orders)
         split = [shard_rows(order, dispatch.axes) for order in orders]
-        numbers = dispatch.numbers(len(orders))
+        numbers = dispatch.new_request_numbers(len(orders))
         parcels: list[_Parcel] = []
         for group, at in _by_group(orders):
             for copy in range(group.mesh.length("dp")):
                 addressed = [
-                    dispatch.addressed(orders[index], copy, split[index].frames[copy], dispatch.needs(orders[index]))
+                    dispatch.address_rows(orders[index], copy, split[index].frames[copy], dispatch.needs(orders[index]))
                     for index in at
                 ]
                 parcels += [_Parcel(group, copy, at, parts) for parts in zip(*addressed, strict=True)]
         dispatch.ledger.send([sent.delivery for parcel in parcels for sent in parcel.parts])
         for order in orders:
-            dispatch.observer.firing(order.node, order.group.pool)
+            dispatch.observer.node_started(order.node, order.group.pool)
         began, calls = time.perf_counter(), Calls[list[bytes]](dispatch.processes)
         for parcel in parcels:
             requests = []
@@ -61,11 +61,11 @@ def fire_together(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[N
                 idle = split[index].frames[parcel.copy] is None
                 keeps = sent.speaks and not idle
                 to_rank = orders[index], parcel.copy, numbers[index], sent.delivery
-                requests.append(pickled(dispatch.told(*to_rank, keeps, None, idle=idle)))
+                requests.append(pickled(dispatch.request_for(*to_rank, keeps, None, idle=idle)))
             sizes = [len(sent.delivery.arriving) for sent in parcel.parts]
             arriving = [wire for sent in parcel.parts for wire in sent.delivery.arriving]
             link = links.get((parcel.group.name, parcel.copy))
-            dispatch.tell(calls, parcel.parts[0], Worker.fire_together, requests, sizes, link, *arriving)
+            dispatch.start_requests(calls, parcel.parts[0], Worker.fire_together, requests, sizes, link, *arriving)
         for order in orders:
             order.arrived()
         names = [order.frame.values[model_of(order.node)] for order in orders]
@@ -78,12 +78,12 @@ def fire_together(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[N
         for position, (index, sent) in enumerate(zip(parcel.at, parcel.parts, strict=True)):
             if sent.speaks and split[index].frames[parcel.copy] is not None:
                 speaker = dispatch.speaker(orders[index], parcel.copy)
-                made[index][parcel.copy] = dispatch.made(
+                made[index][parcel.copy] = dispatch.as_references(
                     orders[index].node, numbers[index], receipts[0][position], speaker
                 )
     for order in orders:
-        dispatch.observer.fired(order.node, seconds, 0, order.group.pool)
-    return [shared.together(by_copy) for shared, by_copy in zip(split, made, strict=True)]
+        dispatch.observer.node_done(order.node, seconds, 0, order.group.pool)
+    return [shared.merge_outputs(by_copy) for shared, by_copy in zip(split, made, strict=True)]
 
 
 def _by_group(orders: Sequence[NodeRequest]) -> Iterator[tuple[Group, tuple[int, ...]]]:
@@ -107,14 +107,17 @@ def _links(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> dict[tuple[st
 
 def _joined(dispatch: Dispatcher, orders: Sequence[NodeRequest], groups: Sequence[Group]) -> dict[tuple[str, int], str]:
     """Have the processes of each block of stages meet, and tell each its place."""
-    [number] = dispatch.numbers(1)
+    [number] = dispatch.new_request_numbers(1)
     splits = {group.name: group.mesh for group in groups}
     links: dict[tuple[str, int], str] = {}
     for block, seats in enumerate(pipeline_seats(groups, [order.group.name for order in orders])):
         link = f"pipeline {number}.{block} of {' and '.join(splits)}"
         request = CallContext(tuple(seats), f"the meeting for {link}", orders[0].node)
         join_link(dispatch.processes, link, request)
-        sitting = [dispatch.processes.call(who, Worker.sit, link, seat, len(seats)) for who, seat in seats.items()]
+        sitting = [
+            dispatch.processes.call(who, Worker.take_pipeline_seat, link, seat, len(seats))
+            for who, seat in seats.items()
+        ]
         dispatch.processes.get(sitting, request)
         links |= {(name, splits[name].at(rank, "dp")): link for name, rank in seats}
     return links
@@ -133,7 +136,7 @@ def _trace(
     title = f"{op} {', '.join(order.frame.values[model_of(order.node)] for order in orders)}"
     works = dispatch.works.setdefault(step, {})
     for who, parcel, receipts in zip(calls.asked, parcels, answers, strict=True):
-        dispatch.note(receipts)
+        dispatch.record_notes(receipts)
         for address, rank_receipts in zip(who, receipts, strict=True):
             made = [axis_rows.size for receipt in rank_receipts for axis_rows in receipt.rows]
             rows = max(

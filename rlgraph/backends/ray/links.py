@@ -37,7 +37,7 @@ class HeldWeights:
     """Whether a change was interrupted, so that the weights are not usable."""
 
 
-def holding(engine: HasWeights, node: str) -> HeldWeights:
+def held_weights(engine: HasWeights, node: str) -> HeldWeights:
     """Return what a process on a machine reports of an engine's weights."""
     first = next(iter(engine.tensors().values()), None)
     if first is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.ray.failures import doing, process_name
+from rlgraph.backends.ray.failures import process_name, work_phrase
 from rlgraph.backends.ray.processes import Losing
 from rlgraph.backends.ray.remote import Address, recording_name
 from rlgraph.backends.ray.retries import can_replace
@@ -41,7 +41,7 @@ class LostReplicas:
         """The lost replicas of each group."""
         self._lock = threading.Lock()
 
-    def living(self, group: Group) -> tuple[int, ...]:
+    def living_replicas(self, group: Group) -> tuple[int, ...]:
         """Return the living replicas of a group, in order."""
         gone = self._without.get(group.name, ())
         return tuple(copy for copy in range(group.mesh.length("dp")) if copy not in gone)
@@ -50,12 +50,12 @@ class LostReplicas:
         """Return the names of the groups that have lost replicas."""
         return {name for name, copies in self._without.items() if copies}
 
-    def forget(self, groups: Collection[str]) -> None:
+    def count_as_living(self, groups: Collection[str]) -> None:
         """Count all replicas of some groups as living, since new processes have taken their places."""
         for name in groups:
             self._without.pop(name, None)
 
-    def redone(self, step: Step) -> None:
+    def note_retried(self, step: Step) -> None:
         """Record that other replicas have done the rows that the lost ones had in a step."""
         if self.record is not None:
             lost = [
@@ -66,7 +66,7 @@ class LostReplicas:
             ]
             drop_resampled_rows(self.record, step.number, lost)
 
-    def losing(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
+    def on_loss(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
         """For a request whose rows are sharded over replicas, return what to do with processes that end meanwhile; None
         if nobody else can do their rows. worked: returns the processes that have made rows in the steps in flight,
         which they still hold."""
@@ -74,7 +74,7 @@ class LostReplicas:
         op = NODES[node.op]
         if not op.with_model or op.trains or op.updates or order.copy is not None or order.sampling is not None:
             return None
-        if len(self.living(group)) < 2 or not self._spare(group):
+        if len(self.living_replicas(group)) < 2 or not self._spare(group):
             # Its rows may have been sharded before other replicas were lost: the survivors do those rows.
             return lambda dead: None
 
@@ -85,15 +85,15 @@ class LostReplicas:
             copies = {group.mesh.at(rank, "dp") for _, rank in dead}
             lost = tuple((group.name, rank) for copy in sorted(copies) for rank in group.copies()[copy])
             with self._lock:
-                left = [copy for copy in self.living(group) if copy not in copies]
+                left = [copy for copy in self.living_replicas(group) if copy not in copies]
                 if not left or not self._spare(group) or {*lost} & {*worked()} or not self.allowed():
                     return None
                 self._without.setdefault(group.name, set()).update(copies)
             self.lost(group)
             who, why = next(iter(sorted(dead.items())))
             self.say(
-                f"{process_name(who)} is gone: {why}; it was asked for {doing(node)}: the rows of its copy are done by "
-                f"{'the others' if len(left) > 1 else 'the other one'}, and the run goes on with "
+                f"{process_name(who)} is gone: {why}; it was asked for {work_phrase(node)}: the rows of its copy are "
+                f"done by {'the others' if len(left) > 1 else 'the other one'}, and the run goes on with "
                 f"{len(left)} of {group.mesh.length('dp')} copies of `{group.name}`"
             )
             return lost

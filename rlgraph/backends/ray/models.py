@@ -21,16 +21,16 @@ from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityLog
 from rlgraph.backends.ray.arrivals import WeightArrivals
 from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty_tensors, open_folder
-from rlgraph.backends.ray.links import HeldWeights, Links, holding
+from rlgraph.backends.ray.links import HeldWeights, Links, held_weights
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import take_over
+from rlgraph.backends.worker.nodes import copy_weights
 from rlgraph.backends.worker.saving import (
     ModelPart,
     ModelSnapshot,
     WrittenBoxes,
     WrittenFiles,
-    hold,
+    hold_snapshot,
     model_part,
     read_part,
     release_model,
@@ -72,11 +72,11 @@ class RankModels:
 
     # Weights
 
-    def holding(self, model: str) -> HeldWeights:
+    def held_weights(self, model: str) -> HeldWeights:
         """Return what this rank has of a model."""
         state = self.session.models[model]
         try:
-            report = holding(state.engine, shards.node_id())
+            report = held_weights(state.engine, shards.node_id())
         except PartialUpdate:
             # Weights of its last update did not arrive from another replica, which shows only when they are read.
             report, state.torn = HeldWeights(tuple(state.engine.layout()), torch.float32, shards.node_id()), True
@@ -135,10 +135,10 @@ class RankModels:
                 return self.links.run(name, sent, {}, average)
             target = self.session.models[destination].engine
             if update is not None:
-                self.session.changing(destination, update)
+                self.session.prepare_change(destination, update)
             with self._written(destination):
                 moved = self.links.run(name, sent, target.tensors(), average)
-                target.written()
+                target.weights_were_written()
         if update is not None:
             self._left(destination)
         return moved
@@ -150,30 +150,30 @@ class RankModels:
             engine = self.session.models[model].engine
             with self.doing(f"the transfer {name}"), self._written(model):
                 moved = self.links.run(name, {}, engine.tensors(), None)
-                engine.written()
+                engine.weights_were_written()
             if torch.cuda.is_available():
                 # Another thread may go on with the weights, whose CUDA stream would not wait for these copies.
                 torch.cuda.synchronize()
             return moved
 
-        return self.arrivals[model].bring(number, version, receive)
+        return self.arrivals[model].announce_weights(number, version, receive)
 
-    def settle(self, model: str, number: int) -> None:
+    def wait_for_refresh(self, model: str, number: int) -> None:
         """Return when the refresh is received, before any later request is done."""
         with torch.no_grad():
-            self.arrivals[model].settle(number)
+            self.arrivals[model].wait_until_received(number)
 
     # Sleep
 
     def sleep(self, model: str, keep: bool) -> OffloadRecord:
         """Offload a model from the device. keep: its weights are needed again."""
-        return self.resting(model).sleep(keep)
+        return self.is_offloaded(model).sleep(keep)
 
     def wake(self, model: str, kept: bool = True) -> OffloadRecord:
         """Bring an offloaded model back to the device."""
-        return self.resting(model).wake()
+        return self.is_offloaded(model).wake()
 
-    def resting(self, model: str) -> Offloads:
+    def is_offloaded(self, model: str) -> Offloads:
         return cast(Offloads, self.session.models[model].engine)
 
     # Folders
@@ -207,10 +207,10 @@ class RankModels:
     def take_over(self, step: Step, node: int, target: str, source: str) -> None:
         """Give a model here the weights of another one here, as an `update` node says."""
         with self._written(target):
-            take_over(self.nodes[node][1], step, self.session, target, source)
+            copy_weights(self.nodes[node][1], step, self.session, target, source)
         self._left(target)
 
-    def trained(self, model: str) -> None:
+    def count_update(self, model: str) -> None:
         """Count a finished update of a model here."""
         self.changes[model] += 1
         self._left(model)
@@ -234,17 +234,17 @@ class RankModels:
         """Return the last step that changed a model here, or began to. Is answered while a step runs."""
         return max((state.past.changed for state in self.session.models.values()), default=0)
 
-    def stock(self, model: str) -> ModelPart:
+    def model_part(self, model: str) -> ModelPart:
         """Return what this rank has of a model."""
         return model_part(self.session.models[model])
 
-    def hold(self, model: str, number: int) -> ModelPart:
+    def hold_weights(self, model: str, number: int) -> ModelPart:
         """Return what step `number` left of a model here, and keep it from being changed until `checkpoint` has written
         it, or `free`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
             return ModelPart(0, 0, (), (), ())
-        self.held[model] = hold(state, self.left[model], number)
+        self.held[model] = hold_snapshot(state, self.left[model], number)
         return self.held[model].stock
 
     def checkpoint(self, model: str, place: str, part: WrittenBoxes) -> WrittenFiles:
@@ -252,9 +252,9 @@ class RankModels:
         try:
             return write_part(self.session.models[model], self.held[model], Path(place), part)
         finally:
-            self.free(model)
+            self.release_weights(model)
 
-    def free(self, model: str) -> None:
+    def release_weights(self, model: str) -> None:
         """Stop holding a model."""
         self.held.pop(model, None)
         release_model(self.session.models[model])
@@ -262,7 +262,7 @@ class RankModels:
     def restore(self, model: str, saved: SavedModel) -> None:
         """Load this rank's part of a model, which may be offloaded: at the start, all that the plan offloads are."""
         engine = self.session.models[model].engine
-        sleeps = hasattr(engine, "rest") and engine.rest.asleep
+        sleeps = hasattr(engine, "offloader") and engine.offloader.asleep
         if sleeps:
             self.wake(model)
         with self._written(model):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlgraph.backends.distributed.offload import OffloadedReplica, Shifting
 from rlgraph.backends.engines.offload import OffloadRecord
-from rlgraph.backends.ray.calls import Calls, copies
+from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
@@ -22,7 +22,7 @@ class OffloadCoordinator:
         self._switched: dict[int, list[OffloadRecord]] = {}
         """For each step in flight, the cost of its switches."""
 
-    def shift(self, shifting: Shifting, node: Node, step: Step) -> None:
+    def switch_models(self, shifting: Shifting, node: Node, step: Step) -> None:
         """Switch models before a node's work; the caller has the turn of the devices."""
         with shifting() as shift:
             self._switch_all("sleep", [bed for bed, _ in shift.sleep], [keep for _, keep in shift.sleep], node, step)
@@ -37,7 +37,7 @@ class OffloadCoordinator:
         method: Callable[[Worker, str, bool], OffloadRecord] = Worker.sleep if what == "sleep" else Worker.wake
         asked_beds: list[OffloadedReplica] = []
         for bed, keep in zip(beds, keeps, strict=True):
-            calls.copy(copies(bed.group)[bed.copy], method, bed.model, keep)
+            calls.call_replica(replicas_of(bed.group)[bed.copy], method, bed.model, keep)
             asked_beds += [bed] * (len(calls.asked) - len(asked_beds))
         verb = "putting to sleep" if what == "sleep" else "waking up"
         answers = calls.get(f"{verb} {', '.join(dict.fromkeys(f'`{bed.model}`' for bed in beds))}", node)

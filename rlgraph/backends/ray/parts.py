@@ -25,7 +25,7 @@ from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference
 from rlgraph.backends.ray.rows import Delivery
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import HeldDevices, seats
+from rlgraph.backends.turns import HeldDevices, device_set
 from rlgraph.ops.nodes import rows_per_input
 
 Asked = tuple[Calls[bytes], list[Delivery]]
@@ -50,9 +50,12 @@ class _Share:
 
 def fire_parts(dispatch: Dispatcher, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
     """Run a node part by part, with the parts distributed over the group's replicas."""
-    with dispatch.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
-        dispatch.sleeping.shift(order.shifting, order.node, order.step)
-        yield from PartwiseRequest(dispatch, order, sizes, turn, places).told()
+    with (
+        dispatch.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key) as turn,
+        ExitStack() as places,
+    ):
+        dispatch.sleeping.switch_models(order.shifting, order.node, order.step)
+        yield from PartwiseRequest(dispatch, order, sizes, turn, places).receipts()
 
 
 class PartwiseRequest:
@@ -62,7 +65,7 @@ class PartwiseRequest:
         self, dispatch: Dispatcher, order: NodeRequest, sizes: Sequence[int], turn: HeldDevices, places: ExitStack
     ) -> None:
         self.dispatch, self.order, self.sizes, self.turn, self.places = dispatch, order, sizes, turn, places
-        self.copies = dispatch.copies(order.group)
+        self.copies = dispatch.living_replicas(order.group)
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
         self.numbers = [0] * len(sizes)
         """The number that the pieces of each part carry."""
@@ -73,18 +76,20 @@ class PartwiseRequest:
         """The parts of each replica."""
         rows = [size * rows_per_input(order.node) for size in sizes]
         self.ending = TailMoves.of(order, turn, rows, self.dealt) if order.key is not None else None
-        self.race = None if order.race is None else LengthLimit(order.race)
+        self.race = None if order.wanted_rows is None else LengthLimit(order.wanted_rows)
 
-    def told(self) -> Iterator[Part]:
+    def receipts(self) -> Iterator[Part]:
         """Yield each part as soon as it is done."""
         dispatch, node = self.dispatch, self.order.node
-        dispatch.observer.firing(node, self.order.group.pool)
+        dispatch.observer.node_started(node, self.order.group.pool)
         began, tokens = time.perf_counter(), 0
         busy = {copy: parts for copy, parts in enumerate(self.dealt) if parts}
-        place = self.places.enter_context(dispatch.together.order(self.order, [self.copies[copy] for copy in busy]))
+        place = self.places.enter_context(
+            dispatch.together.queue_request(self.order, [self.copies[copy] for copy in busy])
+        )
         with place.sending:
             self.send(busy, place)
-        dispatch.begun(self.order)
+        dispatch.mark_sent(self.order)
         began += wait_for_weights(self.order)
         while self.going:
             heads = [unfinished.coming[0][0] for unfinished in self.going]
@@ -95,28 +100,28 @@ class PartwiseRequest:
             # The rank with the results is asked first.
             receipt = answers[0][0]
             if receipt.left or not share.coming:
-                self.end(share)
+                self.finish_replica(share)
             if receipt.left:
-                self.move(share, receipt)
+                self.move_parts(share, receipt)
                 continue
             index = share.parts[receipt.part]
             if share.coming and self.order.key is not None:
                 self.ask_again(share)
-            dispatch.trace(self.order, self.numbers[index], calls, deliveries, answers)
+            dispatch.trace_request(self.order, self.numbers[index], calls, deliveries, answers)
             tokens += receipt.tokens
             if self.race is not None and self.race.ended(receipt.longest):
-                self.limit([share for share in self.going if share.coming])
+                self.limit_tokens([share for share in self.going if share.coming])
             if self.ending is not None:
-                self.ended(index)
-            yield index, dispatch.made(node, self.numbers[index], receipt, calls.who[0])
-        dispatch.observer.fired(node, time.perf_counter() - began, tokens, self.order.group.pool)
+                self.note_part_done(index)
+            yield index, dispatch.as_references(node, self.numbers[index], receipt, calls.called_processes[0])
+        dispatch.observer.node_done(node, time.perf_counter() - began, tokens, self.order.group.pool)
 
     def send(self, shares: Mapping[int, Sequence[int]], place: BatchPlace, begun: AbandonedParts | None = None) -> None:
         """Send replicas their parts."""
         dispatch, order = self.dispatch, self.order
         node, frame, wanted, axis = order.node, order.frame, dispatch.needs(order), shard_axis(order.node)
         assert axis is not None
-        numbers = dispatch.numbers(sum(map(len, shares.values())))
+        numbers = dispatch.new_request_numbers(sum(map(len, shares.values())))
         for index in sorted(index for indices in shares.values() for index in indices):
             self.numbers[index] = numbers.pop(0)
         for copy, share_parts in shares.items():
@@ -124,14 +129,16 @@ class PartwiseRequest:
             rows = np.concatenate([np.arange(*self.bounds[index]) for index in share_parts])
             body, _ = slice_rows(frame, axis, rows, node.inputs)
             parts = tuple((self.numbers[index], self.sizes[index]) for index in share_parts)
-            sent = list(dispatch.addressed(order, copy, body, wanted))
+            sent = list(dispatch.address_rows(order, copy, body, wanted))
             dispatch.ledger.send([message.delivery for message in sent])
-            share, after = _Share(copy, self.numbers[share_parts[0]], share_parts), place.after(ranks)
+            share, after = _Share(copy, self.numbers[share_parts[0]], share_parts), place.joined_request(ranks)
             share.coming.extend((Calls[bytes](dispatch.processes), list[Delivery]()) for _ in share_parts)
             for message in sent:
-                request = dispatch.told(order, copy, share.number, message.delivery, message.speaks, after, parts=parts)
+                request = dispatch.request_for(
+                    order, copy, share.number, message.delivery, message.speaks, after, parts=parts
+                )
                 calls, deliveries = share.coming[0] if message.speaks else (Calls[bytes](dispatch.processes), [])
-                dispatch.give(calls, order, message, request, begun)
+                dispatch.send_request(calls, order, message, request, begun)
                 deliveries.append(message.delivery)
                 if not message.speaks:
                     share.silent.append((calls, deliveries))
@@ -140,9 +147,9 @@ class PartwiseRequest:
                 # sampled together with others are not asked for in advance: a thread would wait for each.
                 for calls, deliveries in list(share.coming)[1:]:
                     if order.key is None:
-                        dispatch.tell(calls, message, Worker.next_part, share.number)
+                        dispatch.start_requests(calls, message, Worker.next_part, share.number)
                     deliveries.append(Delivery(message.delivery.inputs, message.delivery.rows))
-            watched = dispatch.driven(order, copy, share.number, place)
+            watched = dispatch.drive_replica(order, copy, share.number, place)
             watched += [answer for calls, _ in share.silent for answer in calls.answers]
             for calls, _ in share.coming:
                 calls.beside += watched
@@ -151,69 +158,73 @@ class PartwiseRequest:
     def ask_again(self, share: _Share) -> None:
         """Ask a replica for its next part."""
         calls, who = share.coming[0][0], self.copies[share.copy][0]
-        calls.one(who, Worker.next_sampled, share.number, sampled_model(self.order))
+        calls.call_one(who, Worker.next_sampled, share.number, sampled_model(self.order))
 
-    def end(self, share: _Share) -> None:
+    def finish_replica(self, share: _Share) -> None:
         """Finish a replica that has reported all of its parts."""
         self.going.remove(share)
         for calls, deliveries in share.silent:
             answers = self.dispatch.answers(calls, self.order.node)
-            self.dispatch.trace(self.order, share.number, calls, deliveries, answers)
+            self.dispatch.trace_request(self.order, share.number, calls, deliveries, answers)
 
-    def limit(self, shares: Sequence[_Share]) -> None:
+    def limit_tokens(self, shares: Sequence[_Share]) -> None:
         """Tell replicas to give up rows that reach the race's limit of tokens."""
         if self.race is None or self.race.limit is None:
             return
         calls, model = Calls[None](self.dispatch.processes), sampled_model(self.order)
         for share in shares:
-            calls.copy(self.copies[share.copy], Worker.limit, share.number, model, self.race.limit)
+            calls.call_replica(
+                self.copies[share.copy], Worker.give_up_longer_rows, share.number, model, self.race.limit
+            )
         calls.get("the rows that are too long", self.order.node)
 
     # The last rows
 
-    def ended(self, index: int) -> None:
+    def note_part_done(self, index: int) -> None:
         """Count a part as done; few enough rows may be left to move them to fewer replicas."""
         assert self.ending is not None
-        freed = self.ending.after(index)
-        if freed and self.dispatch.together.alone(self.copies):
+        freed = self.ending.replicas_to_free_after(index)
+        if freed and self.dispatch.together.is_alone(self.copies):
             self.ending.here = [copy for copy in self.ending.here if copy not in freed]
             calls = Calls[None](self.dispatch.processes)
             for share in self.going:
                 if share.copy in freed:
                     self.leaving.append(share.copy)
-                    calls.copy(self.copies[share.copy], Worker.leave, share.number, sampled_model(self.order))
+                    calls.call_replica(
+                        self.copies[share.copy], Worker.give_up_rows, share.number, sampled_model(self.order)
+                    )
             calls.get("the last rows", self.order.node)
             for copy in freed:
                 if copy not in self.leaving:
-                    self.turn.leave(seats(self.order.group, copy))
-        self.free()
+                    self.turn.release_some(device_set(self.order.group, copy))
+        self.free_devices()
 
-    def move(self, share: _Share, receipt: Receipt) -> None:
+    def move_parts(self, share: _Share, receipt: Receipt) -> None:
         """Give parts that a replica has given up to other replicas."""
         assert self.ending is not None
         left: list[Reference[Any]] = [
-            self.dispatch.processes.call(self.copies[share.copy][0], Worker.unfinished, share.number)
+            self.dispatch.processes.call(self.copies[share.copy][0], Worker.unfinished_parts, share.number)
         ]
         # Ray runs an actor's calls in order, each when its arguments have arrived. A replica that was told to go on
         # before these have arrived would send nobody its rows until then, and the process that waits for those rows
         # may be what holds up the replica that leaves.
         self.dispatch.processes.first(left)
-        target_of = self.ending.dealt([share.parts[number] for number in receipt.left], ())
+        target_of = self.ending.new_replicas([share.parts[number] for number in receipt.left], ())
         shares: dict[int, Sequence[int]] = {
             copy: [index for index, target in target_of.items() if target == copy]
             for copy in sorted(set(target_of.values()))
         }
         self.ending.left |= target_of
         taking = [self.copies[copy] for copy in shares]
-        place = self.places.enter_context(self.dispatch.together.order(self.order, taking))
+        place = self.places.enter_context(self.dispatch.together.queue_request(self.order, taking))
         for copy, indices in shares.items():
             before = tuple(self.numbers[index] for index in indices)
             with place.sending:
                 self.send({copy: indices}, place, AbandonedParts(before, tuple(left)))
-            self.limit(self.going[-1:])
-        self.free()
+            self.limit_tokens(self.going[-1:])
+        self.free_devices()
 
-    def free(self) -> None:
+    def free_devices(self) -> None:
         """Free the devices of replicas that have no rows left, once some have left."""
         assert self.ending is not None
         if len(self.ending.here) == len(self.copies):
@@ -221,8 +232,8 @@ class PartwiseRequest:
         going = {share.copy for share in self.going}
         for copy in [copy for copy in self.leaving if copy not in going]:
             self.leaving.remove(copy)
-            self.turn.leave(seats(self.order.group, copy))
+            self.turn.release_some(device_set(self.order.group, copy))
         for copy in [copy for copy in self.ending.here if copy not in going and not self.leaving]:
             if len(self.ending.here) > 1:
                 self.ending.here.remove(copy)
-                self.turn.leave(seats(self.order.group, copy))
+                self.turn.release_some(device_set(self.order.group, copy))

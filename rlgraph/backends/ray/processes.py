@@ -15,7 +15,7 @@ from rlgraph.backends.ray.failures import CallContext, engine_refused_error
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Plan
 from rlgraph.ops.nodes import NODES, code_of
 
@@ -61,7 +61,8 @@ class Processes(ABC):
             name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()
         }
         turned = {
-            name: tuple(model for model in group.models if plan.turned(model, name)) for name, group in groups.items()
+            name: tuple(model for model in group.models if plan.has_reversed_stages(model, name))
+            for name, group in groups.items()
         }
         opened = []
         for round_groups in _rounds(plan):
@@ -91,11 +92,11 @@ class Processes(ABC):
                     continue
                 size, copies = runner.mesh.size, group.copies()
                 for copy, ranks in enumerate(copies):
-                    environment_ranks = range(*share(size, len(copies), copy)) or [copy % size]
-                    handles = [self.handle((runner.name, rank)) for rank in environment_ranks]
+                    environment_ranks = range(*even_range(size, len(copies), copy)) or [copy % size]
+                    handles = [self.remote_handle((runner.name, rank)) for rank in environment_ranks]
                     for rank in ranks:
                         callers.append((group.name, rank))
-                        answers.append(self.call(callers[-1], Worker.reach, name, handles, len(callers)))
+                        answers.append(self.call(callers[-1], Worker.connect_environment, name, handles, len(callers)))
         if callers:
             self.get(answers, CallContext(tuple(callers), "opening"))
 
@@ -105,7 +106,7 @@ class Processes(ABC):
         return self._sending[group]
 
     @abstractmethod
-    def handle(self, who: Address) -> Any:
+    def remote_handle(self, who: Address) -> Any:
         """Return what another process of the run needs to call this one."""
 
     @abstractmethod
@@ -148,7 +149,7 @@ class Processes(ABC):
         """Wait until one of these answers has arrived, or something has failed, which `get` then raises. Return its
         index."""
 
-    def ask(
+    def call_all(
         self, request: CallContext, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> list[T]:
         """Call the same method of all processes of a request, and wait."""
@@ -169,11 +170,11 @@ class Processes(ABC):
         return dict(zip(who, self.get(asked, request), strict=True))
 
     @abstractmethod
-    def give_up(self, why: BaseException) -> None:
+    def fail_waiters(self, why: BaseException) -> None:
         """Make whoever waits in `get` fail soon, for this reason."""
 
     @abstractmethod
-    def go_on(self) -> None:
+    def allow_calls(self) -> None:
         """Allow calls again after a failure or an interrupt; calls to processes that are gone fail at once."""
 
     @abstractmethod
@@ -201,7 +202,7 @@ def _rounds(plan: Plan) -> list[list[str]]:
 
 _COLLECTIVE: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
 """Calls in which processes wait for each other."""
-_WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.free)
+_WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.release_weights)
 """Calls that a process may run in the middle of another one."""
 
 
@@ -216,7 +217,7 @@ class InlineProcesses(Processes):
         self._waiting: dict[Address, Future[Any]] = {}
         """The collective call that each process is in; its next call waits for that."""
 
-    def handle(self, who: Address) -> Any:
+    def remote_handle(self, who: Address) -> Any:
         return self.workers[who]
 
     def call(
@@ -269,10 +270,10 @@ class InlineProcesses(Processes):
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         return 0
 
-    def give_up(self, why: BaseException) -> None:
+    def fail_waiters(self, why: BaseException) -> None:
         """Do nothing: nobody waits."""
 
-    def go_on(self) -> None:
+    def allow_calls(self) -> None:
         """Do nothing: no call is ever interrupted."""
 
     def replace(self, plan: Plan, names: Collection[str]) -> None:

@@ -59,7 +59,7 @@ class RowRefs(RemoteRows):
 
     def join(self, others: Sequence[RemoteEntries]) -> RowRefs:
         # A value grows block by block: pieces that already have a number are not numbered again.
-        pieces = dict(self.numbers)
+        pieces = dict(self.piece_numbers)
         numbers, places = [self.piece], [self.place]
         for part in others:
             assert isinstance(part, RowRefs)
@@ -71,17 +71,17 @@ class RowRefs(RemoteRows):
         return joined
 
     @cached_property
-    def numbers(self) -> dict[PieceRef, int]:
+    def piece_numbers(self) -> dict[PieceRef, int]:
         """The number of each piece."""
         return {ref: number for number, ref in enumerate(self.pieces)}
 
-    def by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
+    def places_by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
         """Return the places that are used of each piece, in the order of the rows; without rows, no places of the first
         piece."""
         if len(self.pieces) == 1 or not self.place.shape[0]:
             return [(ref, self.place) for ref in self.pieces[:1]]
         piece, place = self.piece, self.place
-        if not self.in_turn:
+        if not self.pieces_are_contiguous:
             order = piece.argsort(kind="stable")
             piece, place = piece[order], place[order]
         starts = np.flatnonzero(np.diff(piece, prepend=-1))
@@ -91,7 +91,7 @@ class RowRefs(RemoteRows):
         ]
 
     @cached_property
-    def in_turn(self) -> bool:
+    def pieces_are_contiguous(self) -> bool:
         """Whether the rows of each piece are contiguous, in the order of the pieces."""
         return bool((np.diff(self.piece) >= 0).all())
 

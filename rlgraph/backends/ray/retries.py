@@ -20,14 +20,14 @@ class RepeatableSteps:
         self._more = iter(coming)
         self._begun: deque[Coming] = deque()
 
-    def again(self) -> Iterator[Coming]:
+    def unfinished_steps(self) -> Iterator[Coming]:
         """Yield the steps from the first one that has not ended."""
         yield from tuple(self._begun)
         for step in self._more:
             self._begun.append(step)
             yield step
 
-    def over(self) -> None:
+    def drop_first(self) -> None:
         """Forget the first of them, which has ended."""
         self._begun.popleft()
 
@@ -45,7 +45,7 @@ def can_replace(plan: Plan, lost: Set[str], changing: Set[str], things: Things) 
     if any(who[0] in lost for who in live_pieces(things.values())):
         # Rows that a `collect` carries over are where they were sampled.
         return False
-    if any(isinstance(thing, Surplus) and thing.going for thing in things.values()):
+    if any(isinstance(thing, Surplus) and thing.unfinished_batches for thing in things.values()):
         return False
     # Which models are offloaded, and which process acts in which environment, is known of the first processes only.
     pools = {plan.group(name).pool for name in lost}

@@ -94,7 +94,7 @@ def live_pieces(values: Iterable[Any]) -> dict[Address, set[Key]]:
         inner: list[Any] = []
         if isinstance(value, Surplus):
             # Batches in flight may have to be started again.
-            inner = [value.rows, *(batch.needed for batch in value.going)]
+            inner = [value.rows, *(batch.needed_inputs for batch in value.unfinished_batches)]
         elif isinstance(value, Frame):
             inner = [*value.values.values(), *(rows.ids for rows in value.rows.values())]
         for who, keys in live_pieces(inner).items() if inner else ():
@@ -129,8 +129,8 @@ def _split(value: Any) -> _Located:
         return value
     if not isinstance(value, RowRefs):
         return ControllerValue(to_sendable(value))
-    parts = [(ref, places, as_range(places)) for ref, places in value.by_piece()]
-    if value.in_turn:
+    parts = [(ref, places, as_range(places)) for ref, places in value.places_by_piece()]
+    if value.pieces_are_contiguous:
         return _Split(parts, value.column, None)
     sorted_to = value.piece.argsort(kind="stable")
     order = np.empty_like(sorted_to)

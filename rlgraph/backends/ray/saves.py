@@ -20,7 +20,7 @@ from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
-from rlgraph.backends.worker.saving import ModelPart, WrittenBoxes, WrittenFiles, check_same, parts
+from rlgraph.backends.worker.saving import ModelPart, WrittenBoxes, WrittenFiles, boxes_to_write, check_same
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -37,27 +37,27 @@ class ClusterCheckpoints:
         """For each model, what its ranks had when their parts were planned, and these parts."""
 
     def rows(self) -> dict[str, int | None]:
-        [rows] = self.processes.ask(CallContext((_HOST,), "saving"), Worker.rows)
+        [rows] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.rows)
         return rows
 
     def judged(self) -> list[str]:
-        [sentences] = self.processes.ask(CallContext((_HOST,), "opening"), Worker.judged)
+        [sentences] = self.processes.call_all(CallContext((_HOST,), "opening"), Worker.overlong_notes)
         return sentences
 
-    def changed(self) -> int:
+    def last_changed_step(self) -> int:
         """Return the last step that changed weights, finished or not. Raises RunError where a process does not
         answer."""
         owners = {owner: self.plan.group(owner) for _, owner in self.plan.owners}
         who = tuple(rank for group in owners.values() for rank in ranks_of(group))
-        return max(self.processes.ask(CallContext(who, "saving"), Worker.last_changed), default=0) if who else 0
+        return max(self.processes.call_all(CallContext(who, "saving"), Worker.last_changed), default=0) if who else 0
 
     # Models
 
-    def keep(self, model: str, owner: Group, number: int, version: int) -> PendingSave | None:
+    def hold_weights(self, model: str, owner: Group, number: int, version: int) -> PendingSave | None:
         """Hold what step `number` left of a model, with that version, on each of its ranks; None if it is as it was
         loaded. Raises Torn, RunError."""
         request = CallContext(ranks_of(owner), f"saving `{model}`")
-        stocks = self.processes.ask(request, Worker.hold, model, number)
+        stocks = self.processes.call_all(request, Worker.hold_weights, model, number)
         changed = max(stock.changed for stock in stocks)
         held = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
         if changed > number:
@@ -73,26 +73,26 @@ class ClusterCheckpoints:
             for old, new in zip(planned[0], stocks, strict=True)
         )
         if planned is None or not same:
-            planned = self._parts[model] = stocks, parts(stocks)
+            planned = self._parts[model] = stocks, boxes_to_write(stocks)
         return planned[1]
 
     def restore(self, model: str, owner: Group, saved: SavedModel) -> None:
         """Have each rank read its part. Raises EngineError for weights of another model, RunError."""
         request = CallContext(ranks_of(owner), f"going on with `{model}`")
-        check_same([stock.weights for stock in self.processes.ask(request, Worker.stock, model)], saved)
-        self.processes.ask(request, Worker.restore, model, saved)
+        check_same([stock.weights for stock in self.processes.call_all(request, Worker.model_part, model)], saved)
+        self.processes.call_all(request, Worker.restore, model, saved)
 
     # Values that live across steps
 
     def history(self) -> Known:
         """Return how long the answers to prompts were."""
-        [lengths] = self.processes.ask(CallContext((_HOST,), "saving"), Worker.lengths)
+        [lengths] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.lengths)
         return lengths
 
-    def remember(self, known: Known) -> None:
-        self.processes.ask(CallContext((_HOST,), "going on"), Worker.remember, known)
+    def set_history(self, known: Known) -> None:
+        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.set_history, known)
 
-    def fetched(self, value: Any) -> Any:
+    def fetch_value(self, value: Any) -> Any:
         """Return a value with all that other processes have of it."""
         if isinstance(value, ValueRef):
             return self._value(value)
@@ -102,20 +102,25 @@ class ClusterCheckpoints:
             return self._frame(value)
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._frame(value.rows)
-            return Surplus(rows, tuple(CollectBatch.again(self._frame(batch.needed)) for batch in value.going))
+            return Surplus(
+                rows,
+                tuple(
+                    CollectBatch.restore_inputs(self._frame(batch.needed_inputs)) for batch in value.unfinished_batches
+                ),
+            )
         return value
 
     def _frame(self, frame: Frame) -> Frame:
         fetched = Frame(frame.types, frame.step)
         for rows in frame.rows.values():
             if not rows.axis.inner:
-                ids = None if rows.ids is None else self.fetched(rows.ids)
+                ids = None if rows.ids is None else self.fetch_value(rows.ids)
                 fetched.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
         for name, value in frame.values.items():
             if isinstance(value, RowRefs):
                 add_piece(fetched, name, self._rows(value))
             else:
-                fetched.values[name] = self.fetched(value)
+                fetched.values[name] = self.fetch_value(value)
         return fetched
 
     def _value(self, value: ValueRef) -> Any:
@@ -123,7 +128,7 @@ class ClusterCheckpoints:
 
     def _rows(self, value: RowRefs) -> Piece:
         wanted: dict[Address, list[tuple[int, Wish]]] = {}
-        split = value.by_piece()
+        split = value.places_by_piece()
         for number, (ref, places) in enumerate(split):
             wanted.setdefault(ref.holder, []).append((number, (ref.key, as_range(places), value.column)))
         pieces_of: dict[int, Piece] = {}
@@ -131,7 +136,7 @@ class ClusterCheckpoints:
             pieces = self._asked(holder, [wish for _, wish in wishes])
             pieces_of.update(zip((number for number, _ in wishes), pieces, strict=True))
         piece = Piece.join([pieces_of[number] for number in range(len(split))])
-        if value.in_turn:
+        if value.pieces_are_contiguous:
             return piece
         # The place of each row among the joined pieces.
         order = np.empty(value.piece.shape[0], dtype=np.int64)
@@ -142,15 +147,18 @@ class ClusterCheckpoints:
         [wire] = self.processes.get(self.processes.pack(holder, [wishes]), CallContext((holder,), "saving"))
         return [from_wire(sent) for *_, sent in wire]
 
-    def placed(self, name: str, value: Any, first: Any) -> Any:
+    def place_value(self, name: str, value: Any, first: Any) -> Any:
         """Give a value that lives across steps to the host, and return its remote form. first: that form before the
         first step."""
         if isinstance(first, ValueRef):
             return self._put(name, Piece(Handle("buffer", name), value))
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._placed_frame(name, value.rows)
-            going = [self._placed_frame(f"{name}/{index}", batch.given) for index, batch in enumerate(value.going)]
-            return Surplus(rows, tuple(map(CollectBatch.again, going)))
+            going = [
+                self._placed_frame(f"{name}/{index}", batch.given)
+                for index, batch in enumerate(value.unfinished_batches)
+            ]
+            return Surplus(rows, tuple(map(CollectBatch.restore_inputs, going)))
         return self._placed_frame(name, value) if isinstance(value, Frame) else value
 
     def _placed_frame(self, name: str, frame: Frame) -> Frame:
@@ -177,7 +185,7 @@ class ClusterCheckpoints:
         alone = axis_of(piece.kind) is None
         ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.rows)
         wire: Wire = [(ref.key, range(0), to_wire(piece))]
-        self.processes.ask(CallContext((_HOST,), "going on"), Worker.put, wire)
+        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.put, wire)
         return ValueRef(ref) if alone else RowRefs.of(ref)
 
 
@@ -218,13 +226,13 @@ class _Kept:
                         f"`{name}`, which {process_name(who)} has written, is not here: all machines need the run's "
                         "folder on a file system that they share",
                     )
-            if part.odd:
-                raise NonFiniteWeights(part.odd)
+            if part.mismatched:
+                raise NonFiniteWeights(part.mismatched)
         files = {name: file for part in written for name, file in part.files.items()}
         return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past, files)
 
     def free(self) -> None:
         # Processes that were told to write it free it themselves.
         if not self.calls:
-            calls = [self.processes.call(who, Worker.free, self.model) for who in self.request.who]
+            calls = [self.processes.call(who, Worker.release_weights, self.model) for who in self.request.who]
             self.processes.get(calls, self.request, alone=True)

@@ -45,7 +45,7 @@ class Daemons:
         self._sessions: set[int] = set()
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
+    def start_in_own_session(self) -> Iterator[None]:
         """Start each of Ray's daemons, in this thread, in a session of its own. Signals to the run's process group,
         from a terminal, `kill -- -GROUP` or `timeout`, then do not reach them.
 

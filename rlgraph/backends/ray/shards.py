@@ -54,7 +54,7 @@ class EngineOpener:
             return TokenizerOnly(load_codec(spec), spec)
         mesh, spec_of_engine = self.group.mesh, engine(self.group.engine)
         # A base model that several models share cannot be offloaded for one of them.
-        shares = spec_of_engine.lends(mesh) and not any(holding.offload for holding in self.holdings.values())
+        shares = spec_of_engine.lends_base(mesh) and not any(holding.offload for holding in self.holdings.values())
         rank = Rank(
             mesh,
             self.rank,
@@ -62,9 +62,9 @@ class EngineOpener:
             session.settings.threads,
             self.join,
             self.addresses.get(str(mesh.at(self.rank, "dp"))),
-            beside=session.beside(model) if shares else None,
+            base_engine=session.engine_with_same_base(model) if shares else None,
             arenas=self.arenas,
-            turned=model.name in self.turned,
+            reversed_stages=model.name in self.turned,
         )
         opened = opener(spec_of_engine)(spec, rank)
         if self.holdings[model.name].offload:
@@ -79,11 +79,11 @@ class EngineOpener:
 
 def call_environment(worker: Any, environment: str, *request: Any) -> Any:
     """Call an environment of another process, which is a Ray actor or an object in this process."""
-    if not hasattr(worker.answer, "remote"):
-        return worker.answer(environment, *request)
+    if not hasattr(worker.answer_environment, "remote"):
+        return worker.answer_environment(environment, *request)
     import ray
 
-    return ray.get(worker.answer.remote(environment, *request))
+    return ray.get(worker.answer_environment.remote(environment, *request))
 
 
 def host_address() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlgraph.backends.engines.ragged import ragged_places
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.remote import Key
-from rlgraph.backends.rows import TableData, join, pick
+from rlgraph.backends.rows import TableData, join_entries, pick_entries
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 
 Places = range | np.ndarray
@@ -73,7 +73,7 @@ class Piece:
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(counts_taken))
         inner = axis_of(self.kind)
         assert inner is not None
-        return Piece(self.kind, pick(self.value, chosen[inner.key]), tuple(counts_taken))
+        return Piece(self.kind, pick_entries(self.value, chosen[inner.key]), tuple(counts_taken))
 
     @staticmethod
     def join(parts: Sequence[Piece]) -> Piece:
@@ -86,7 +86,7 @@ class Piece:
             else np.concatenate([part_counts for part_counts in column if part_counts is not None])
             for column in zip(*(part.counts for part in parts), strict=True)
         )
-        return Piece(parts[0].kind, join([part.value for part in parts]), counts)
+        return Piece(parts[0].kind, join_entries([part.value for part in parts]), counts)
 
 
 def inner_axes(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
@@ -111,7 +111,7 @@ class Store:
         with self._lock:
             self._made[key] = step, piece
 
-    def arrive(self, step: int, key: Key, places: np.ndarray, piece: Piece) -> None:
+    def store_received(self, step: int, key: Key, places: np.ndarray, piece: Piece) -> None:
         """Store rows of another process's piece, for a step."""
         with self._lock:
             came = self._came.setdefault(step, {})
@@ -139,7 +139,7 @@ class Store:
         order = np.argsort(places_here, kind="stable")
         return piece.take(order[np.searchsorted(places_here, places, sorter=order)])
 
-    def retain(self, step: int, keys: Iterable[Key]) -> None:
+    def keep_only(self, step: int, keys: Iterable[Key]) -> None:
         """Forget what a finished step and those before it made, except these pieces, and all that was sent for them."""
         retained = set(keys)
         with self._lock:
@@ -161,18 +161,18 @@ def from_wire(wire: tuple[Any, ...]) -> Piece:
     return Piece(kind, from_sendable(value), counts)
 
 
-def size(wire: Any) -> int:
+def wire_bytes(wire: Any) -> int:
     """Return the bytes of a piece's arrays on the wire; texts count as their characters."""
     if isinstance(wire, np.ndarray):
         return int(wire.nbytes)
     if isinstance(wire, _Array):
         return int(wire.values.nbytes)
     if isinstance(wire, _Table):
-        return sum(map(size, (wire.data, wire.prompts, wire.sequences or (), tuple(wire.columns.values()))))
+        return sum(map(wire_bytes, (wire.data, wire.prompts, wire.sequences or (), tuple(wire.columns.values()))))
     if isinstance(wire, (tuple, list)):
-        return sum(map(size, wire))
+        return sum(map(wire_bytes, wire))
     if isinstance(wire, Mapping):
-        return sum(map(size, wire.values()))
+        return sum(map(wire_bytes, wire.values()))
     return len(wire) if isinstance(wire, str) else 0
 
 

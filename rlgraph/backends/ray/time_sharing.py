@@ -65,7 +65,7 @@ class PipelineTurns:
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
 
-    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[ProcessTurn]:
+    def plan_turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[ProcessTurn]:
         """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
         first place, which tells all."""
         models_here = torch.zeros(len(self._seat.there), len(_FIELDS), dtype=torch.float64)
@@ -86,10 +86,10 @@ class PipelineTurns:
             for turn in process_turns(entries, line_of)
         ]
 
-    def wait(self, model: int) -> None:
+    def wait_for_turn(self, model: int) -> None:
         self._mailbox.receive(torch.zeros(1), self._seat.there[model]).wait()
 
-    def hand(self, model: int) -> None:
+    def pass_turn(self, model: int) -> None:
         self._mailbox.send(self._word, self._seat.there[model]).wait()
 
     def _all_gathered(self, told: Tensor) -> Tensor:

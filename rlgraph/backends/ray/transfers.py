@@ -9,8 +9,8 @@ from itertools import count
 
 from rlgraph.backends.distributed.transport import Coming, TransferCost, WeightTransfer
 from rlgraph.backends.exchange import exchange
-from rlgraph.backends.ray.calls import Calls, Copy, copies
-from rlgraph.backends.ray.failures import CallContext, doing, process_name
+from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
+from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase
 from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
@@ -18,7 +18,7 @@ from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.ir.carriers import GLOO, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import Group, Plan
@@ -50,16 +50,16 @@ class Transfers:
 
     def adopt(self, move: WeightTransfer) -> None:
         assert move.node.id is not None and move.update is not None
-        with self.queues.turn(seats(move.receiver), rank=move.update.number):
+        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update.number):
             calls = Calls[None](self.processes)
             for copy in self.receiving(move):
-                calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
-            calls.get(doing(move.node), move.node)
+                calls.call_replica(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
+            calls.get(work_phrase(move.node), move.node)
 
     def move(self, move: WeightTransfer) -> Coming:
-        with self.queues.turn(*move.seats):
+        with self.queues.acquire_devices(*move.devices):
             self._plan(move)
-            self.sleeping.shift(move.shifting, move.node, move.step)
+            self.sleeping.switch_models(move.shifting, move.node, move.step)
             coming = self._go(move)
             if self._shared(move):
                 moved = coming()
@@ -69,19 +69,19 @@ class Transfers:
 
     def _shared(self, move: WeightTransfer) -> bool:
         """Return whether a process of a third group uses devices of one end: it would begin meanwhile."""
-        places = [seats(group) for group in self.plan.groups]
-        return any(sum(end.meets(place) for place in places) > 1 for end in move.seats)
+        places = [device_set(group) for group in self.plan.groups]
+        return any(sum(end.overlaps(place) for place in places) > 1 for end in move.devices)
 
     def connect(self, move: WeightTransfer) -> None:
         if _name(move) not in self._planned:
-            with self.queues.turn(*move.seats):
+            with self.queues.acquire_devices(*move.devices):
                 self._plan(move)
 
     def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         assert move.sampling is not None
         move.sampling.sent.result()
         # The receiver samples, and so has the turn of its pool already.
-        with self.queues.turn(seats(move.sender)), going as version:
+        with self.queues.acquire_devices(device_set(move.sender)), going as version:
             return None if version is None else self._go(replace(move, version=version))()
 
     def forget(self) -> None:
@@ -91,30 +91,34 @@ class Transfers:
 
     def receiving(self, move: WeightTransfer) -> list[Copy]:
         """Return the living replicas that get the weights."""
-        return [copy for index, copy in receiving(move).items() if index in self.losses.living(move.receiver)]
+        return [
+            copy
+            for index, copy in receiving_replicas(move).items()
+            if index in self.losses.living_replicas(move.receiver)
+        ]
 
     def _go(self, move: WeightTransfer) -> Coming:
         name, calls = _name(move), Calls[exchange.ExchangeCost](self.processes)
         arguments = move.version, move.average, move.update
-        for copy in copies(move.sender):
-            calls.copy(copy, Worker.exchange, name, move.source, None, *arguments)
+        for copy in replicas_of(move.sender):
+            calls.call_replica(copy, Worker.exchange, name, move.source, None, *arguments)
         receivers = self.receiving(move)
         if move.sampling is None:
             for copy in receivers:
-                calls.copy(copy, Worker.exchange, name, None, move.target, *arguments)
+                calls.call_replica(copy, Worker.exchange, name, None, move.target, *arguments)
         else:
             assert move.version is not None
             number, settling = next(self._refreshes), Calls[None](self.processes)
             for copy in receivers:
-                calls.copy(copy, Worker.refresh, name, move.target, move.version, number)
+                calls.call_replica(copy, Worker.refresh, name, move.target, move.version, number)
             # The sampling goes on long after it has taken the weights, so only the receipt of them is waited for.
             for copy in receivers:
-                settling.copy(copy, Worker.settle, move.target, number)
+                settling.call_replica(copy, Worker.wait_for_refresh, move.target, number)
             calls.beside += settling.answers
 
         def arrived() -> TransferCost:
             moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
-            self.trace(f"sync {move.source}", name, calls.who, moved)
+            self.trace(f"sync {move.source}", name, calls.called_processes, moved)
             # Processes that start first wait for the others.
             seconds = max(rank_moved.start + rank_moved.seconds for rank_moved in moved) - max(
                 rank_moved.start for rank_moved in moved
@@ -153,7 +157,7 @@ class Transfers:
         request = CallContext((*ranks_of(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
-        asked = [self.processes.call(address, Worker.holding, models[address[0]]) for address in who]
+        asked = [self.processes.call(address, Worker.held_weights, models[address[0]]) for address in who]
         holdings = self.processes.get(asked, request)
         sides: tuple[dict[int, tuple[LocalTensor, ...]], dict[int, tuple[LocalTensor, ...]]] = ({}, {})
         for place, (group, _) in enumerate(who):
@@ -213,7 +217,7 @@ class Transfers:
 def join_link(processes: Processes, link: str, request: CallContext) -> None:
     """Join the processes of a request, the first of which listens."""
     first = CallContext(request.who[:1], request.doing, request.node)
-    [address] = processes.ask(first, Worker.address)
+    [address] = processes.call_all(first, Worker.address)
     places = len(request.who)
     joining = [processes.call(who, Worker.meet, link, place, places, address) for place, who in enumerate(request.who)]
     processes.get(joining, request)
@@ -238,9 +242,9 @@ def _ends(who: Address, move: WeightTransfer) -> tuple[str | None, str | None]:
     )
 
 
-def receiving(move: WeightTransfer) -> dict[int, Copy]:
+def receiving_replicas(move: WeightTransfer) -> dict[int, Copy]:
     """Return the replicas that get the weights, by number."""
-    replicas = dict(enumerate(copies(move.receiver)))
+    replicas = dict(enumerate(replicas_of(move.receiver)))
     return replicas if move.copy is None else {move.copy: replicas[move.copy]}
 
 

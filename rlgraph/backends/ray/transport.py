@@ -13,10 +13,10 @@ from rlgraph.backends.distributed.transport import Coming, NodeRequest, Transfer
 from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import TraceNotes
-from rlgraph.backends.ray.calls import Calls, copies
+from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.dispatch import Dispatcher
 from rlgraph.backends.ray.folders import ModelFolders
-from rlgraph.backends.ray.fused import fire_together
+from rlgraph.backends.ray.fused import fire_fused
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.parts import fire_parts
@@ -60,7 +60,7 @@ class RayTransport:
         return self.dispatch.fire(order)
 
     def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
-        return fire_together(self.dispatch, orders)
+        return fire_fused(self.dispatch, orders)
 
     def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         return fire_parts(self.dispatch, order, sizes)
@@ -68,10 +68,10 @@ class RayTransport:
     def choose(self, order: NodeRequest) -> np.ndarray:
         return self.dispatch.choose(order)
 
-    def weigh(self, order: NodeRequest) -> Sequence[float]:
-        return self.dispatch.weigh(order)
+    def row_weights(self, order: NodeRequest) -> Sequence[float]:
+        return self.dispatch.row_weights(order)
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         return self.transfers.move(move)
 
     def connect(self, move: WeightTransfer) -> None:
@@ -80,7 +80,7 @@ class RayTransport:
     def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         return self.transfers.refresh(move, going)
 
-    def adopt(self, move: WeightTransfer) -> None:
+    def assign_weights(self, move: WeightTransfer) -> None:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
@@ -96,13 +96,13 @@ class RayTransport:
             self._forgetting.get("the end of the step before", losing=lambda dead: None)
         needed, calls = live_pieces(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
-            for leader, others in [copies(group)[replica] for replica in self.losses.living(group)]:
-                calls.one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
+            for leader, others in [replicas_of(group)[replica] for replica in self.losses.living_replicas(group)]:
+                calls.call_one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
                 for who in others:
                     if who in needed:
-                        calls.others((leader, (who,)), Worker.retain, step, sorted(needed[who]))
+                        calls.call_others((leader, (who,)), Worker.retain, step, sorted(needed[who]))
                 if rest := tuple(who for who in others if who not in needed):
-                    calls.others((leader, rest), Worker.retain, step, [])
+                    calls.call_others((leader, rest), Worker.retain, step, [])
         # The next step does not wait for these calls: their answers are taken at its end.
         self._forgetting = calls
         return metrics
@@ -110,17 +110,17 @@ class RayTransport:
     def forget(self, groups: Collection[str]) -> None:
         """Forget what the replaced processes of some groups had. No step is in flight."""
         self._forgetting = None
-        self.losses.forget(groups)
+        self.losses.count_as_living(groups)
         self.dispatch.ledger.forget(groups)
         self.dispatch.links.clear()
         self.transfers.forget()
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
-        self.processes.go_on()
+        self.processes.allow_calls()
         self.folders.save(model, owner, folder)
 
     def abort(self, why: BaseException) -> None:
-        self.processes.give_up(why)
+        self.processes.fail_waiters(why)
 
-    def stop(self) -> None:
+    def end_processes(self) -> None:
         self.processes.stop()

@@ -29,11 +29,11 @@ class Wait:
 class WaitGraph:
     """What is known of processes that wait."""
 
-    found: Mapping[Address, ActivityReport]
+    reports: Mapping[Address, ActivityReport]
     """The reports of those that answer."""
     silent: Collection[Address]
     """The processes that do not answer."""
-    each: tuple[Wait, ...]
+    waits: tuple[Wait, ...]
 
     @classmethod
     def of(cls, found: Mapping[Address, ActivityReport], silent: Collection[Address]) -> WaitGraph:
@@ -48,24 +48,26 @@ class WaitGraph:
                     waits.append(Wait(who, f"the transfer of {pending.about}", (called[pending.peer],)))
         return cls(found, silent, tuple(waits))
 
-    def blamed(self, unanswered: Iterable[Address]) -> Address | None:
+    def process_to_blame(self, unanswered: Iterable[Address]) -> Address | None:
         """Return which process to name of those that owe an answer: one that does not respond at all, else one that
         others wait for and that waits for nobody, else one that does not wait."""
-        waiting, wanted = {wait.who for wait in self.each}, {peer for wait in self.each for peer in wait.peers}
+        waiting, wanted = {wait.who for wait in self.waits}, {peer for wait in self.waits for peer in wait.peers}
         ranked = sorted(unanswered, key=lambda who: (who not in self.silent, who in waiting, who not in wanted, who))
         return ranked[0] if ranked else None
 
     def notes(self, unanswered: Collection[Address]) -> tuple[Related, ...]:
         """Return sentences that say who waits for whom and in what, and what those do that wait for nobody."""
         alike: dict[tuple[str, tuple[Address, ...]], list[Address]] = {}
-        for wait in self.each:
+        for wait in self.waits:
             alike.setdefault((wait.what, wait.peers), []).append(wait.who)
         sentences = [
             f"{processes_name(who)} {'wait' if len(who) > 1 else 'waits'} for {processes_name(peers)} in {what}"
             for (what, peers), who in sorted(alike.items(), key=lambda item: item[1])
         ]
-        waiting, wanted = {wait.who for wait in self.each}, {peer for wait in self.each for peer in wait.peers}
-        sentences += [_does(who, at) for who in sorted({*wanted, *unanswered} - waiting) if (at := self.found.get(who))]
+        waiting, wanted = {wait.who for wait in self.waits}, {peer for wait in self.waits for peer in wait.peers}
+        sentences += [
+            _does(who, at) for who in sorted({*wanted, *unanswered} - waiting) if (at := self.reports.get(who))
+        ]
         sentences += [
             f"{process_name(who)} says nothing at all: its process, or its machine, stands still"
             for who in sorted(self.silent)

@@ -23,11 +23,11 @@ from rlgraph.backends.notes import TraceNote
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import ArrivedRequests
-from rlgraph.backends.ray.failures import doing
+from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.orders import RankRequest, Receipt, pickled, unpickled_request
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.remote import Key, recording_name
-from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, size
+from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.choosing import chosen_places
@@ -102,7 +102,7 @@ class Worker(RankRows):
         self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host_address()))
         return self.meetings[-1].address
 
-    def lead(self, others: Mapping[int, Any]) -> None:
+    def make_leader(self, others: Mapping[int, Any]) -> None:
         """Make this rank the leader of its replica."""
         self.others = others
 
@@ -154,18 +154,18 @@ class Worker(RankRows):
             self.store.put(0, (0, 0, name), Piece(Handle("buffer", name), value))
         return list(values)
 
-    def reach(self, environment: str, workers: Sequence[Any], caller: int) -> None:
+    def connect_environment(self, environment: str, workers: Sequence[Any], caller: int) -> None:
         """Connect to an environment that runs in other processes, of which `workers` are handles. caller: a distinct
         number for each process that uses it there."""
-        self.session.reach(
+        self.session.open_remote_environment(
             environment, [partial(shards.call_environment, worker, environment) for worker in workers], caller
         )
 
-    def answer(
+    def answer_environment(
         self, environment: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
         """Return the answer of an environment that runs here to a process that has reached it."""
-        return self.session.answer(environment, generation, operation, arguments, limit_s)
+        return self.session.answer_environment(environment, generation, operation, arguments, limit_s)
 
     def close(self) -> None:
         """End the processes that run the user's files, if they were opened."""
@@ -175,43 +175,43 @@ class Worker(RankRows):
     def pid(self) -> int:
         return os.getpid()
 
-    def at(self) -> ActivityReport:
+    def activity(self) -> ActivityReport:
         """Return what this process is doing and whom it waits for. Is answered meanwhile."""
         group, rank = self.spec.group, self.spec.rank
         ranks: Sequence[int] = range(group.mesh.size)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() != group.mesh.size:
             # The default torch group of some engines is that of a replica.
             ranks = group.copies()[group.mesh.at(rank, "dp")]
-        return self.doing.at(tuple((group.name, group_rank) for group_rank in ranks), self.links.pending())
+        return self.doing.make_report(tuple((group.name, group_rank) for group_rank in ranks), self.links.pending())
 
-    def ready(self, attempt: int | None = None) -> bool:
+    def wait_until_idle(self, attempt: int | None = None) -> bool:
         """Answer when all earlier requests are done. attempt: steps begun before this attempt record nothing from now
         on."""
         if attempt is not None and self.session.recorder:
-            self.session.recorder.begin_again(attempt)
+            self.session.recorder.begin_retry(attempt)
         return True
 
     # Rows
 
     def retain(self, step: Step, keys: Sequence[Key]) -> None:
         """Forget all rows of a finished step but these."""
-        self.store.retain(step.number, keys)
+        self.store.keep_only(step.number, keys)
         self.session.finish(step)
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
         """Do a node's work, by a packed request, and return a packed receipt. arrived: the rows that were not here
         yet."""
         request = unpickled_request(order)
-        with self.doing(doing(self.nodes[request.node][1])):
-            return pickled(self.do(request, *arrived))
+        with self.doing(work_phrase(self.nodes[request.node][1])):
+            return pickled(self.do_request(request, *arrived))
 
     def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
         """Do the same for a request whose rows are sampled together with those of others, by `drive`."""
         request = unpickled_request(order)
         try:
-            with self.doing(f"the rows of {doing(self.nodes[request.node][1])}"):
+            with self.doing(f"the rows of {work_phrase(self.nodes[request.node][1])}"):
                 self.came.wait(request.after)
-                return pickled(self.do(request, *arrived))
+                return pickled(self.do_request(request, *arrived))
         except BaseException:
             self.parts.pop(request.number, None)
             raise
@@ -219,7 +219,7 @@ class Worker(RankRows):
             self.came.add(request.number)
             self.dismiss(request.number, model)
 
-    def go_on(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
+    def continue_rows(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
         """Do the same for rows that others have begun. before: the number that each part had there; given: what they
         have made of their parts, by these numbers, followed by the rows that were not here yet."""
         request, rows_of_part = unpickled_request(order), dict[int, Sequence[PartialRow]]()
@@ -228,15 +228,15 @@ class Worker(RankRows):
         self.begun[request.number] = [row for number in before for row in rows_of_part[number]]
         return self.sample(model, order, *given[sources:])
 
-    def leave(self, number: int, model: str) -> None:
+    def give_up_rows(self, number: int, model: str) -> None:
         """Have such a request give up its unfinished rows, and report their parts."""
-        self.admitting(model).leave(number)
+        self.admitting(model).give_up_rows(number)
 
-    def limit(self, number: int, model: str, tokens: int) -> None:
+    def give_up_longer_rows(self, number: int, model: str, tokens: int) -> None:
         """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
-        self.admitting(model).limit(number, tokens)
+        self.admitting(model).give_up_longer_rows(number, tokens)
 
-    def unfinished(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
+    def unfinished_parts(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
         """Return what there is of the parts that a request has given up, by their numbers."""
         return self.given_up.pop(number)
 
@@ -250,7 +250,7 @@ class Worker(RankRows):
     def dismiss(self, number: int, model: str) -> None:
         """Stop sampling for such a request once it has reported everything."""
         if number not in self.parts:
-            self.admitting(model).dismiss(number)
+            self.admitting(model).dismiss_call(number)
 
     def drive(self, number: int, model: str, version: int | None) -> None:
         """Sample the rows of such a request, and those of others that join. version: of the weights at the time of the
@@ -258,12 +258,12 @@ class Worker(RankRows):
         if version is not None:
             self.arrivals[model].begin(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
-            self.admitting(model).drive(number)
+            self.admitting(model).sample_until_done(number)
 
     def admitting(self, model: str) -> Admits:
         return cast(Admits, self.session.models[model].engine)
 
-    def sit(self, link: str, seat: Seat, places: int) -> None:
+    def take_pipeline_seat(self, link: str, seat: Seat, places: int) -> None:
         """Take a seat in a pipeline shared with the processes of a link, of which there are `places`."""
         self.besides[link] = PipelineTurns(self.links.mailbox(link), seat, places)
 
@@ -281,7 +281,7 @@ class Worker(RankRows):
         with torch.no_grad(), self.doing(f"the training of {quoted_list([node.name for node in nodes], 'and')}"):
             made = train_together(nodes, frames, self.session, [order.idle for order in requests], beside)
         for node, frame in zip(nodes, frames, strict=True):
-            self.trained(frame.values[model_of(node)])
+            self.count_update(frame.values[model_of(node)])
         notes = self.session.notes.take(requests[0].step.number)
         # All ranks have noted what a model is trained on, and the one with its results reports it.
         away = {node.region.inputs[0].name for node, order in zip(nodes, requests, strict=True) if not order.keeps}
@@ -294,14 +294,14 @@ class Worker(RankRows):
 
     def arrive(self, order: RankRequest, arrived: Sequence[Wire]) -> tuple[int, ...]:
         """Store the rows that were not here yet, and return how many bytes each sender sent."""
-        came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
+        came = tuple(sum(wire_bytes(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
-                self.store.arrive(order.step.number, key, as_array(places), from_wire(sent))
+                self.store.store_received(order.step.number, key, as_array(places), from_wire(sent))
         self.came.add(order.number)
         return came
 
-    def do(self, order: RankRequest, *arrived: Wire) -> Receipt:
+    def do_request(self, order: RankRequest, *arrived: Wire) -> Receipt:
         """Do a request."""
         start = time.time()
         came = self.arrive(order, arrived)
@@ -311,7 +311,9 @@ class Worker(RankRows):
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
                 chosen = chosen_places(node, frame, session)
-                return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.step, order.keeps))
+                return Receipt(
+                    start, time.time(), chosen=chosen, came=came, notes=self.notes_of_step(order.step, order.keeps)
+                )
             if NODES[node.op].weighs:
                 numbers = do_work(node, frame, session).values[node.name]
                 return Receipt(start, time.time(), numbers=numbers, came=came)
@@ -325,9 +327,9 @@ class Worker(RankRows):
             if node.op in TRAINING:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
                 if NODES[node.op].updates:
-                    self.trained(frame.values[model_of(node)])
+                    self.count_update(frame.values[model_of(node)])
             else:
-                self.refreshing(order, node, frame)
+                self.accept_weights(order, node, frame)
                 made = do_work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
@@ -345,7 +347,7 @@ class Worker(RankRows):
     ) -> Iterator[Receipt]:
         """Yield a receipt for each part of a request as it is done, and one for the parts that were given up."""
         sizes = [rows for _, rows in order.parts]
-        self.refreshing(order, node, frame)
+        self.accept_weights(order, node, frame)
         for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
             if done == len(sizes):
                 self.parts.pop(order.number, None)
@@ -362,7 +364,7 @@ class Worker(RankRows):
                 self.given_up[order.number] = {order.parts[part][0]: rows for part, rows in left.items()}
             yield Receipt(start, time.time(), came=came, left=tuple(left))
 
-    def refreshing(self, order: RankRequest, node: Node, frame: Frame) -> None:
+    def accept_weights(self, order: RankRequest, node: Node, frame: Frame) -> None:
         """Let newer weights arrive while a request is done, if it says so."""
         if order.refreshes:
             frame.refresh = self.arrivals[frame.values[model_of(node)]]
@@ -384,16 +386,16 @@ class Worker(RankRows):
         """Return a receipt. notes: those on its rows; None takes all of the step."""
         tokens = sampled_tokens(node, made)
         if notes is None:
-            notes = self.noted(frame.step, keeps)
+            notes = self.notes_of_step(frame.step, keeps)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
         receipt = Receipt(
             start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came, notes=notes
         )
-        return replace(receipt, beside=frame.admission.beside) if frame.admission else receipt
+        return replace(receipt, beside=frame.admission.concurrent_calls) if frame.admission else receipt
 
-    def noted(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
+    def notes_of_step(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
         """Return the notes that were made for a step, on the rank that reports for its replica."""
         notes = self.session.notes.take(step.number)
         return notes if keeps else ()
@@ -412,14 +414,14 @@ class Worker(RankRows):
         """Return how many rows each data source has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
-    def judged(self) -> list[str]:
+    def overlong_notes(self) -> list[str]:
         """Return sentences that say what was done with rows that are too long."""
         return self.session.judged
 
     def lengths(self) -> Known:
         """Return how long the answers to prompts were."""
-        return self.session.history.kept()
+        return self.session.history.copy_lengths()
 
-    def remember(self, known: Known) -> None:
+    def set_history(self, known: Known) -> None:
         """Set how long they were in earlier steps."""
         self.session.history.known = known

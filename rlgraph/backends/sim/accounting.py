@@ -116,7 +116,7 @@ def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, 
             if idle:
                 wait = PoolWait("copies", work.name, pool)
                 waited[wait] = waited.get(wait, 0.0) + idle
-            busy, moment = busy + work.within(since, ended) - idle, work.end
+            busy, moment = busy + work.seconds_within(since, ended) - idle, work.end
     if moment < ended:
         assert all_works.last is not None
         wait = PoolWait("rows", all_works.last.name, all_works.last.pools[0])

@@ -63,11 +63,11 @@ class NoQueues(DeviceQueues):
     """Queues that never wait: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
-    def turn(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
+    def acquire_devices(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
         yield HeldDevices({})
 
     @contextmanager
-    def place(self, pool: str, rank: int = 0) -> Iterator[int]:
+    def acquire_cpu(self, pool: str, rank: int = 0) -> Iterator[int]:
         yield 0
 
 

@@ -63,7 +63,7 @@ class _Session:
                 self.add(member)
         return True
 
-    def tell(self, why: Mapping[str, float]) -> None:
+    def tell_ends(self, why: Mapping[str, float]) -> None:
         """Tell all members when their rows end."""
         ends = [copy.ends() for copy in self.copies]
         for member in self.members:
@@ -84,7 +84,7 @@ class SharedBatches:
         session = self._sessions.setdefault(seats, _Session())
         session.members.append(member)
         if (len(session.members) > 1 or session.copies) and session.follow():
-            session.tell({"sampling": 1.0})
+            session.tell_ends({"sampling": 1.0})
         try:
             yield
         finally:
@@ -92,7 +92,7 @@ class SharedBatches:
             if not session.members:
                 del self._sessions[seats]
 
-    def going(self, seats: DeviceSet, now: float) -> list[float] | None:
+    def unfinished_rows(self, seats: DeviceSet, now: float) -> list[float] | None:
         """Return for each row that is sampled on these devices at a moment the tokens that it has, with its prompt;
         None: this is not known."""
         session = self._sessions.get(seats)
@@ -102,13 +102,13 @@ class SharedBatches:
         return [
             rows_of_call.prompts[row] + rows_of_call.answers[row] - left
             for number, copy in enumerate(session.copies)
-            for call, row, left in copy.going(now)
+            for call, row, left in copy.unfinished_rows(now)
             for rows_of_call in [rows[call][number]]
         ]
 
-    def pause(self, seats: DeviceSet, now: float, why: Mapping[str, float]) -> None:
+    def pause_sampling(self, seats: DeviceSet, now: float, why: Mapping[str, float]) -> None:
         """Sample nothing there for so many seconds. Only where `going` returns rows."""
         session = self._sessions[seats]
         for copy in session.copies:
             copy.pause(now, sum(why.values()))
-        session.tell(why)
+        session.tell_ends(why)

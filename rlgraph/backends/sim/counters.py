@@ -56,9 +56,9 @@ class StepCounters:
             counts.tokens += int(rows.prompt.sum() + rows.response.sum())
         if NODES[node.op].generates:
             model, step = order.frame.values[model_of(node)], order.step
-            if self.versions.after(model, step.number):
+            if self.versions.version_after(model, step.number):
                 assert order.version is not None
-                counts.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
+                counts.ages[max(0, self.versions.version_at(model, step) - order.version)] += rows.rows
         if NODES[node.op].trains:
             counts = self.of(order.step)
             for table in tables_of(node, order.frame):

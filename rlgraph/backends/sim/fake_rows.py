@@ -77,7 +77,7 @@ class FakeRows(RemoteRows):
         longest: np.ndarray = self.response.reshape(-1, kept).max(axis=1, initial=0)
         return longest
 
-    def until(self, tokens: int) -> FakeRows:
+    def cut_at(self, tokens: int) -> FakeRows:
         """Return the rows, where those with more tokens are given up when they have so many."""
         over = self.response > tokens
         return replace(self, response=np.where(over, 0, self.response), given_up=np.where(over, tokens, 0))
@@ -86,31 +86,31 @@ class FakeRows(RemoteRows):
         """Return the rows as the cost model sees them."""
         return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()))
 
-    def begun(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def begun_tokens(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each
         prompt's samples these `kept` come first, and the others were given up when the longest of these ended."""
         left = np.maximum(self.response, self.given_up).reshape(-1, kept)
         others = np.repeat(left.max(axis=1, initial=0)[:, None], samples - kept, axis=1)
         return np.repeat(self.prompt[::kept, None], samples, axis=1), np.concatenate([left, others], axis=1)
 
-    def in_turn(self, kept: int) -> np.ndarray:
+    def prompts_in_order(self, kept: int) -> np.ndarray:
         """Return the prompts, of which so many rows each are kept, in the order in which these begin, int64: those
         first that are expected to be longer."""
         return np.argsort(-self.expected[::kept], kind="stable")
 
-    def sampling(self, kept: int, samples: int) -> Batch:
+    def sampling_work(self, kept: int, samples: int) -> Batch:
         """Return the work of sampling these rows, of which `kept` of so many samples are left."""
-        prompt, response = (Lengths.of(tokens.reshape(-1).tolist()) for tokens in self.begun(kept, samples))
+        prompt, response = (Lengths.of(tokens.reshape(-1).tolist()) for tokens in self.begun_tokens(kept, samples))
         return Batch(float(self.rows // kept * samples), prompt, response, samples)
 
-    def entries(self, kind: Type) -> float:
+    def token_entries(self, kind: Type) -> float:
         """Return how many tokens are sent with a value of this type; a value for each row counts as one for each."""
         if isinstance(kind, Table):
             return float(self.prompt.sum() + self.response.sum())
         inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
         return float(self.response.sum()) if inner else float(self.rows)
 
-    def shares(self, key: str, samples: int = 1, alike: float = 0.0, together: str = "") -> np.ndarray:
+    def uniform_shares(self, key: str, samples: int = 1, alike: float = 0.0, together: str = "") -> np.ndarray:
         """Return for each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
         shuffles. alike: how much those of each so many rows in turn correlate; what they have in common follows from
         `together`, so that with another key it is the same.
@@ -126,11 +126,11 @@ class FakeRows(RemoteRows):
             values[in_batch] = (order[self.numbers[in_batch] % self.period] + 0.5) / self.period
         return values
 
-    def sampled(
+    def sample_lengths(
         self, lengths: Lengths, key: str, samples: int = 1, alike: float = 0.0, together: str = ""
     ) -> np.ndarray:
         """Return a length for each row, int64."""
-        shares = self.shares(key, samples, alike, together)
+        shares = self.uniform_shares(key, samples, alike, together)
         tokens: np.ndarray = np.maximum(1, np.rint(length_at(lengths, shares))).astype(np.int64)
         return tokens
 

@@ -42,15 +42,15 @@ class FakeValues:
         self._answers: dict[int, Lengths] = {}
         """Lengths of answers, by the most tokens of an answer."""
 
-    def key(self, node: Node, step: Step) -> str:
+    def random_key(self, node: Node, step: Step) -> str:
         """Return the key of what is random about a node in this step."""
         return f"{self.seed}/{step.number}/{node.name}"
 
-    def made(self, order: NodeRequest) -> NodeOutput:
+    def make_output(self, order: NodeRequest) -> NodeOutput:
         """Return the fake output of a node."""
         node, frame, group = order.node, order.frame, order.group
         if node.op == "read":
-            return self.read(node, frame, group)
+            return self.read_rows(node, frame, group)
         if NODES[node.op].generates:
             return self.sampled(order)
         if node.op == "sample":
@@ -60,15 +60,15 @@ class FakeValues:
             if isinstance(value.type, Handle):
                 values[value.name] = self.handle(node, frame, value.type, group)
             else:
-                values[value.name] = self.like(value.name, value.type, node, frame, group)
+                values[value.name] = self.like_input(value.name, value.type, node, frame, group)
         if node.op == "encode":
             name, encoded = node.name, values[node.name]
-            prompts = encoded.sampled(self.workload.prompt, f"{self.seed}/prompt")
-            answers = encoded.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
+            prompts = encoded.sample_lengths(self.workload.prompt, f"{self.seed}/prompt")
+            answers = encoded.sample_lengths(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
             values[name] = replace(encoded, prompt=prompts, response=answers)
         return NodeOutput(values)
 
-    def read(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
+    def read_rows(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return the next rows of the data. A cursor is the number of rows that were read."""
         table, cursor = node.outputs
         axis, first = axis_of(table.type), frame.values[node.inputs[0]]
@@ -78,7 +78,7 @@ class FakeValues:
         )
         batch = source.record.option("batch") or 1
         rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
-        rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
+        rows = replace(rows, prompt=rows.sample_lengths(self.workload.prompt, f"{self.seed}/prompt"))
         return NodeOutput({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
     def sampled(self, order: NodeRequest) -> NodeOutput:
@@ -95,8 +95,8 @@ class FakeValues:
         )
         if order.expected is not None:
             made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
-        answers, key = self.answers(node.attr("max_tokens")), self.key(node, frame.step)
-        made = replace(made, response=made.sampled(answers, key, count, self.workload.alike, self.prompts))
+        answers, key = self.answers(node.attr("max_tokens")), self.random_key(node, frame.step)
+        made = replace(made, response=made.sample_lengths(answers, key, count, self.workload.alike, self.prompts))
         rows, first = [], rows_per_input(node)
         if first < count:
             made = made.first(first, count)
@@ -113,13 +113,13 @@ class FakeValues:
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         rows = _rows(node.name, order.group.name, numbers, asked.period * count)
         scores = (
-            normal_scores(rows.shares(self.key(node, step), count, self.workload.alike, self.prompts))
+            normal_scores(rows.uniform_shares(self.random_key(node, step), count, self.workload.alike, self.prompts))
             .reshape(-1, count)
             .mean(axis=1)
         )
         # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
-        chance = normal_scores(asked.shares(f"{self.key(node, step)}/expected"))
+        chance = normal_scores(asked.uniform_shares(f"{self.random_key(node, step)}/expected"))
         lengths = length_at(
             self.answers(node.attr("max_tokens")), normal_shares(knows * scores + np.sqrt(1 - knows**2) * chance)
         )
@@ -134,7 +134,7 @@ class FakeValues:
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)
-        taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
+        taken = random.Random(self.random_key(node, frame.step)).sample(range(held.rows), count)
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
@@ -148,7 +148,7 @@ class FakeValues:
         rule = next(thing for thing in self.program.outside if thing.name == kind.name)
         return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
 
-    def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
+    def like_input(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
         """Return a value with the rows of an input that lies on the same axis, or else on the same rows."""
         axis = axis_of(kind)
         if axis is None:
@@ -170,29 +170,32 @@ class FakeValues:
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
-            kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
+            kept = mask.uniform_shares(self.random_key(node, frame.step)) < self.workload.kept
             return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
         if node.op == "recent":
             value_axis = axis_of(frame.types[node.inputs[0]])
             assert value_axis is not None
-            age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
+            age = self.versions.version_at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
             old = frame.index(value_axis.row.key, node.attr("axis"))[age > node.attr("oldest")]
             return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
         if node.op == "aged":
             sampled = zip(node.inputs, node.attr("models"), strict=True)
-            ages = [(name, self.versions.at(model, frame.step) - frame.values[name].version) for name, model in sampled]
-            return np.argsort(-frame.greatest(node.attr("axis"), ages), kind="stable")
+            ages = [
+                (name, self.versions.version_at(model, frame.step) - frame.values[name].version)
+                for name, model in sampled
+            ]
+            return np.argsort(-frame.largest_inside(node.attr("axis"), ages), kind="stable")
         if node.op == "soonest":
             tokens = [(name, frame.values[name].response) for name in node.inputs]
             ended = [(name, np.where(lengths > 0, lengths, np.inf)) for name, lengths in tokens]
-            return np.argsort(frame.greatest(node.attr("axis"), ended), kind="stable")
+            return np.argsort(frame.largest_inside(node.attr("axis"), ended), kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
         if bool((counts == 0).any()):
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
-        places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts
+        places = frame.values[node.inputs[1]].uniform_shares(self.random_key(node, frame.step)) * counts
         positions: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
         return positions
 

@@ -74,7 +74,7 @@ class WorkLog:
         self.works: list[Work] = []
         self._teller = TimelineWriter(observer)
 
-    def fired(self) -> ReadyWork:
+    def ready_work(self) -> ReadyWork:
         """Return a work whose inputs have just come."""
         return ReadyWork(self.clock.now, self._cause())
 
@@ -83,7 +83,7 @@ class WorkLog:
         assert cause is None or isinstance(cause, Work)
         return cause
 
-    def take(
+    def do_work(
         self,
         name: str,
         op: str,
@@ -112,5 +112,5 @@ class WorkLog:
         work = Work(name, op, names, pools, step, *times, *counts, *remaining, stages=stages)
         clock.note(work)
         self.works.append(work)
-        self._teller.tell(work)
+        self._teller.record(work)
         return work

@@ -21,7 +21,7 @@ from rlgraph.passes.cost.fusing import Fusion
 
 def shard_fake_rows(rows: FakeRows, order: NodeRequest) -> list[FakeRows]:
     """Return the rows of each replica of a group that samples them: those of a prompt stay together."""
-    copies, samples = order.copies or order.group.mesh.length("dp"), rows_per_input(order.node)
+    copies, samples = order.replica_count or order.group.mesh.length("dp"), rows_per_input(order.node)
     shards = rows_by_replica(order, rows.rows // samples, copies)
     return [rows.pick((shard[:, None] * samples + np.arange(samples)).reshape(-1)) for shard in shards]
 
@@ -45,7 +45,7 @@ def model_used(node: Node, frame: Frame) -> str | None:
 def batches_of(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]:
     """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
-        return [made.values[node.name].sampling(rows_per_input(node), node.attr("n"))]
+        return [made.values[node.name].sampling_work(rows_per_input(node), node.attr("n"))]
     return [table.batch() for table in tables_of(node, frame)]
 
 

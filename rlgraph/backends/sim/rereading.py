@@ -19,14 +19,14 @@ def rereading_seconds(log: WorkLog, order: NodeRequest, tokens: Sequence[float])
         return 0.0
     batch = Batch(float(len(tokens)), Lengths.of(tokens), Lengths.of([1]))
     model = order.frame.values[model_of(order.node)]
-    return log.predictor.work(model, order.node.op, [batch], order.copies).seconds
+    return log.predictor.work(model, order.node.op, [batch], order.replica_count).seconds
 
 
 def reading_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
     """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
     order, rows, past = sampling.order, sampling.rows, log.clock.now - sampling.began
     node, model = order.node, order.frame.values[model_of(order.node)]
-    batch = rows.sampling(rows_per_input(node), node.attr("n"))
+    batch = rows.sampling_work(rows_per_input(node), node.attr("n"))
 
     def until(tokens: int) -> float:
         cut = replace(batch, response=batch.response.capped(tokens))

@@ -50,7 +50,7 @@ class SampledRows:
         self.until = max(self.there, part(self.ends))
         self.later.clear()
 
-    def moved(self, ends: Ends, followed: bool, why: Mapping[str, float]) -> None:
+    def reschedule(self, ends: Ends, followed: bool, why: Mapping[str, float]) -> None:
         """Note that the rows end at other times, and why."""
         self.ends, self.over, self.followed = ends, [max(row_ends, default=0.0) for row_ends in ends], followed
         until, total = max(self.until, self.part(ends)), sum(why.values())
@@ -59,11 +59,11 @@ class SampledRows:
             self.later[name] = self.later.get(name, 0.0) + added
         self.until = until
 
-    def move(self, here: Sequence[int], ends: Ends) -> None:
+    def move_rows(self, here: Sequence[int], ends: Ends) -> None:
         """Note that some replicas alone go on with the rows that have not ended."""
         self.ends, self.over = ends, [max(ends[replica], default=0.0) for replica in here]
 
-    def idle(self) -> float:
+    def idle_seconds(self) -> float:
         """Return the seconds of this wait that a replica has nothing to do, on average: all its rows have ended."""
         if self.followed:
             return 0.0
@@ -80,7 +80,7 @@ class ReplicaParts:
         first, self.places = 0, list[tuple[int, np.ndarray]]()
         """For each part the places of its prompts among all that the replica samples, in the order in which they
         begin."""
-        turn = self.rows.in_turn(kept).argsort() if self.rows else no_rows()
+        turn = self.rows.prompts_in_order(kept).argsort() if self.rows else no_rows()
         for part, rows in zip(parts, made, strict=True):
             last = first + rows.rows // kept
             self.places.append((part, turn[first:last]))

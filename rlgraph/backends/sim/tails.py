@@ -11,7 +11,7 @@ Sampling = Callable[[int, Sequence[float], Sequence[float]], SamplingResult]
 """What a replica takes to sample rows: tokens of their prompts and of their answers."""
 
 
-def moved(
+def ends_after_move(
     copies: Sequence[ReplicaRows], ends: Ends, now: float, to: Mapping[tuple[int, int], int], sampling: Sampling
 ) -> list[list[float]]:
     """Return the seconds after which each row of each replica has ended, where some move to other replicas at a moment,
@@ -49,7 +49,7 @@ def _followed(rows: ReplicaRows) -> ContinuousBatch:
 
 def _left(copy: ContinuousBatch, rows: ReplicaRows, now: float) -> list[float]:
     """Return for each row the tokens that are still to come, at least one."""
-    going = {row: left for _, row, left in copy.going(now)}
+    going = {row: left for _, row, left in copy.unfinished_rows(now)}
     # Rows that have not begun are the last ones.
     last = max(going, default=-1)
     return [max(1.0, going.get(row, answer if row > last else 1.0)) for row, answer in enumerate(rows.answers)]

@@ -33,10 +33,10 @@ from rlgraph.backends.sim.orders import (
 )
 from rlgraph.backends.sim.rereading import reading_seconds, rereading_seconds
 from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SampledRows, SamplingRequest, last_end
-from rlgraph.backends.sim.tails import moved
+from rlgraph.backends.sim.tails import ends_after_move
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
@@ -68,21 +68,21 @@ class SimTransport:
     # Orders
 
     def fire(self, order: NodeRequest) -> NodeOutput:
-        made = self.standins.made(order)
+        made = self.standins.make_output(order)
         self.work(order, made)
         self.counts.count(order, made)
         return made
 
     def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
-        made = [self.standins.made(order) for order in orders]
+        made = [self.standins.make_output(order) for order in orders]
         group, step = orders[0].group, orders[0].step.number
-        fired = self.log.fired()
-        with self.queues.turn(orders[0].seats, rank=step):
+        fired = self.log.ready_work()
+        with self.queues.acquire_devices(orders[0].devices, rank=step):
             works, spent = list[tuple[str, list[Batch]]](), dict[str, float]()
             for order, output in zip(orders, made, strict=True):
-                self.log.observer.firing(order.node, group.pool)
+                self.log.observer.node_started(order.node, group.pool)
                 works.append((order.frame.values[model_of(order.node)], batches_of(order.node, order.frame, output)))
-                for name, seconds in self.begun(order, works[-1][1]).items():
+                for name, seconds in self.seconds_before_work(order, works[-1][1]).items():
                     # The trainings come as one request.
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
@@ -95,9 +95,9 @@ class SimTransport:
             title = "train " + ", ".join(model for model, _ in works)
             op, counts = orders[0].node.op, (rows, 0)
             groups = [*{order.group.name: order.group for order in orders}.values()]
-            work = self.log.take(title, op, groups, step, fired, spent, counts, stages=lambda: fusion)
+            work = self.log.do_work(title, op, groups, step, fired, spent, counts, stages=lambda: fusion)
             for order in orders:
-                self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
+                self.log.observer.node_done(order.node, work.seconds, work.tokens, group.pool)
         for order, output in zip(orders, made, strict=True):
             self.counts.count(order, output)
         return made
@@ -105,17 +105,17 @@ class SimTransport:
     def work(self, order: NodeRequest, made: NodeOutput) -> None:
         """Wait for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
-        fired = self.log.fired()
+        fired = self.log.ready_work()
         with ExitStack() as stack:
             if group.code:
                 # Each place of a pool of cpus is a worker by itself, which works for one request alone.
-                copy: int | None = stack.enter_context(self.queues.place(group.pool, order.step.number))
+                copy: int | None = stack.enter_context(self.queues.acquire_cpu(group.pool, order.step.number))
             else:
                 copy = order.copy
-                stack.enter_context(self.queues.turn(order.seats, rank=order.step.number, key=order.key))
-            self.log.observer.firing(node, group.pool)
+                stack.enter_context(self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key))
+            self.log.observer.node_started(node, group.pool)
             batches = batches_of(node, frame, made)
-            spent = self.begun(order, batches)
+            spent = self.seconds_before_work(order, batches)
             rows: SampledRows | None = None
             if NODES[node.op].generates:
                 replica_rows = self.sampling_copies(
@@ -123,28 +123,28 @@ class SimTransport:
                 )
                 slowest = max((shard.alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
                 rows = SampledRows(replica_rows, last_end, slowest.seconds)
-                answering = self.answering(node, order, made)
+                answering = self.environment_seconds(node, order, made)
                 alone = cost_parts(slowest) | answering
             else:
                 alone = cost_parts(self.cost(order, made, batches))
             worker_group = group if copy is None else replace(group, name=worker_name(group.name, copy))
             counts = counts_of(node, frame, made)
-            with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
+            with self.sampling(order, made, rows), self.sample_concurrently(order, rows, sum(spent.values())):
                 if rows is not None and rows.later:
                     # Its rows were sampled with those of others.
                     alone = {"sampling": rows.until} | answering
                     rows.later.clear()
-                idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
+                idle, later = (rows.idle_seconds, rows.later) if rows is not None else (lambda: 0.0, None)
                 title, step, stages = work_title(node), order.step.number, stages_of(order, batches, self.log)
-                work = self.log.take(
+                work = self.log.do_work(
                     title, node.op, [worker_group], step, fired, spent | alone, counts, later, idle, stages
                 )
-            self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
+            self.log.observer.node_done(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
-                self.answered(order, runner, work)
+                self.answer_in_pool(order, runner, work)
 
-    def answering(self, node: Node, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
+    def environment_seconds(self, node: Node, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
         """Return the time of an environment that has no pool of its own: each replica has its rows answered by
         processes of its own."""
         turns = turns_of(node)
@@ -160,46 +160,52 @@ class SimTransport:
         node, replica_rows = order.node, list[ReplicaRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
-            first = rows.in_turn(kept)
-            prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun(kept, samples))
+            first = rows.prompts_in_order(kept)
+            prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun_tokens(kept, samples))
             alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples, copy)
             replica_rows.append(ReplicaRows(alone, prompts, answers))
         return replica_rows
 
     @contextmanager
-    def beside(self, order: NodeRequest, rows: SampledRows | None, after: float) -> Iterator[None]:
+    def sample_concurrently(self, order: NodeRequest, rows: SampledRows | None, after: float) -> Iterator[None]:
         """Sample rows of a request in the context, from so many seconds on, together with those of others."""
         if rows is None or order.key is None:
             yield
             return
-        with self.together.sampled(order.seats, BatchedRequest(self.log.clock.now + after, rows.copies, rows.moved)):
+        with self.together.sampled(
+            order.devices, BatchedRequest(self.log.clock.now + after, rows.copies, rows.reschedule)
+        ):
             yield
 
-    def answered(self, order: NodeRequest, runner: Group, acted: Work) -> None:
+    def answer_in_pool(self, order: NodeRequest, runner: Group, acted: Work) -> None:
         """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
         be. Replicas that act wait meanwhile: the answers of all turns are put together."""
-        node, fired = order.node, self.log.fired()
+        node, fired = order.node, self.log.ready_work()
         busy = min(acted.rows, runner.mesh.size)
-        with self._asking.take(order.step.number), ExitStack() as stack:
-            places = [stack.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
+        with self._asking.acquire(order.step.number), ExitStack() as stack:
+            places = [stack.enter_context(self.queues.acquire_cpu(runner.pool, order.step.number)) for _ in range(busy)]
             workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
             actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
             spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
-            self.log.take(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
+            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
 
     def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
         node, frame, group = order.node, order.frame, order.group
-        fired = self.log.fired()
-        turn = self.queues.turn(order.seats, rank=order.step.number, key=order.key)
+        fired = self.log.ready_work()
+        turn = self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key)
         with turn as devices, ExitStack() as sampling:
-            self.log.observer.firing(node, group.pool)
-            output = self.standins.made(order)
-            spent, began, tokens = self.begun(order, batches_of(node, frame, output)), self.log.clock.now, 0
+            self.log.observer.node_started(node, group.pool)
+            output = self.standins.make_output(order)
+            spent, began, tokens = (
+                self.seconds_before_work(order, batches_of(node, frame, output)),
+                self.log.clock.now,
+                0,
+            )
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *bound) for bound in bounds]
-            made = [self.standins.made(replace(order, frame=part)) for part in slices]
-            output, *made = self.given_up(order, [output, *made])
+            made = [self.standins.make_output(replace(order, frame=part)) for part in slices]
+            output, *made = self.rows_given_up(order, [output, *made])
             shares = blocks_by_replica(order.expected, sizes, group.mesh.length("dp"))
             part_rows = [part.values[node.name] for part in made]
             dealt = [
@@ -214,7 +220,7 @@ class SimTransport:
             ]
             rows, ends = SampledRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
             sampling.enter_context(self.sampling(order, output, rows))
-            sampling.enter_context(self.beside(order, rows, sum(spent.values())))
+            sampling.enter_context(self.sample_concurrently(order, rows, sum(spent.values())))
             left, groups = list(range(len(sizes))), [group]
             ending = TailMoves.of(order, devices, [part.values[node.name].rows for part in made], shares)
             while left:
@@ -223,33 +229,33 @@ class SimTransport:
                 rows.begin(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
                 counts, step = counts_of(node, slices[number], made[number]), order.step.number
-                work = self.log.take(
-                    work_title(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle
+                work = self.log.do_work(
+                    work_title(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle_seconds
                 )
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
-                spent, fired = {}, self.log.fired()
+                spent, fired = {}, self.log.ready_work()
                 self.counts.count(order, made[number])
                 if ending is not None and (destinations := ending.ended(number)) is not None:
-                    rows.move(ending.here, self.moved(order, dealt, rows, destinations))
+                    rows.move_rows(ending.here, self.ends_after_move(order, dealt, rows, destinations))
                     groups = [replace(group, name=worker_name(group.name, copy)) for copy in ending.here]
                 if not left:
                     sampling.close()
                 yield number, made[number]
-            self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
+            self.log.observer.node_done(node, self.log.clock.now - began, tokens, group.pool)
 
-    def given_up(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
+    def rows_given_up(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
         """Return the rows of a request, and of its parts, of which those are given up that are longer than what is
         wanted."""
-        if order.race is None:
+        if order.wanted_rows is None:
             return made
-        race, name = LengthLimit(order.race), order.node.name
+        race, name = LengthLimit(order.wanted_rows), order.node.name
         race.ended(made[0].values[name].longest(rows_per_input(order.node)).tolist())
         if race.limit is None:
             return made
-        return [replace(output, values={name: output.values[name].until(race.limit)}) for output in made]
+        return [replace(output, values={name: output.values[name].cut_at(race.limit)}) for output in made]
 
-    def moved(
+    def ends_after_move(
         self, order: NodeRequest, dealt: Sequence[ReplicaParts], rows: SampledRows, to: Mapping[int, int]
     ) -> Ends:
         """Return when the rows of each replica end, where blocks of them go to other replicas now."""
@@ -264,14 +270,14 @@ class SimTransport:
         def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> SamplingResult:
             return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1, copy)
 
-        return moved(rows.copies, rows.ends, rows.there, places, sampling)
+        return ends_after_move(rows.copies, rows.ends, rows.there, places, sampling)
 
     def slice(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
         """Return a frame with some rows of a node's unit."""
         assert node.unit is not None and node.unit.axis is not None
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
-    def weigh(self, order: NodeRequest) -> Sequence[float]:
+    def row_weights(self, order: NodeRequest) -> Sequence[float]:
         self.work(order, NodeOutput())
         return self.standins.expected(order)
 
@@ -284,18 +290,18 @@ class SimTransport:
 
     # Weights
 
-    def move(self, move: WeightTransfer) -> Coming:
-        fired = self.log.fired()
-        with self.queues.turn(*move.seats):
+    def send_weights(self, move: WeightTransfer) -> Coming:
+        fired = self.log.ready_work()
+        with self.queues.acquire_devices(*move.devices):
             with move.shifting():
                 pass  # To load the model back counts as part of its work, and these weights do not come from the host.
             ends = move.sender.name, move.receiver.name
-            seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
+            seconds = self.log.predictor.sync(move.source, *ends, move.replica_count).seconds
             taking = move.receiver
             if move.copy is not None:
                 taking = replace(taking, name=worker_name(taking.name, move.copy))
             groups = (move.sender, taking)
-            work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
+            work = self.log.do_work(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
         moved = TransferCost(work.seconds)
         return lambda: moved
 
@@ -304,24 +310,24 @@ class SimTransport:
 
     def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         """Pause the group until the weights have come, and read its rows again."""
-        fired = self.log.fired()
-        with self.queues.turn(seats(move.sender)), going as version:
+        fired = self.log.ready_work()
+        with self.queues.acquire_devices(device_set(move.sender)), going as version:
             if version is None:
                 return None
             ends = move.sender.name, move.receiver.name
-            seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
-            at_work = self.at_work(move)
+            seconds = self.log.predictor.sync(move.source, *ends, move.replica_count).seconds
+            at_work = self.sampling_requests(move)
             # Replicas that take them one after the other pause once each, at about the same time.
             if at_work and (at_work[0].order.copy is not None or not move.copy):
                 self.pause(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
             # For the receiver the transfer is part of its work.
-            self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
+            self.log.do_work(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return TransferCost(seconds)
 
-    def at_work(self, move: WeightTransfer) -> list[SamplingRequest]:
+    def sampling_requests(self, move: WeightTransfer) -> list[SamplingRequest]:
         """Return the requests that are sampled where weights come."""
-        receiver = move.seats[1]
-        seated = [(sampling.order.seats, sampling) for sampling in self._sampling]
+        receiver = move.devices[1]
+        seated = [(sampling.order.devices, sampling) for sampling in self._sampling]
         return [
             sampling
             for devices, sampling in seated
@@ -344,22 +350,22 @@ class SimTransport:
     def pause(self, at_work: Sequence[SamplingRequest], seconds: float, kept: bool) -> None:
         """Make requests wait for new weights, and read again what is not kept."""
         order = at_work[0].order
-        going = self.together.going(order.seats, self.log.clock.now)
+        going = self.together.unfinished_rows(order.devices, self.log.clock.now)
         if going is None:
             reading = 0.0 if kept else sum(reading_seconds(self.log, sampling) for sampling in at_work)
         else:
             reading = 0.0 if kept else rereading_seconds(self.log, order, going)
         why = {"sync": seconds, "reading again": reading}
         if going is not None:
-            self.together.pause(order.seats, self.log.clock.now, why)
+            self.together.pause_sampling(order.devices, self.log.clock.now, why)
             return
         for sampling in at_work:
             for name, seconds_more in why.items():
                 sampling.later[name] = sampling.later.get(name, 0.0) + seconds_more
 
-    def adopt(self, move: WeightTransfer) -> None:
+    def assign_weights(self, move: WeightTransfer) -> None:
         assert move.update is not None
-        with self.queues.turn(seats(move.receiver), rank=move.update.number):
+        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update.number):
             pass  # This takes no virtual time.
 
     # The end
@@ -370,16 +376,16 @@ class SimTransport:
     def abort(self, why: BaseException) -> None:
         """Do nothing: the clock ends all that wait."""
 
-    def stop(self) -> None: ...
+    def end_processes(self) -> None: ...
 
     # Time
 
-    def begun(self, order: NodeRequest, batches: Sequence[Batch]) -> dict[str, float]:
+    def seconds_before_work(self, order: NodeRequest, batches: Sequence[Batch]) -> dict[str, float]:
         """Return what passes before the work itself: the request, the model's way back to the devices, the rows' way to
         the group."""
         node, frame, group = order.node, order.frame, order.group
         predictor, model = self.log.predictor, model_used(node, frame)
-        spent = {"order": predictor.order(group.name, order.copies).seconds}
+        spent = {"order": predictor.order(group.name, order.replica_count).seconds}
         if model is not None:
             with order.shifting() as shift:
                 if shift.wake:
@@ -389,9 +395,9 @@ class SimTransport:
             value, kind = frame.values.get(name), frame.types[name]
             if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
-                sent[value.where] = max(sent.get(value.where, 0.0), self.counts.fresh(value, order).entries(kind))
+                sent[value.where] = max(sent.get(value.where, 0.0), self.counts.fresh(value, order).token_entries(kind))
         spent["transfer"] = sum(
-            predictor.rows(source, group.name, tokens, order.copies).seconds
+            predictor.rows(source, group.name, tokens, order.replica_count).seconds
             for source, tokens in sent.items()
             if tokens
         )
@@ -406,4 +412,4 @@ class SimTransport:
             if self.plan.runs(code_of(node)) is None:
                 rows = ceil(rows / self.program.workers(code_of(node)))
             return self.log.predictor.host(node.op, rows)
-        return self.log.predictor.work(model, node.op, batches, order.copies)
+        return self.log.predictor.work(model, node.op, batches, order.replica_count)

@@ -44,7 +44,7 @@ class Work:
     """For a training on the stages of a pipeline, returns what each stage does, which takes some time to compute."""
 
     @property
-    def entered(self) -> float:
+    def pipeline_start(self) -> float:
         """When its pipeline begins, once its rows and its model have come."""
         return self.start + sum(self.parts.get(name, 0.0) for name in BEGINS)
 
@@ -53,16 +53,16 @@ class Work:
         """Seconds from its start to its end."""
         return self.end - self.start
 
-    def within(self, began: float, ended: float) -> float:
+    def seconds_within(self, began: float, ended: float) -> float:
         """Return the seconds of it between two moments: works of a step ahead do not end with this one."""
         return max(0.0, min(self.end, ended) - max(self.start, began))
 
     def idle_within(self, began: float, ended: float) -> float:
         """Return those of these seconds that a replica has nothing to do."""
-        return self.idle * self.within(began, ended) / self.seconds if self.idle else 0.0
+        return self.idle * self.seconds_within(began, ended) / self.seconds if self.idle else 0.0
 
     @property
-    def queued(self) -> bool:
+    def waited_for_pool(self) -> bool:
         """Whether it waited for its pool, not for an input."""
         return self.start > self.fired
 
@@ -76,7 +76,7 @@ class TimelineWriter:
         self.watcher, self._left = watcher, most
         self._spans: dict[int, int] = {}
 
-    def tell(self, work: Work) -> None:
+    def record(self, work: Work) -> None:
         """Tell the watcher of a work."""
         counts = (("step", work.step), ("rows", work.rows), ("tokens", work.tokens))
         args = {name: value for name, value in counts if value}
@@ -90,10 +90,10 @@ class TimelineWriter:
 
     def _staged(self, work: Work, fusion: Fusion) -> None:
         """Tell of a pipeline: a track for each stage, with the pipeline, and in it what goes forward and backward."""
-        lines, entered = fusion.problem.lines, work.entered
-        if fusion.problem.work > self._left:
+        lines, entered = fusion.problem.replicas, work.pipeline_start
+        if fusion.problem.forward_backward_count > self._left:
             return
-        self._left -= fusion.problem.work
+        self._left -= fusion.problem.forward_backward_count
         for pool, group in zip(work.pools, work.groups, strict=True):
             tracks = [f"{group}, stage {stage + 1}" for stage in range(fusion.problem.stages)]
             for track in tracks:

@@ -26,7 +26,7 @@ def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
     """Return which rows a node takes that only selects some, int64."""
     axis, places = _CHOOSE[node.op](node, frame, session)
     if session.notes.wanted:
-        row_ids, chosen = frame.rows[axis].known, set(places.tolist())
+        row_ids, chosen = frame.rows[axis].known_ids, set(places.tolist())
         dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
         session.notes.add(frame.step, "dropped", node.name, dropped)
     return places
@@ -48,7 +48,7 @@ def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
     value_axis = axis_of(frame.types[node.inputs[0]])
     assert value_axis is not None
     axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
-    age = session.versions.at(node.attr("model"), frame.step) - versions
+    age = session.versions.version_at(node.attr("model"), frame.step) - versions
     old = frame.index(value_axis.key, axis)[age > node.attr("oldest")]
     return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
 
@@ -57,8 +57,10 @@ def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
     """Return an axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
     axis = node.attr("axis")
     sampled = zip(node.inputs, node.attr("models"), strict=True)
-    ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
-    return axis, np.argsort(-frame.greatest(axis, ages), kind="stable")
+    ages = [
+        (name, session.versions.version_at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled
+    ]
+    return axis, np.argsort(-frame.largest_inside(axis, ages), kind="stable")
 
 
 def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
@@ -66,7 +68,7 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
     was given up has none, and counts as longer than any other."""
     axis = node.attr("axis")
     lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
-    longest = frame.greatest(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
+    longest = frame.largest_inside(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
     return axis, np.argsort(longest, kind="stable")
 
 
@@ -84,7 +86,7 @@ def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
     assert isinstance(kind, Table)
     if bool((index < 0).any()):
         place = int((index < 0).argmax())
-        who = frame.rows[made.axis.key].who(place)
+        who = frame.rows[made.axis.key].row_name(place)
         raise RunError(
             Diagnostic(
                 "E0736",
@@ -107,7 +109,7 @@ def group_starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
 def row_namer(frame: Frame, name: str) -> Who:
     """Return the function that names the rows of a value in a message."""
     axis = axis_of(frame.types[name])
-    return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
+    return frame.rows[axis.key].row_name if axis else lambda place: f"row {place}"
 
 
 _CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {

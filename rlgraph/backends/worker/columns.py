@@ -148,7 +148,7 @@ def function_columns(
     for name in filter(takes, names):
         place = next((place for place, row in enumerate(data) if name not in row), None)
         if place is not None:
-            raise missing_column(rows.who(place), name, span, ())
+            raise missing_column(rows.row_name(place), name, span, ())
     return {name: [row.get(name) for row in data] for name in names}
 
 

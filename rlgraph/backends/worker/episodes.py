@@ -42,11 +42,13 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
     games = [environment(row_label(row)) for row in ids]
     try:
-        first = environment.together([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
+        first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for text, episode in zip(first, episodes, strict=True):
             episode.observe(model, text)
         for turn in range(node.attr("max_turns")):
-            open_ = [place for place, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
+            open_ = [
+                place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
+            ]
             if not open_:
                 break
             _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
@@ -99,7 +101,7 @@ class _Episode:
         self.logprobs += logprobs
         self.versions += versions
 
-    def room(self, most: int) -> int:
+    def tokens_left(self, most: int) -> int:
         """Return how many tokens may still come; none when it is over."""
         return 0 if self.over else most - (len(self.tokens) - self.prompt)
 
@@ -123,7 +125,7 @@ def _turn(
     keys = frame.step.row_keys(node.attr("key"), ids, turn)
     by_room: dict[int, list[int]] = {}
     for place in open_:
-        by_room.setdefault(episodes[place].room(most), []).append(place)
+        by_room.setdefault(episodes[place].tokens_left(most), []).append(place)
     for room, group in by_room.items():
         encoded = [episodes[place].tokens for place in group]
         rows, sampling = tuple(ids[place] for place in group), sampling_options(node, model, room)
@@ -133,7 +135,7 @@ def _turn(
         actions = made.sequences.scored_rows()
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         decode = model.engine.codec.decode
-        answers = environment.together(
+        answers = environment.run_calls(
             [partial(games[place].step, decode(action)) for place, action in zip(group, actions, strict=True)]
         )
         for place, action, chances, runs_of_row, answer in zip(group, actions, logprobs, runs, answers, strict=True):
@@ -143,7 +145,7 @@ def _turn(
             episodes[place].over = over
             if not over and turn + 1 < node.attr("max_turns"):
                 # An observation that does not fit could not be answered: the episode ends with the action.
-                room_left = episodes[place].room(most)
+                room_left = episodes[place].tokens_left(most)
                 if len(model.engine.codec.encode_text(observation)) < room_left:
                     episodes[place].observe(model, observation)
                 else:

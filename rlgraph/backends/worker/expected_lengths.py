@@ -22,14 +22,14 @@ def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
     lengths: Any
     if column := attribute_value(node, "column"):
         lengths = data_column(TableData(tuple(data)), column, rows, node)
-        lengths = numbers_of(lengths, column, rows.who, node.span, session.dtype).tolist()
+        lengths = numbers_of(lengths, column, rows.row_name, node.span, session.dtype).tolist()
     elif func := attribute_value(node, "func"):
-        columns = function_columns(data, rows, node.span, session.functions[func].takes)
+        columns = function_columns(data, rows, node.span, session.functions[func].accepts_column)
         count = len(prompts)
-        ids = [row_label(row) for row in rows.known]
+        ids = [row_label(row) for row in rows.known_ids]
         lengths = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)
     else:
-        lengths = session.history.expected(node.attr("table"), rows.known)
+        lengths = session.history.expected_lengths(node.attr("table"), rows.known_ids)
     return NodeOutput({node.outputs[0].name: [float(length) for length in lengths]})
 
 
@@ -37,6 +37,6 @@ def learn(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Add the lengths of rows to the history of their prompts."""
     lengths: torch.Tensor = frame.values[node.inputs[0]]
     kind: Any = frame.types[node.inputs[0]]
-    rows = frame.rows[kind.axis.key].known
-    session.history.learn(node.attr("table"), rows, lengths.tolist(), attribute_value(node, "samples"))
+    rows = frame.rows[kind.axis.key].known_ids
+    session.history.add_lengths(node.attr("table"), rows, lengths.tolist(), attribute_value(node, "samples"))
     return NodeOutput()

@@ -45,7 +45,7 @@ class PromptLimit:
     """The column of what follows a prompt, and is counted with it."""
 
     @property
-    def fits_unread(self) -> int:
+    def safe_bytes(self) -> int:
         """How many bytes a text may have before it could have more tokens than are allowed."""
         return self.most // self.codec.most_tokens_a_byte - 16
 
@@ -64,7 +64,7 @@ class OpenedModel(Protocol):
         ...
 
 
-def limits(
+def prompt_limits(
     program: Program, readers: Mapping[str, Reader], models: Mapping[str, OpenedModel]
 ) -> dict[str, list[PromptLimit]]:
     """Return how long the prompts of each data source may be, if there is a limit: for each column and tokenizer the
@@ -158,7 +158,7 @@ def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
         if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
             return True
         longest += column.longest
-    return longest > limit.fits_unread
+    return longest > limit.safe_bytes
 
 
 def _longer(source: DataSource, name: str, limit: PromptLimit, note: Note) -> dict[int, int]:
@@ -181,7 +181,7 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, t
     for done, (number, row) in enumerate(numbered_rows(source), 1):
         prompt, answer = row.get(limit.column), _answer(limit, row)
         size = utf8_bytes_bound(prompt) + utf8_bytes_bound(answer) if isinstance(prompt, str) else None
-        if isinstance(prompt, list) or size is not None and size > limit.fits_unread:
+        if isinstance(prompt, list) or size is not None and size > limit.safe_bytes:
             part[number] = prompt, answer
         if len(part) == _PROMPTS_AT_A_TIME or done == len(source.numbers):
             yield part, done

@@ -10,7 +10,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
-from rlgraph.ir.graph import Constant, Model, Program, Record, plain
+from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.types import Handle
 from rlgraph.ops.bases import is_changed
 from rlgraph.ops.nodes import NODES, model_of
@@ -41,7 +41,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
         return ModelSpec(model.kind, base, dtype, tokenizer_source, generates, adapter[1], learns)  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
-    config = {name: plain(value) for name, value in options.items()}
+    config = {name: plain_constant(value) for name, value in options.items()}
     if tokenizer is None:
         raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
     family = str(model.source.args[0])

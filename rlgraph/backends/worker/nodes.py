@@ -14,7 +14,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
-from rlgraph.backends.rows import Rows, TableData, pick, row_label
+from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.choosing import choose, group_starts, keep, row_namer
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, inputs_of
@@ -57,7 +57,9 @@ def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     pairs = []
     for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if not isinstance(prompt, (str, list)) or not isinstance(answer, str):
-            raise RunError(Diagnostic("E0732", f"{rows.who(place)} has no text to encode: {answer!r:.60}", node.span))
+            raise RunError(
+                Diagnostic("E0732", f"{rows.row_name(place)} has no text to encode: {answer!r:.60}", node.span)
+            )
         try:
             pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
         except (EngineError, TypeError, KeyError) as error:
@@ -77,7 +79,7 @@ def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
     codec = next(iter(session.models.values())).engine.codec
     wrong = next((place for place, text in enumerate(texts) if not isinstance(text, (str, list))), None)
     if wrong is not None:
-        who, what = frame.rows[axis.key].who(wrong), f"{texts[wrong]!r:.60}"
+        who, what = frame.rows[axis.key].row_name(wrong), f"{texts[wrong]!r:.60}"
         raise RunError(Diagnostic("E0732", f"{who} has no text whose tokens could be counted: {what}", node.span))
     try:
         counts = codec.prompt_lengths(texts)
@@ -93,7 +95,7 @@ def column(node: Node, frame: Frame, session: Session) -> NodeOutput:
     table = frame.values[node.inputs[0]]
     if node.attr("name") == "age" and kind.sampled and "age" not in table.columns:
         # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
-        values = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
+        values = (session.versions.version_at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
         values = column_of(node, table, session, frame.rows[kind.axis.key])
     return NodeOutput({node.outputs[0].name: values})
@@ -130,7 +132,7 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
         place = int(sequences.lengths.argmax())
         kind = frame.types[node.inputs[1]]
         assert isinstance(kind, Table)
-        who, tokens = frame.rows[kind.axis.key].who(place), int(sequences.lengths[place])
+        who, tokens = frame.rows[kind.axis.key].row_name(place), int(sequences.lengths[place])
         raise too_long(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
@@ -184,19 +186,19 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     codec = session.models[table.owner].engine.codec
     ids = table.sequences.scored_rows()
     function, own_columns = session.functions[node.attr("func")], node.attr("names")
-    takes: Callable[[str], bool] = lambda name: name not in own_columns and function.takes(name)  # noqa: E731
+    takes: Callable[[str], bool] = lambda name: name not in own_columns and function.accepts_column(name)  # noqa: E731
     columns: dict[str, Any] = function_columns(table.data, rows, node.span, takes)
     for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
         value, source_type = frame.values[source], frame.types[source]
         if source_type.axis.key != kind.axis.key:  # type: ignore[union-attr]
-            value = pick(value, frame.index(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
+            value = pick_entries(value, frame.index(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
-    shown = [row_label(row) for row in rows.known]
+    shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
     groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
     returned = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
     rewards = finite_numbers(
-        returned, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype
+        returned, lambda place: f"what `{func}` gives for {rows.row_name(place)}", node.span, session.dtype
     )
     return NodeOutput({node.outputs[0].name: rewards})
 
@@ -253,14 +255,14 @@ def size(node: Node, frame: Frame, session: Session) -> NodeOutput:
 def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Give a model another's weights, or move it towards them."""
     target, source = (frame.values[name] for name in node.inputs)
-    take_over(node, frame.step, session, target, source)
+    copy_weights(node, frame.step, session, target, source)
     return NodeOutput({node.outputs[0].name: target})
 
 
-def take_over(node: Node, step: Step, session: Session, target: str, source: str) -> None:
+def copy_weights(node: Node, step: Step, session: Session, target: str, source: str) -> None:
     """Give a model another's weights, or move it towards them."""
     state, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
-    session.changing(target, step)
+    session.prepare_change(target, step)
     try:
         if ema is None:
             state.engine.load_state(weights)

@@ -41,7 +41,7 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
         if name not in row:
             others = any(name in other_row for other_row in table.data)
             raise missing_column(
-                rows.who(place) if rows else f"row {place}", name, node.span, () if others else tuple(row)
+                rows.row_name(place) if rows else f"row {place}", name, node.span, () if others else tuple(row)
             )
     return tuple(row[name] for row in table.data)
 
@@ -49,15 +49,15 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
 def sample_ids(parents: Rows, count: int) -> tuple[RowId, ...]:
     """Return the identities of `count` samples of each row."""
     if count == 1:
-        return parents.known
-    return tuple((*row, sample) for row in parents.known for sample in range(count))
+        return parents.known_ids
+    return tuple((*row, sample) for row in parents.known_ids for sample in range(count))
 
 
 def encoded_prompts(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
     """Return the tokens of each prompt. Raises RunError for prompts that cannot be used."""
     encoded = []
     for place, prompt in enumerate(prompts):
-        who = parents.who(place)
+        who = parents.row_name(place)
         if not isinstance(prompt, (str, list)):
             raise RunError(
                 Diagnostic(

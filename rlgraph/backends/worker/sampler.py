@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.first_done import select_first, taken
+from rlgraph.backends.engines.first_done import select_first, take_rows
 from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
 from rlgraph.backends.engines.roles import Streams, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
@@ -24,7 +24,7 @@ from rlgraph.backends.versions import Runs
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import oldest_weights
 
 
 def sampling_options(node: Node, model: ModelState, most: int | None = None) -> Sampling:
@@ -61,12 +61,12 @@ def past_weights(node: Node, frame: Frame, session: Session, model: ModelState) 
     """Return the weights that generate, where they are not the present ones, and their version. In one process the last
     ones are always there when a step samples, which satisfies any bound of their age."""
     version = newest_version(node, frame, session, model) if frame.version is None else frame.version
-    return model.past.get(version) if oldest(node) else None, version
+    return model.past.get(version) if oldest_weights(node) else None, version
 
 
 def newest_version(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
     """Return the last version that a node may sample with."""
-    return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
+    return session.versions.version_at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
 def refresh_of(node: Node, frame: Frame) -> WeightRefresh | None:
@@ -86,9 +86,9 @@ class _RefreshAtTurns:
         return self._inner.version
 
     @property
-    def waits(self) -> bool:
+    def can_take(self) -> bool:
         begun, self._begun = self._begun, True
-        return not begun and self._inner.waits
+        return not begun and self._inner.can_take
 
     def take(self) -> int:
         return self._inner.take()
@@ -138,7 +138,7 @@ class Sampler:
             for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
                 places = [starts[number] * self.count + place for place in kept.tolist()]
                 rows = tuple(ids[place] for place in places)
-                if self.session.recorder and self.model.engine.speaks:
+                if self.session.recorder and self.model.engine.has_results:
                     asked = [encoded[place // self.count] for place in places]
                     self.session.recorder.write(self.node, self.step, self.turn, rows, asked, made, runs)
                 yield number, rows, made, runs
@@ -166,7 +166,7 @@ class Sampler:
         for number, made in parts:
             all_wanted = self.admission is None or self.admission.limit is None
             kept = select_first(made, self.count, self.sampling, all_wanted)
-            made = taken(made, kept)
+            made = take_rows(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
     def _replayed(
@@ -184,4 +184,4 @@ class Sampler:
         if len(rows) < len(ids) or not self.sampling.first:
             return kept, made, runs
         chosen = select_first(made, self.count, self.sampling)
-        return chosen, taken(made, chosen), [runs[place] for place in chosen.tolist()]
+        return chosen, take_rows(made, chosen), [runs[place] for place in chosen.tolist()]

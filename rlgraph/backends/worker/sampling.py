@@ -48,7 +48,7 @@ def generate_parts(
     for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]
         # With one answer for each row that is asked, they are the same rows.
-        row_ids = parents.known[start:stop] if kind.axis.key == parents.axis.key else rows
+        row_ids = parents.known_ids[start:stop] if kind.axis.key == parents.axis.key else rows
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,

@@ -40,7 +40,7 @@ class ModelPart:
     moments: tuple[LocalTensor, ...]
 
 
-def parts(stocks: Sequence[ModelPart]) -> list[WrittenBoxes]:
+def boxes_to_write(stocks: Sequence[ModelPart]) -> list[WrittenBoxes]:
     """Return what each of these processes writes, so that all of the model is written, and once."""
     weights, moments = (
         divide_writing([stock.weights for stock in stocks]),
@@ -91,11 +91,11 @@ def snapshot_of(state: ModelState, before: ModelSnapshot | None = None) -> Model
     return ModelSnapshot(stock, weights, replace(moments, kinds=kinds))
 
 
-def hold(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
+def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
     """Return what step `number` has left, with older weights that later steps may read: until `release` nothing changes
     it. A model that a later step has begun to change is not held, nor one that no step has changed."""
     with state.gate:
-        changed, past = state.past.changed, state.past.kept(number)
+        changed, past = state.past.changed, state.past.snapshot(number)
         state.held = 0 < changed <= number
     return replace(left, stock=replace(left.stock, changed=changed, past=tuple(sorted(past))), past=past)
 
@@ -136,7 +136,7 @@ class WrittenFiles:
 
     files: Mapping[str, Digests]
     """The digests of its files, by name."""
-    odd: str = ""
+    mismatched: str = ""
     """The first tensor whose weights are NaN or infinite."""
     failure: str = ""
     """Why it could not go on."""
@@ -146,8 +146,8 @@ class WrittenFiles:
 def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: WrittenBoxes) -> WrittenFiles:
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
     moments, odd, files = left.moments, "", dict[str, Digests]()
-    rest = getattr(state.engine, "rest", None)
-    reading = nullcontext if rest is None else rest.reading
+    rest = getattr(state.engine, "offloader", None)
+    reading = nullcontext if rest is None else rest.prefetch
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
     moment_tensors: dict[str, Tensor | TensorView] = {
         f"{kind}:{name}": tensor
@@ -202,7 +202,7 @@ def _read_part(state: ModelState, saved: SavedModel) -> None:
     if MASTER in kinds and any(tensor.itemsize > 2 for tensor in tensors_here.values()):
         weights = _Widest(weights, moments)
     fill_tensors(tensors_here, layout, weights)
-    engine.written()
+    engine.weights_were_written()
     if kinds and hasattr(engine, "begin_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
         new_moments = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))

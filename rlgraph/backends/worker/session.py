@@ -21,7 +21,7 @@ from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
-from rlgraph.backends.worker.judging import apply_limits, limits
+from rlgraph.backends.worker.judging import apply_limits, prompt_limits
 from rlgraph.backends.worker.model_sources import model_spec
 from rlgraph.catalog.models.heads import missing_head
 from rlgraph.data import Cursor, Reader, check_source, open_source
@@ -105,13 +105,13 @@ class ModelState:
     @property
     def longest(self) -> int | None:
         """Tokens of a row, at most; None: any number, or the engine does not say."""
-        longest: int | None = getattr(self.engine, "longest", None)
+        longest: int | None = getattr(self.engine, "longest_row", None)
         return longest
 
     def roomier(self, tokens: int) -> Holding | None:
         """Return what the plan would have to say of the model for a row of so many tokens; None where that would not
         help."""
-        return cast(LimitsCache, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
+        return cast(LimitsCache, self.engine).larger_cache(tokens) if hasattr(self.engine, "larger_cache") else None
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
@@ -120,10 +120,10 @@ OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
 
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
     """Open an engine in this process."""
-    beside = session.beside(model)
+    beside = session.engine_with_same_base(model)
     if model.copy_of and beside is None:
         return cast(Embedded, session.models[model.copy_of].engine).copy()
-    rank = Rank(threads=session.settings.threads, device=session.settings.device, beside=beside)
+    rank = Rank(threads=session.settings.threads, device=session.settings.device, base_engine=beside)
     engine: Embedded = opener(embedded())(spec, rank)
     return engine
 
@@ -188,7 +188,7 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        self.judged = apply_limits(self.readers, limits(self.program, self.readers, self.models), note)
+        self.judged = apply_limits(self.readers, prompt_limits(self.program, self.readers, self.models), note)
         """Sentences on what was done with rows that are too long."""
         self.dtype = program_dtype(self.program)
         for state in self.program.states:
@@ -212,13 +212,13 @@ class Session:
         else:
             self.environments[outside.name] = open_environment(spec, folders, self.workers)
 
-    def reach(self, name: str, asks: Sequence[Ask], caller: int) -> None:
+    def open_remote_environment(self, name: str, asks: Sequence[Ask], caller: int) -> None:
         """Open an environment whose processes are elsewhere. caller: a number for each session that uses them."""
         outside = next(thing for thing in self.program.outside if thing.name == name)
         away = Workers(lambda code, slot: RemoteWorker(code, asks[slot], caller))
         self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
 
-    def answer(
+    def answer_environment(
         self, name: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
         """Return what the process of an environment here answers to `Ask`."""
@@ -250,20 +250,20 @@ class Session:
         self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
 
-    def beside(self, model: Model) -> Any:
+    def engine_with_same_base(self, model: Model) -> Any:
         """Return the engine of an open model in this process that has the same weights, which never change; None: there
         is none."""
         base = self.bases.get(model.name)
         engines = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
         return next((engine for engine in engines if hasattr(engine, "tensors")), None)
 
-    def changing(self, name: str, step: Step) -> None:
+    def prepare_change(self, name: str, step: Step) -> None:
         """Prepare for a change of a model's weights: wait until they are not held, and keep the past ones as long as
         they are needed."""
         state = self.models[name]
         with state.gate:
             state.gate.wait_for(lambda: not state.held)
-            state.past.changing(step, state.engine.state)
+            state.past.copy_before_change(step, state.engine.state)
 
     def finish(self, step: Step) -> None:
         """Forget what only this step and those before needed, which are over."""

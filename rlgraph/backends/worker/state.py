@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.ragged import ragged_places
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.rows import Rows, TableData, join
+from rlgraph.backends.rows import Rows, TableData, join_entries
 from rlgraph.backends.worker.columns import numbers_of
 from rlgraph.backends.worker.sampling import inner_rows, table_type
 from rlgraph.backends.worker.session import Session
@@ -39,7 +39,7 @@ def assign(node: Node, frame: Frame, session: Session) -> NodeOutput:
     if isinstance(values, list):
         axis = axis_of(frame.types[node.inputs[2]])
         assert axis
-        values = numbers_of(values, node.inputs[2], frame.rows[axis.key].who, node.span, session.dtype)
+        values = numbers_of(values, node.inputs[2], frame.rows[axis.key].row_name, node.span, session.dtype)
     numbers = [float(value) for value in values.tolist()]
     for key, value in zip(_keys(entries, keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
@@ -65,7 +65,7 @@ def _keys(entries: Mapping[Any, float], column: Any, node: Node, frame: Frame) -
         assert axis
         others = f"other keys are {'texts' if isinstance(first, str) else 'numbers'}"
         problem = f"is {WORDS[kind]}, and {'no key' if kind in NO_KEYS else others}"
-        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} {problem}"
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].row_name(place)} {problem}"
         raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
     return keys
 
@@ -85,9 +85,9 @@ def push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
-    new = BufferRows(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
+    new = BufferRows(full, table, frame.rows[axis.key].known_ids, lengths[kind.token.key])
     capacity = _capacity(node, session)
-    return NodeOutput({node.outputs[0].name: new.after(buffer, capacity)})
+    return NodeOutput({node.outputs[0].name: new.appended(buffer, capacity)})
 
 
 def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
@@ -113,10 +113,10 @@ class BufferRows:
     lengths: np.ndarray
     """int64: the tokens of each row."""
 
-    def after(self, held: BufferRows | None, capacity: int) -> BufferRows:
+    def appended(self, held: BufferRows | None, capacity: int) -> BufferRows:
         """Return these rows behind those that were there; the oldest leave."""
         if held is not None:
-            table = join([held.table, self.table])
+            table = join_entries([held.table, self.table])
             joined = BufferRows(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
         else:
             joined = self

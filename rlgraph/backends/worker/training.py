@@ -64,7 +64,7 @@ def train_together(
             cast(FusesPipelines, state.engine).clear_gradients()
             state.odd.clear()
         parts = [(state.engine, body.blocks, body.micro) for state, body in zip(states, bodies, strict=True)]
-        cast(FusesPipelines, states[0].engine).add_together(parts, beside)
+        cast(FusesPipelines, states[0].engine).add_gradients_jointly(parts, beside)
     except LinkError:
         # Another process is to blame.
         raise
@@ -120,7 +120,7 @@ def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterato
     """Guard an update of a model. One that is left out does not count as an update, and makes a version all the same:
     which step makes which version is known before."""
     state = session.models[model]
-    session.changing(model, frame.step)
+    session.prepare_change(model, frame.step)
     try:
         yield
     except NoRows:
@@ -188,13 +188,15 @@ class _Gathered:
         for name in dict.fromkeys(map(table_of, self.asked)):
             kind = self.frame.types.get(name)
             if isinstance(kind, Table):
-                rows = self.frame.rows[kind.axis.key].known
+                rows = self.frame.rows[kind.axis.key].known_ids
                 self.session.notes.add(self.frame.step, "trained", weights, rows, table=name)
 
     def _rows_of(self, body: Frame) -> list[str]:
         """Return the rows that a model is asked about in a micro-batch, for a message."""
         tables = [body.types.get(name) for name in dict.fromkeys(map(table_of, self.asked))]
-        return [row_label(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known]
+        return [
+            row_label(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known_ids
+        ]
 
     @property
     def blocks(self) -> range:

@@ -64,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.joined`)."""
+    """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.join_groups`)."""
 
     nodes: int
     per_node: int
@@ -94,29 +94,29 @@ class NodeGroup:
         """The bytes of memory of a node's host."""
         return min([part.host_memory for part in self.parts], default=self.per_node * self.device.host_memory)
 
-    def near(self, reach: int) -> bool:
+    def reaches_within_node(self, reach: int) -> bool:
         """Return whether blocks of `reach` consecutive devices, laid out one after the other from the start of a node,
         never cross a node boundary."""
         if self.parts:
-            return all(part.near(reach) for part in self.parts)
+            return all(part.reaches_within_node(reach) for part in self.parts)
         return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
 
     # A team is a number of neighbouring devices, as tensor-parallel ranks use. A team that fits on a node lies on one,
     # and devices that are left over at the end of a node stay idle.
 
-    def teams(self, size: int, devices: int) -> int:
+    def count_teams(self, size: int, devices: int) -> int:
         """Return how many teams of `size` devices fit into `devices` consecutive devices from the start of a node."""
         if size > self.per_node:
             return devices // size
         nodes, rest = divmod(devices, self.per_node)
         return nodes * (self.per_node // size) + rest // size
 
-    def reach(self, size: int, teams: int) -> int:
+    def devices_for_teams(self, size: int, teams: int) -> int:
         """Return how many consecutive devices from the start of a node so many teams span, idle ones between
         included."""
-        return self.member(size, teams * size - 1) + 1 if teams else 0
+        return self.team_member(size, teams * size - 1) + 1 if teams else 0
 
-    def member(self, size: int, number: int) -> int:
+    def team_member(self, size: int, number: int) -> int:
         """Return the device of the team member with this number; both count from 0 at the start of a node."""
         if size > self.per_node:
             return number
@@ -130,7 +130,7 @@ class NodeGroup:
         """Return how many replicas of `size` devices fit into `devices` consecutive devices from the start of a
         node."""
         if not self.parts:
-            return self.teams(team, devices) // (size // team)
+            return self.count_teams(team, devices) // (size // team)
         replicas = 0
         for part in self.parts:
             replicas += part.copies(team, size, min(devices, part.devices))
@@ -145,7 +145,7 @@ class NodeGroup:
             if copies <= room:
                 return before + part.span(team, size, copies)
             before, copies = before + part.devices, copies - room
-        return before + self.reach(team, copies * (size // team))
+        return before + self.devices_for_teams(team, copies * (size // team))
 
     def rank(self, team: int, size: int, number: int) -> int:
         """Return the device of the rank with this number, over all replicas; both count from 0 at the start of a
@@ -154,11 +154,11 @@ class NodeGroup:
         for part in self.parts:
             room = part.copies(team, size, part.devices) * size
             if number < room:
-                return before + part.member(team, number)
+                return before + part.team_member(team, number)
             before, number = before + part.devices, number - room
-        return before + self.member(team, number)
+        return before + self.team_member(team, number)
 
-    def beside(self, size: int, teams: int) -> bool:
+    def neighbours_share_node(self, size: int, teams: int) -> bool:
         """Return whether neighbours among rows of `teams` consecutive teams share a node: as the two of a row, or since
         rows fill a node."""
         on_a_node = self.per_node // size
@@ -183,7 +183,7 @@ class Cluster:
         """The number of devices in all node groups."""
         return sum(island.devices for island in self.islands)
 
-    def joined(self, numbers: tuple[int, ...]) -> NodeGroup:
+    def join_groups(self, numbers: tuple[int, ...]) -> NodeGroup:
         """Return the node groups with these numbers joined as one, in this order; a single one is returned as it is."""
         if len(numbers) == 1:
             return self.islands[numbers[0]]
@@ -197,23 +197,23 @@ class Cluster:
                 max(part.link_latency for part in parts),
                 max(part.network_latency for part in parts),
                 parts,
-                self.joined(numbers[:-1]),
+                self.join_groups(numbers[:-1]),
                 self.between,
                 self.between_latency,
             )
         return self._joined[numbers]
 
-    def over(self, first: int, devices: int) -> NodeGroup:
+    def node_groups_of(self, first: int, devices: int) -> NodeGroup:
         """Return the node group that so many devices from `first` on are in, or all groups that they span, joined."""
-        ends = self.island(first), self.island(first + max(1, devices) - 1)
-        return self.joined(tuple(range(ends[0], ends[1] + 1)))
+        ends = self.node_group_of_device(first), self.node_group_of_device(first + max(1, devices) - 1)
+        return self.join_groups(tuple(range(ends[0], ends[1] + 1)))
 
-    def apart(self, source: NodeGroup, target: NodeGroup) -> tuple[float, float] | None:
+    def link_between(self, source: NodeGroup, target: NodeGroup) -> tuple[float, float] | None:
         """Return bytes per second of a device and seconds of a message between two node groups, each of which may be a
         joined one; None if they are the same."""
         return None if source is target else (self.between, self.between_latency)
 
-    def island(self, first: int) -> int:
+    def node_group_of_device(self, first: int) -> int:
         """Return the number of the node group of a device; devices are numbered through all groups."""
         for number, island in enumerate(self.islands):
             if first < island.devices:
@@ -221,7 +221,7 @@ class Cluster:
             first -= island.devices
         raise IndexError(f"the cluster has {self.devices} devices")
 
-    def home(self, node: int) -> NodeGroup:
+    def node_group_of_node(self, node: int) -> NodeGroup:
         """Return the node group of a node; nodes are numbered through all groups."""
         for island in self.islands:
             if node < island.nodes:

@@ -22,11 +22,11 @@ import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rlgraph.catalog.clusters.devices import FIELDS, names
+from rlgraph.catalog.clusters.devices import FIELDS, device_names
 from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.files import read_bytes, reason
+from rlgraph.files import failure_reason, read_bytes
 
 BAD_FIELD = "E0924"
 UNREADABLE = "E0925"
@@ -67,7 +67,7 @@ def _source(path: str) -> Source:
     except UnicodeDecodeError:
         message = f"`{path}` is no text in UTF-8"
     except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {reason(error)}"
+        message = f"`{path}` cannot be read: {failure_reason(error)}"
     hint = "a cluster is the path of a TOML file or a line such as `4x8:h100-80gb`"
     raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, hint))
 
@@ -120,7 +120,7 @@ class _File:
         self.only(island, _ISLAND, where)
         nodes, per_node, device = (self.needed(name, island, where) for name in ("nodes", "per_node", "device"))
         alias = device.text.lower()
-        same_device = [name for name in devices if names().get(name, name) == names().get(alias, alias)]
+        same_device = [name for name in devices if device_names().get(name, name) == device_names().get(alias, alias)]
         options = [self.options(*devices[name]) for name in same_device]
         return GroupRequest(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
 

@@ -11,9 +11,9 @@ from rlgraph.catalog.clusters.devices import (
     OF_A_NODE,
     OPTIONAL,
     ListedDevice,
+    device_names,
     known_devices,
     make_device,
-    names,
 )
 from rlgraph.catalog.clusters.file import read_file
 from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word, read_text, write_text
@@ -88,7 +88,7 @@ def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, 
 def _device(word: Word, values: Mapping[str, float]) -> ListedDevice:
     """Return a device of the table, changed by the given values, or a device of the user's own, which has all of
     them."""
-    name = names().get(word.text.lower(), word.text.lower())
+    name = device_names().get(word.text.lower(), word.text.lower())
     if name in known_devices():
         return make_device(name, {**known_devices()[name].values(), **values}) if values else known_devices()[name]
     if not values:
@@ -98,7 +98,7 @@ def _device(word: Word, values: Mapping[str, float]) -> ListedDevice:
             UNKNOWN_DEVICE,
             message,
             word,
-            f"{did_you_mean(name, names())} There are {_listing(known_devices())}; {advice}".lstrip(),
+            f"{did_you_mean(name, device_names())} There are {_listing(known_devices())}; {advice}".lstrip(),
         )
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
-from rlgraph.catalog.clusters.devices import FIELDS, ListedDevice, known_devices, names
+from rlgraph.catalog.clusters.devices import FIELDS, ListedDevice, device_names, known_devices
 from rlgraph.catalog.clusters.units import format_exact
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
@@ -94,7 +94,7 @@ class _Reader:
             device_name = self.take(rf"(:\s*)?{_NAME}")
             name = device_name.text.lstrip(": ") if device_name else ""
             count = nodes.text if nodes else "8"
-            hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in names() else _FORM
+            hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in device_names() else _FORM
             raise self.error("a group of nodes is expected here", begin, self.place, hint)
         if not self.sign(":"):
             hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"

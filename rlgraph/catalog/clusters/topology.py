@@ -24,7 +24,7 @@ def sites_of(devices: Mapping[int, int], cluster: Cluster) -> dict[int, Site]:
     """Return where places on devices have their tensors, each in a process of its own."""
     return {
         place: Site(
-            _TORCH[cluster.islands[cluster.island(device)].device.kind],
+            _TORCH[cluster.islands[cluster.node_group_of_device(device)].device.kind],
             device,
             cluster.node(device),
             f"process {place}",

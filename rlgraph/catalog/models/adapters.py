@@ -49,13 +49,13 @@ class Adapters:
         """The factor of B A."""
         return self.alpha / self.rank
 
-    def chosen(self, linear: Iterable[str]) -> list[str]:
+    def adapted_layers(self, linear: Iterable[str]) -> list[str]:
         """Return those of a model's linear layers, by name, that have an adapter."""
         return [
             name for name in linear if self.targets == (ALL,) or any(_matches(name, target) for target in self.targets)
         ]
 
-    def unknown(self, linear: Iterable[str]) -> list[str]:
+    def unmatched_targets(self, linear: Iterable[str]) -> list[str]:
         """Return the targets that match no linear layer of a model."""
         names = list(linear)
         return [
@@ -72,7 +72,7 @@ def factor_names(module: str) -> tuple[str, str]:
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
 
-def targets(chosen: Iterable[str], linear: Iterable[str]) -> list[str]:
+def target_names(chosen: Iterable[str], linear: Iterable[str]) -> list[str]:
     """Return how files name the layers with adapters: by their last parts where these match no other layer."""
     chosen, linear = list(chosen), list(linear)
     last = sorted({name.rpartition(".")[2] for name in chosen})

@@ -43,7 +43,7 @@ def trainable_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[P
         return parameters(shape, kind)
     rank, sizes = shape.adapters.rank, {matrix.name: matrix.shape for matrix in matrices(shape)}
     adapters = []
-    for module in shape.adapters.chosen(sizes):
+    for module in shape.adapters.adapted_layers(sizes):
         layers, outputs, inputs = sizes[module]
         a, b = factor_names(module)
         adapters += [Parameter(a, (layers, rank, inputs)), Parameter(b, (layers, outputs, rank))]
@@ -83,7 +83,7 @@ def layer_tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Param
             yield Parameter(at_layer(parameter.name, place), parameter.shape[1:])
 
 
-def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
+def parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return how many numbers all parameters have together, without those of adapters."""
     return count_numbers(parameters(shape, kind))
 
@@ -177,7 +177,7 @@ def _latent(shape: Shape, latent: LatentAttention) -> list[Parameter]:
         query_weights = [_each_layer(shape, "self_attn.q_proj.weight", queries, shape.hidden)]
     return [
         *query_weights,
-        _each_layer(shape, "self_attn.kv_a_proj_with_mqa.weight", latent.cached, shape.hidden),
+        _each_layer(shape, "self_attn.kv_a_proj_with_mqa.weight", latent.cached_numbers, shape.hidden),
         _each_layer(shape, "self_attn.kv_a_layernorm.weight", latent.keys),
         _each_layer(shape, "self_attn.kv_b_proj.weight", shape.heads * (latent.plain + latent.values), latent.keys),
         _each_layer(shape, "self_attn.o_proj.weight", shape.hidden, shape.heads * latent.values),

@@ -23,7 +23,7 @@ class LatentAttention:
     """Numbers of a head's value."""
 
     @property
-    def cached(self) -> int:
+    def cached_numbers(self) -> int:
         """Numbers per token that the KV cache keeps in a layer."""
         return self.keys + self.turned
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.catalog.models.families import ModelKind, parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import LocalTensor, Parameter, Piece, Range, first_layer, from_layer, share
+from rlgraph.ir.layout import LocalTensor, Parameter, Piece, Range, even_range, first_layer, from_layer
 from rlgraph.ir.mesh import Mesh
 
 Slice = tuple[str, Range]
@@ -38,8 +38,8 @@ class RankSlicer:
         shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
         # With chunks, a stage has some layers of each round over all stages.
         stages, stage, rounds = mesh.length("pp"), mesh.at(rank, "pp"), mesh.length("chunks")
-        layers = tuple(share(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
-        experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
+        layers = tuple(even_range(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
+        experts = even_range(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
 
     def entire(self, name: str, source: str) -> LocalTensor:
@@ -58,7 +58,7 @@ class RankSlicer:
 
     def part(self, size: int) -> Range:
         """Return this rank's range of so many rows or columns."""
-        return share(size, self.tp, self.index)
+        return even_range(size, self.tp, self.index)
 
     def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> LocalTensor:
         """Return ranges along a dimension, concatenated. size: of that dimension with its padding."""

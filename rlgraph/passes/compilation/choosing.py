@@ -17,7 +17,7 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import Handle
 from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
 from rlgraph.passes.compilation.planning import find_shapes, unused_lines
 from rlgraph.passes.compilation.target import Target
@@ -140,7 +140,7 @@ def _with_room(choice: PlacementChoice) -> PlacementChoice:
         fused
         for fused in plan.fused
         if plan.role(fused.models[0], "train").pool not in full
-        and all(options[trained[model]].fuses for model in fused.models)
+        and all(options[trained[model]].can_share_stages for model in fused.models)
     )
     pieces = tuple(tuple(trained[model] for model in fused.models) for fused in fitting)
     if fitting == plan.fused and pieces == choice.found.pieces:
@@ -172,7 +172,7 @@ def warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, .
 def pose_question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementQuery:
     """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
     shapes = find_shapes(program, folders)
-    work = operations(program)
+    work = model_operations(program)
     problems = [
         Diagnostic(
             "E0935",
@@ -242,7 +242,7 @@ class HostWork:
     functions: Mapping[str, float]
     """The seconds of each of the user's functions among these, the most first."""
 
-    def told(self, step: float) -> str:
+    def note(self, step: float) -> str:
         """Return a note on its part of a step of so many seconds, and what to do about it; empty where it is small."""
         if self.seconds < NOTED * step:
             return ""

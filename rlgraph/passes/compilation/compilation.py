@@ -64,7 +64,7 @@ class Compilation:
         """The name of the algorithm."""
         return self.program.name
 
-    def after(self, name: str) -> Program:
+    def program_after(self, name: str) -> Program:
         """Return the program after the pass of this name; `check` is before all passes. Raise LookupError for other
         names."""
         programs = {stage.name: stage.program for stage in self.stages}
@@ -75,7 +75,7 @@ class Compilation:
 
     def text(self, after: str | None = None) -> str:
         """Return the graph as text, after one pass or after all."""
-        return print_program(self.after(after) if after else self.program)
+        return print_program(self.program_after(after) if after else self.program)
 
     # Placement
 
@@ -87,7 +87,7 @@ class Compilation:
     @cached_property
     def placed(self) -> PlannedProgram:
         """The plan, and what is known of the models. Raise ProgramError where the program cannot run as scheduled."""
-        from rlgraph.passes.compilation.planning import PlannedProgram, find_shapes, placed, this_machine
+        from rlgraph.passes.compilation.planning import PlannedProgram, find_shapes, place_program, this_machine
 
         if self.file is not None:
             return PlannedProgram(self.file.plan, find_shapes(self.program, self.folders), ())
@@ -95,7 +95,7 @@ class Compilation:
             from rlgraph.passes.compilation.choosing import warnings
 
             return PlannedProgram(self.choice.plan, self.choice.question.shapes, warnings(self.choice, self.schedule))
-        return placed(self.program, self.schedule, self.folders, this_machine(self.devices))
+        return place_program(self.program, self.schedule, self.folders, this_machine(self.devices))
 
     @cached_property
     def choice(self) -> PlacementChoice:
@@ -120,7 +120,7 @@ class Compilation:
         return self.target.assumptions()
 
     @cached_property
-    def told(self) -> Sections:
+    def plan_file_sections(self) -> Sections:
         """The sections of its plan file besides the plan."""
         if self.target is None:
             return {} if self.file is None else self.file.sections

@@ -40,7 +40,7 @@ def check_program(opened: OpenedProgram, settings: Mapping[str, str], schedule: 
     return program if schedule is None else with_schedule(program, open_program(schedule, "<schedule>"))
 
 
-def compiled(
+def compile_program(
     opened: OpenedProgram, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
 ) -> Compilation:
     """Return the program after every pass. Raises ProgramError if it cannot run as its schedule says, or on its

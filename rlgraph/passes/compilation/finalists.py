@@ -64,7 +64,7 @@ def choose_simulated(first: PlacementChoice, *others: PlacementChoice, steps: in
 def _open(choice: PlacementChoice) -> bool:
     """Return whether a line of the schedule leaves blocks or a tail to the plan."""
     schedule = choice.question.schedule
-    return any(line.open for line in schedule.streams) or any(line.open for line in schedule.tails)
+    return any(line.is_open for line in schedule.streams) or any(line.is_open for line in schedule.tails)
 
 
 def _hopeless(choice: PlacementChoice, least: float) -> bool:
@@ -83,7 +83,9 @@ def simulate_choice(
     simulations of the plan."""
     timed = timed or SimulatedSeconds(STEPS)
     candidate = refine(choice, timed, least)
-    seconds = timed.known(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
+    seconds = (
+        timed.simulated_seconds(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
+    )
     return replace(candidate, simulated=seconds)
 
 
@@ -104,7 +106,7 @@ def refine(choice: PlacementChoice, timed: SimulatedSeconds | None = None, least
 
 def _behind(choice: PlacementChoice, timed: SimulatedSeconds, least: float) -> bool:
     """Return whether a plan with a tail is worse than `least` by more than other tails can save."""
-    seconds = timed.known(choice)
+    seconds = timed.simulated_seconds(choice)
     if seconds is None or not choice.plan.tails:
         return False
     value = value_of(replace(choice, simulated=seconds))
@@ -133,7 +135,7 @@ def as_answer(other: PlacementChoice, first: PlacementChoice) -> PlacementChoice
 def _recomputed(problem: Problem, result: SearchResult) -> SearchResult:
     """Return a search result with its seconds and value, and those of the results before it, recomputed for a
     problem."""
-    seconds = problem.whole(result.blocks, result.options, result.pieces)
+    seconds = problem.step_with(result.blocks, result.options, result.pieces)
     value = problem.value(seconds, result.blocks, result.devices)
     before = None if result.before is None else _recomputed(problem, result.before)
     return replace(result, seconds=seconds, value=value, before=before)

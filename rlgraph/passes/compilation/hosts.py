@@ -55,7 +55,7 @@ def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | 
     if not full:
         return None
     node, most = max(full, key=lambda item: item[1].bytes)
-    island = question.cluster.home(node)
+    island = question.cluster.node_group_of_node(node)
     needed = format_quantity(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
     example = f"`{island.device.name}(host_memory={needed})`"
     hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {example}; or take more devices"

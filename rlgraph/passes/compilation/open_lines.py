@@ -27,7 +27,7 @@ class OpenLine(Protocol):
         ...
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether it leaves something open."""
         ...
 
@@ -78,7 +78,7 @@ def with_open_lines(
     progress = ProgressLine(f"choosing {what}s")
     with closing(progress):
         for line in lines:
-            if line.open:
+            if line.is_open:
                 search = search_of(choice, line, progress)
                 try:
                     search.run()

@@ -36,12 +36,12 @@ class SimulatedSeconds:
 
     def seconds(self, choice: PlacementChoice) -> float:
         """Return the seconds of a step. Raises ProgramError where the choice cannot be simulated."""
-        seconds = self.known(choice)
+        seconds = self.simulated_seconds(choice)
         if seconds is None:
             seconds = self._seconds[streaming_key(choice)] = run_steps(make_simulator(choice), self.steps).seconds
         return seconds
 
-    def known(self, choice: PlacementChoice) -> float | None:
+    def simulated_seconds(self, choice: PlacementChoice) -> float | None:
         """Return the seconds if the choice was simulated already, else None."""
         return self._seconds.get(streaming_key(choice))
 
@@ -80,7 +80,7 @@ class _Progress(SilentObserver):
     def __init__(self) -> None:
         self.line, self.steps = ProgressLine("simulating what overlaps"), "no step done yet"
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         """Refresh the line."""
         self.line.show(self.line.elapsed(), lambda: self.steps)
 

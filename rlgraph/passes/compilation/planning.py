@@ -16,10 +16,10 @@ from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
-from rlgraph.ir.graph import Constant, Model, Program, Record, plain
+from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ops.work import code, operations
+from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.placement.admits import length_functions
 from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.user_code.files import Folders
@@ -37,13 +37,13 @@ class PlannedProgram:
     warnings: tuple[Diagnostic, ...]
 
 
-def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> PlannedProgram:
+def place_program(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> PlannedProgram:
     """Return the plan of a program. Raises ProgramError where it cannot run as scheduled."""
     shapes = find_shapes(program, folders)
     if problems := [*unmatched_adapters(program, shapes)]:
         raise ProgramError(problems)
     plan = place(program, schedule, machine, shapes, installed())
-    work = operations(program)
+    work = model_operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
     warnings += unused_lines(program, plan, schedule)
     return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
@@ -82,7 +82,7 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _removed(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about placed work that the passes removed since nothing needs it."""
-    work_left, run = operations(program), code(program) | dict.fromkeys(length_functions(schedule), True)
+    work_left, run = model_operations(program), user_code(program) | dict.fromkeys(length_functions(schedule), True)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
@@ -110,7 +110,7 @@ def _without_gain(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
             "W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, tail_hint
         )
         for line in schedule.tails
-        if plan.tail(line.table) is None
+        if plan.tail_of(line.table) is None
     ]
 
 
@@ -188,7 +188,7 @@ def unmatched_adapters(program: Program, shapes: Shapes) -> Iterator[Diagnostic]
             continue
         layers = sorted({name.rpartition(".")[2] for name in linear_layers(shape)})
         # Dotted names may belong to a single layer, and are checked when the model is loaded.
-        for target in shape.adapters.unknown(linear_layers(shape)):
+        for target in shape.adapters.unmatched_targets(linear_layers(shape)):
             if "." not in target:
                 lora = dict(model.options).get("lora")
                 span = lora.span if isinstance(lora, Record) else model.span
@@ -232,7 +232,7 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
     """Return the configuration of `random(...)`; None where its vocabulary is that of a tokenizer without local files.
     Raises UnsupportedModel where such a model is unsupported whatever its vocabulary."""
-    fields = {name: plain(value) for name, value in source.options if value is not None}
+    fields = {name: plain_constant(value) for name, value in source.options if value is not None}
     fields["model_type"] = str(source.args[0])
     fields.pop("seed", None)
     tokenizer = fields.pop("tokenizer", None)

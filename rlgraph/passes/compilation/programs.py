@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.files import PROGRAMS, read_bytes, reason
+from rlgraph.files import PROGRAMS, failure_reason, read_bytes
 
 if TYPE_CHECKING:
     from rlgraph.columns import Column
@@ -65,7 +65,7 @@ def open_file(path: str) -> OpenedProgram:
     except IsADirectoryError:
         raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
     except (OSError, ValueError) as error:
-        raise _unreadable(path, f"`{path}` cannot be read: {reason(error)}") from None
+        raise _unreadable(path, f"`{path}` cannot be read: {failure_reason(error)}") from None
     return OpenedProgram(decode_source(path, raw), Path(path).parent)
 
 

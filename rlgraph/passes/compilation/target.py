@@ -79,14 +79,14 @@ def make_target(
     parsed, constants = (
         (parsed, defaults(parsed.islands[0].device.kind))
         if calibration is None
-        else (calibration.on(parsed), calibration.constants)
+        else (calibration.with_measured_rates(parsed), calibration.constants)
     )
     seconds = inf if search_seconds is None else search_seconds
     wanted: Goal = goal  # type: ignore[assignment]
     return Target(parsed, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
 
 
-def workload(
+def read_workload(
     prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0, *, files: bool = True
 ) -> Workload:
     """Return the workload of texts that `rlgraph.passes.cost.lengths` reads; None is the default. Raises ProgramError

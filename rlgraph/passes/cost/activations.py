@@ -73,7 +73,7 @@ def activation_bytes(
     network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
     `rlgraph.backends.enginespec.spec.Memory`. packed: rows lie one behind the other. scores: attention is written out,
     and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is then
-    what one rank has (`Tokens.shared_out`), with the keys and values of all tokens. masked: attention keeps masks,
+    what one rank has (`Tokens.fullest_share`), with the keys and values of all tokens. masked: attention keeps masks,
     which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
@@ -119,7 +119,7 @@ def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, spli
     return (16.0 if split else 8.0) * min(numbers, LOGITS)
 
 
-def in_parts(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
+def head_in_parts(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
     """Return whether a head with so many positions to score is computed in parts."""
     return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
 
@@ -312,7 +312,9 @@ class _LayerShard:
     def _adapters(self) -> float:
         """Return, for each token, the bytes between the matrices A and B of the adapters."""
         adapters = self.shape.adapters
-        return adapters.rank * len(adapters.chosen(linear_layers(self.shape))) * self.itemsize if adapters else 0.0
+        return (
+            adapters.rank * len(adapters.adapted_layers(linear_layers(self.shape))) * self.itemsize if adapters else 0.0
+        )
 
     def _network(self) -> float:
         """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token

@@ -37,7 +37,7 @@ class Batch:
     def row(self) -> Tokens:
         """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
-        spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
+        spread = self.prompt.mean_square + 2 * self.prompt.mean * self.response.mean + self.response.mean_square
         return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
 
     def tokens(self) -> Tokens:
@@ -76,7 +76,7 @@ class Batch:
             return self.row
         # The tokens behind a prompt attend to all of it.
         tokens = self.row.tokens - left_out * self.prompt.mean
-        return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.square)
+        return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.mean_square)
 
     def unshared(self, block: int) -> tuple[float, float]:
         """Return the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,

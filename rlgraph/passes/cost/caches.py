@@ -16,7 +16,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, MemoryNeeds, larger
-from rlgraph.passes.cost.weights import held, held_adapter_bytes, held_adapter_numbers
+from rlgraph.passes.cost.weights import held_adapter_bytes, held_adapter_numbers, held_parameters
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -32,7 +32,7 @@ class _Reserving(MemoryModel):
         self.slots = [decoding_slots(config, deployment, batch) for batch in batches]
 
     @property
-    def loads(self) -> object:
+    def load_key(self) -> object:
         return tuple(self.slots)
 
     def load(self, copies: int, chunks: int = 0) -> Load:
@@ -74,7 +74,7 @@ class _Reserving(MemoryModel):
         )
         if shape.latent:
             gathered = reserved.gathered(shape.positions, deployment.on_cpu)
-            buffers += gathered * shape.latent.cached * item
+            buffers += gathered * shape.latent.cached_numbers * item
             if not deployment.on_cpu:
                 # Keys and values are made from the cache for as many tokens of a prompt.
                 remade = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
@@ -93,7 +93,7 @@ class _Reserving(MemoryModel):
         if shape.adapters is None or deployment.merges or not by_token:
             return 0.0
         sizes = linear_layers(shape)
-        widest = max(max(sizes[name]) for name in shape.adapters.chosen(sizes))
+        widest = max(max(sizes[name]) for name in shape.adapters.adapted_layers(sizes))
         return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
 
     def _attended(self) -> float:
@@ -115,7 +115,7 @@ class _Growing(MemoryModel):
         self.cache = cache
 
     @property
-    def loads(self) -> object:
+    def load_key(self) -> object:
         return self.deployment.threads
 
     def load(self, copies: int, chunks: int = 0) -> Load:
@@ -131,7 +131,7 @@ class _Growing(MemoryModel):
     def needs(self, load: Load) -> MemoryNeeds:
         config = self.config
         weights = (
-            held(config, self.deployment) * config.item
+            held_parameters(config, self.deployment) * config.item
             + held_adapter_numbers(config, self.deployment) * config.trained_item
         )
         resident = Bytes((("weights", weights),))
@@ -159,7 +159,9 @@ class _Growing(MemoryModel):
         # Logits exist in float32, less the largest, and summed.
         sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
         if shape.latent:
-            numbers = latent.made(shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16")
+            numbers = latent.remade_numbers(
+                shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16"
+            )
             attended = item * numbers * rows * (prompt + response)
             sampled = larger(sampled, Bytes((("cache", cache), ("activations", attended))))
         return larger(prefill, larger(grown, sampled))

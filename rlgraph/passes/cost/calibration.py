@@ -29,7 +29,7 @@ class MeasuredDevice:
     bandwidth: float
     """Bytes a second from and to its memory."""
 
-    def on(self, device: Device) -> Device:
+    def with_measured_rates(self, device: Device) -> Device:
         """Return the device with these rates if it has this name, else the device as it is."""
         if device.name != self.name:
             return device
@@ -59,9 +59,11 @@ class Calibration:
     held_out: Mapping[str, HeldOutErrors] = field(default_factory=dict)
     """The errors on models held out of the fit, for each `ENGINE.KIND`, where several models were measured."""
 
-    def on(self, cluster: Cluster) -> Cluster:
+    def with_measured_rates(self, cluster: Cluster) -> Cluster:
         """Return the cluster with the measured rates."""
-        islands = tuple(replace(island, device=self.device.on(island.device)) for island in cluster.islands)
+        islands = tuple(
+            replace(island, device=self.device.with_measured_rates(island.device)) for island in cluster.islands
+        )
         return replace(cluster, islands=islands)
 
     def to_text(self) -> str:

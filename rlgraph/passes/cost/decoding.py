@@ -78,7 +78,7 @@ def prefill_cost(
     """Return the cost of reading the prompts of one replica before decoding begins."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, repeats = deployment.spec.memory.cache, prompts * (batch.samples - 1)
-    at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
+    at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.mean_square, prompts)
     if isinstance(reserved, ReservedCache):
         on_cpu = deployment.on_cpu
         at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
@@ -112,7 +112,7 @@ def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
     """Return how many matrices have an adapter that is not merged into them."""
     adapters = config.shape.adapters
     return (
-        len(adapters.chosen(linear_layers(config.shape))) * config.shape.layers
+        len(adapters.adapted_layers(linear_layers(config.shape))) * config.shape.layers
         if adapters and not deployment.merges
         else 0
     )
@@ -130,10 +130,10 @@ def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) ->
     weights += held_adapter_bytes(config, deployment, config.item)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
     row_bytes = cached_token_bytes(config, deployment) * (batch.prompt.mean + batch.response.mean)
-    return max(1.0, min(at_once(deployment), room / row_bytes))
+    return max(1.0, min(most_slots(deployment), room / row_bytes))
 
 
-def at_once(deployment: Deployment) -> float:
+def most_slots(deployment: Deployment) -> float:
     """Return the most rows that a replica decodes together, however large its cache is."""
     reserved = deployment.spec.memory.cache
     if not isinstance(reserved, ReservedCache):
@@ -158,7 +158,8 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
     total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
     points = min(POINTS, max(1, round(together)))
     ended = [
-        (length, together * (points - index) / points) for index, length in enumerate(batch.response.spread(points))
+        (length, together * (points - index) / points)
+        for index, length in enumerate(batch.response.quantile_points(points))
     ]
     # The last row to end is the longest of all rows, not only of these.
     ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
@@ -199,7 +200,7 @@ class DecodeStep:
         token_bytes = cached_token_bytes(config, deployment)
         if shape.latent and not deployment.spec.absorbs:
             # Keys and values are made from the cache: they are written, and read.
-            numbers = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
+            numbers = latent.remade_numbers(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
             token_bytes += 2 * shape.layers * numbers * config.item / deployment.tp
         self.cache = token_bytes * context / bandwidth
         flops = work.decode_flops(shape, context, deployment.spec.absorbs)

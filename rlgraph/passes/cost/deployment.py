@@ -83,7 +83,7 @@ class Deployment:
     @cached_property
     def packs(self) -> bool:
         """Return whether rows of a micro-batch lie one behind the other."""
-        return self.spec.packed(self.attention)
+        return self.spec.packs_rows(self.attention)
 
     @cached_property
     def shares(self) -> PrefixSharing | None:
@@ -110,7 +110,7 @@ class Deployment:
     @cached_property
     def tp(self) -> int:
         """Return the number of ranks over which each layer is split by columns."""
-        return self.spec.width(self.mesh)
+        return self.spec.column_ranks(self.mesh)
 
     @cached_property
     def pp(self) -> int:
@@ -169,7 +169,7 @@ class Deployment:
     def gathering(self, constants: Constants) -> Link:
         """Return the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
         each layer form one ring."""
-        near, share = self.island.near(self.tp * self.fsdp), constants.collective
+        near, share = self.island.reaches_within_node(self.tp * self.fsdp), constants.collective
         return node_link(self.island, True, share) if near else cross_node_link(self.island, self.tp, share)
 
     def process(self, constants: Constants) -> int:
@@ -185,7 +185,9 @@ class Deployment:
         stages."""
         share = constants.collective
         inner = node_link(self.island, self.tp <= self.island.per_node, share)
-        return inner, node_link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
+        return inner, node_link(
+            self.island, self.island.neighbours_share_node(self.tp * self.ep * self.cp, self.pp), share
+        )
 
     def among_experts(self, constants: Constants) -> Link:
         """Return the link between expert-parallel ranks."""
@@ -194,5 +196,5 @@ class Deployment:
     def among_tokens(self, constants: Constants) -> Link:
         """Return the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
-        near = self.island.near(inner * self.cp)
+        near = self.island.reaches_within_node(inner * self.cp)
         return node_link(self.island, True, share) if near else cross_node_link(self.island, inner, share)

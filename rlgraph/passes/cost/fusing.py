@@ -15,7 +15,7 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.time import LatencyModel
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_seconds
-from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.dispatch import plain_rules, schedule_by_rule, urgent_rules
 from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
@@ -42,31 +42,31 @@ class PipelineTraining:
     @property
     def micro_batches(self) -> int:
         """Return how many micro-batches its rows make."""
-        return round(self.passes.turns(self.own))
+        return round(self.passes.micro_batches(self.rows_of_fullest_rank))
 
     @property
-    def own(self) -> float:
+    def rows_of_fullest_rank(self) -> float:
         """Return the rows of the rank that has most of them."""
-        return self.passes.own(self.rows)
+        return self.passes.rows_of_fullest_rank(self.rows)
 
     @property
-    def busy(self) -> Cost:
+    def stage_cost(self) -> Cost:
         """Return the cost of the work on one stage."""
-        return self.passes.row.times(self.own) + self.passes.block.times(self.micro_batches)
+        return self.passes.row.times(self.rows_of_fullest_rank) + self.passes.block.times(self.micro_batches)
 
     @property
-    def late(self) -> float:
+    def slack_seconds(self) -> float:
         """Return by how many seconds the longest micro-batch takes longer than others, on all stages but one: lists
         assume equal micro-batches."""
         turns = self.micro_batches
-        turn = self.busy.seconds / turns
-        return self.passes.bubble(turns, turn) - self.passes.before(turns) * turn
+        turn = self.stage_cost.seconds / turns
+        return self.passes.bubble(turns, turn) - self.passes.micro_batches_waited(turns) * turn
 
     @property
-    def counted(self) -> Model:
+    def in_count_units(self) -> Model:
         """Return the model in the units in which ranks count when they make the lists."""
         config, deployment = self.config, self.deployment
-        model = counted(
+        model = counted_model(
             config.shape,
             config.kind,
             deployment.pp,
@@ -77,9 +77,9 @@ class PipelineTraining:
         return replace(model, chunks=deployment.chunks)
 
     @property
-    def predicted(self) -> Model:
+    def in_seconds(self) -> Model:
         """Return the model in predicted seconds."""
-        model, turn = self.counted, self.busy.seconds / self.micro_batches
+        model, turn = self.in_count_units, self.stage_cost.seconds / self.micro_batches
         forward = turn * model.forward / (model.forward + model.backward)
         return replace(model, name=self.name, forward=forward, backward=turn - forward)
 
@@ -105,7 +105,7 @@ class Fusion:
 def fusion(trainings: Sequence[PipelineTraining]) -> Fusion:
     """Return the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
     fill each other's bubbles. All have rows."""
-    counts = _problem(trainings, [training.counted for training in trainings])
+    counts = _problem(trainings, [training.in_count_units for training in trainings])
     lists = best_of_rules(counts) if len(trainings) > 1 else published_lists(counts.models[0])
     problem = _predicted(trainings)
     table = timetable(problem, lists)
@@ -127,13 +127,13 @@ def lower_bound(trainings: Sequence[PipelineTraining]) -> float:
 
 def estimated_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
-    lists = _quick_lists(_problem(trainings, [training.counted for training in trainings]))
+    lists = _quick_lists(_problem(trainings, [training.in_count_units for training in trainings]))
     return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
 
 
 def _predicted(trainings: Sequence[PipelineTraining]) -> Problem:
     """Return the problem in predicted seconds."""
-    return _problem(trainings, [training.predicted for training in trainings])
+    return _problem(trainings, [training.in_seconds for training in trainings])
 
 
 def _problem(trainings: Sequence[PipelineTraining], models: Sequence[Model]) -> Problem:
@@ -142,7 +142,7 @@ def _problem(trainings: Sequence[PipelineTraining], models: Sequence[Model]) -> 
     if len({training.deployment.pp for training in trainings}) == 1:
         return Problem(tuple(models))
     mesh = shared_stages([training.deployment.mesh for training in trainings])
-    behind = [mesh.behind(training.deployment.mesh) for training in trainings]
+    behind = [mesh.replicas_behind(training.deployment.mesh) for training in trainings]
     return Problem(tuple(replace(model, copies=copies) for model, copies in zip(models, behind, strict=True)))
 
 
@@ -161,8 +161,8 @@ def _quick_lists(problem: Problem) -> Lists:
 
 def _cost(trainings: Sequence[PipelineTraining], makespan: float) -> Cost:
     """Return the cost of trainings whose micro-batches together take `makespan` seconds."""
-    busy = sum((training.busy for training in trainings), Cost())
-    waits = max(0.0, makespan - busy.seconds) + max(training.late for training in trainings)
+    busy = sum((training.stage_cost for training in trainings), Cost())
+    waits = max(0.0, makespan - busy.seconds) + max(training.slack_seconds for training in trainings)
     rest = sum((training.update + Cost(overhead=training.passes.call) for training in trainings), Cost())
     return busy + Cost(bubble=waits) + rest
 
@@ -170,7 +170,7 @@ def _cost(trainings: Sequence[PipelineTraining], makespan: float) -> Cost:
 def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[tuple[tuple[float, float], ...], ...]:
     """Return `Fusion.in_flight`. groups: the group of each model. A process keeps the memory of its peak, so that the
     peaks of different groups add up wherever they are."""
-    lines, owners = problem.lines, problem.owners
+    lines, owners = problem.replicas, problem.model_of_replica
     peaks = dict[tuple[tuple[float, float], ...], None]()
     for stage, entries in enumerate(lists):
         ends = [False] * len(groups)
@@ -188,7 +188,7 @@ def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[t
 def _moments(problem: Problem, entries: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
     """Return the in-flight micro-batches that a stage has of each model at a moment, counting only models `among`
     these. Moments that need no more of any model than another are left out."""
-    owners, held, peaks = problem.owners, [0.0] * len(among), list[tuple[float, ...]]()
+    owners, held, peaks = problem.model_of_replica, [0.0] * len(among), list[tuple[float, ...]]()
     for line, part, _ in entries:
         owner = owners[line]
         if not among[owner]:

@@ -9,7 +9,7 @@ from rlgraph.catalog.models.shape import Shape
 
 def shared_weights(shape: Shape, latent: LatentAttention) -> int:
     """Return the number of weights of a layer that every head needs in full."""
-    return shape.hidden * (latent.queries + latent.cached)
+    return shape.hidden * (latent.queries + latent.cached_numbers)
 
 
 def decode_flops(shape: Shape, latent: LatentAttention, context: float) -> float:
@@ -24,7 +24,7 @@ def absorbed_flops(shape: Shape, latent: LatentAttention, context: float) -> flo
     """Return the same as `decode_flops` for an engine that remakes nothing: queries are multiplied with the weights
     that make keys, attend to the cache, and the output is multiplied with the weights that make values (DeepSeek-V2,
     arXiv 2405.04434, section 2.1.2). These two products have as many numbers as the one that they replace."""
-    return 2.0 * shape.heads * (latent.cached + latent.keys - 2 * shape.widest) * context
+    return 2.0 * shape.heads * (latent.cached_numbers + latent.keys - 2 * shape.widest) * context
 
 
 def prefill_numbers(shape: Shape, latent: LatentAttention, heads: float) -> float:
@@ -35,7 +35,7 @@ def prefill_numbers(shape: Shape, latent: LatentAttention, heads: float) -> floa
     return low + heads * (2 * shape.head_dim + latent.plain + 4 * latent.values)
 
 
-def made(shape: Shape, latent: LatentAttention, products: bool) -> int:
+def remade_numbers(shape: Shape, latent: LatentAttention, products: bool) -> int:
     """Return how many numbers a layer makes from the cache of one token: keys and values as they are made, and keys
     with the rotating part behind them. products: attention is two products, which need separate values."""
     return shape.heads * (latent.plain + latent.values + shape.head_dim + products * latent.values)
@@ -45,7 +45,7 @@ def forward_numbers(shape: Shape, latent: LatentAttention, heads: float) -> floa
     """Return how many numbers of one token attention needs where nothing is kept: the latents below queries and keys;
     queries as made, their rotating part, and both together; keys and values as made, and keys with their rotating part;
     the output, of each row and of all; and zero-padded values, if these are narrower, or else queries and keys."""
-    low = latent.queries + latent.keys + latent.cached
+    low = latent.queries + latent.keys + latent.cached_numbers
     padded = shape.widest * (1 if latent.values < shape.head_dim else 2)
     per_head = 3 * shape.head_dim + latent.turned + latent.plain + latent.values + padded + 2 * shape.widest
     return low + heads * per_head

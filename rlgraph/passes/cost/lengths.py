@@ -21,7 +21,7 @@ from statistics import NormalDist
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.files import read_bytes, reason
+from rlgraph.files import failure_reason, read_bytes
 from rlgraph.passes.memo import memo
 
 BAD_TEXT = "E0926"
@@ -70,14 +70,14 @@ class Lengths:
         return sum(self.values) / len(self.values)
 
     @cached_property
-    def square(self) -> float:
+    def mean_square(self) -> float:
         """Return the mean of the squared lengths."""
         return sum(value * value for value in self.values) / len(self.values)
 
     @cached_property
     def deviation(self) -> float:
         """Return the standard deviation."""
-        return math.sqrt(max(0.0, self.square - self.mean * self.mean))
+        return math.sqrt(max(0.0, self.mean_square - self.mean * self.mean))
 
     @property
     def longest(self) -> float:
@@ -93,7 +93,7 @@ class Lengths:
         part = max(0.0, min(1.0, place - low))
         return self.values[low] + (self.values[high] - self.values[low]) * part
 
-    def spread(self, points: int) -> tuple[float, ...]:
+    def quantile_points(self, points: int) -> tuple[float, ...]:
         """Return so many lengths, ascending, each of which represents as many rows."""
         return memo(self._spread, points, lambda: tuple(self.at((index + 0.5) / points) for index in range(points)))
 
@@ -106,12 +106,12 @@ class Lengths:
         """Return the distribution with longer rows cut to the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
 
-    def first(self, count: int, of: int) -> Lengths:
+    def shortest_of_groups(self, count: int, of: int) -> Lengths:
         """Return the lengths of the `count` rows that end first in each group of `of` rows: on average, the lower
         order statistics."""
         return self._mixed(lambda below: sum(min(k, count) * p for k, p in _binomial(of, below)) / count)
 
-    def until(self, count: int, of: int) -> Lengths:
+    def lengths_until(self, count: int, of: int) -> Lengths:
         """Return the lengths of groups of `of` rows, all of which end when `count` of each group have."""
 
         def ended(below: float) -> float:
@@ -137,7 +137,7 @@ class Lengths:
                     total, share = 0.0, 0.0
         return Lengths(tuple(values + [self.values[-1]] * (STEPS - len(values))))
 
-    def over(self, length: float) -> float:
+    def share_over(self, length: float) -> float:
         """Return the share of rows that are longer."""
         return 1 - bisect_right(self.values, length) / len(self.values)
 
@@ -238,7 +238,7 @@ def _source(path: str) -> Source:
     except UnicodeDecodeError:
         message = f"`{path}` is no text in UTF-8"
     except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {reason(error)}"
+        message = f"`{path}` cannot be read: {failure_reason(error)}"
     raise _wrong(BAD_FILE, message, Span(Source(path, ""), 0, 0, 0, 0), f"lengths are {_FORM}")
 
 

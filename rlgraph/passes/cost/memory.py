@@ -106,7 +106,7 @@ class MemoryModel(ABC):
 
     @property
     @abstractmethod
-    def loads(self) -> object:
+    def load_key(self) -> object:
         """Return a key of all that loads depend on beside the number of replicas."""
 
     @abstractmethod
@@ -128,12 +128,12 @@ class MemoryModel(ABC):
         stays, work, shared, update = self._totals(self.load(copies))
         return stays + shared / copies, max(work, update / copies)
 
-    def floor(self, copies: int) -> tuple[float, float]:
+    def lower_bound(self, copies: int) -> tuple[float, float]:
         """Return a lower bound of `totals` for any rows."""
         stays, work, shared, update = self._least
         return stays + shared / copies, max(work, update / copies)
 
-    def kept(self, copies: int) -> float:
+    def host_bytes(self, copies: int) -> float:
         """Return the resident bytes that the host keeps while the model is off-loaded, for one of so many replicas.
         They do not depend on rows."""
         stays, shared = self._kept

@@ -25,7 +25,7 @@ class OptimizerBytes:
     """The bytes of the wide copy; 0 if the weight is wide itself."""
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         """Return the bytes that a step reads and writes: it reads the gradient, and changes the moments and the wide
         weight."""
         return self.gradient + 2 * (self.moments + (self.master or self.gradient))

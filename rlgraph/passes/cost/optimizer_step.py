@@ -80,8 +80,8 @@ def optimizer_step(config: ModelConfig, deployment: Deployment, constants: Const
     sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
-    whole = weights * (step.gradient + (config.item if split else step.moved))
-    shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
+    whole = weights * (step.gradient + (config.item if split else step.bytes_moved))
+    shared = stage / deployment.ep / deployment.cp * step.bytes_moved if split else 0.0
     reached = device.streamed * rates.memory
     return OptimizerStep(
         deployment.island,

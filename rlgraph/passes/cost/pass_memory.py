@@ -13,7 +13,7 @@ from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.passes.cost.feeding import feeding
 from rlgraph.passes.cost.memory import KEPT, Bytes, Load, MemoryModel, MemoryNeeds, larger
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.passes.cost.weights import held, held_adapter_numbers, trained_numbers
+from rlgraph.passes.cost.weights import held_adapter_numbers, held_parameters, trained_numbers
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -35,7 +35,7 @@ class _Fed(MemoryModel):
             self._load_totals = alike._load_totals
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
         self.feeding = feeding(tuple(batches), budget, side, deployment.row_ranks, deployment.shares)
-        self.weights = held(config, deployment)
+        self.weights = held_parameters(config, deployment)
         """The parameters of the fullest rank."""
         self.trained = trained_numbers(config, deployment)
         """The parameters of this rank and its adapters that training changes."""
@@ -43,7 +43,7 @@ class _Fed(MemoryModel):
         self.state = optimizer_bytes(config.optimizer, config.trained_item)
 
     @property
-    def loads(self) -> object:
+    def load_key(self) -> object:
         return self.feeding
 
     def load(self, copies: int, chunks: int = 0) -> Load:
@@ -51,7 +51,7 @@ class _Fed(MemoryModel):
 
     def micro(self, rows: float, prefixes: float) -> Tokens:
         """Return what the fullest rank has of a micro-batch with so many rows."""
-        return self.feeding.micro(rows, prefixes).shared_out(self.deployment.cp)
+        return self.feeding.micro(rows, prefixes).fullest_share(self.deployment.cp)
 
 
 class TrainingMemory(_Fed):
@@ -60,7 +60,7 @@ class TrainingMemory(_Fed):
     place of their number; else it also has whether there is another replica to all-reduce gradients with: 1 or 2."""
 
     @property
-    def loads(self) -> object:
+    def load_key(self) -> object:
         return self.feeding, self.deployment.spec.memory.gradients_stay, self.deployment.chunks
 
     def load(self, copies: int, chunks: int = 0) -> Load:

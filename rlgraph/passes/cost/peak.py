@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.ir.plan import Group, Plan, Pool
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.batch import Batch, total_rows
@@ -62,7 +62,7 @@ class Peak:
         return self.bytes <= self.capacity
 
     @property
-    def tight(self) -> bool:
+    def is_tight(self) -> bool:
         """Return whether less is left than the count may be off."""
         return self.bytes > TIGHT * self.capacity
 
@@ -112,7 +112,7 @@ class OffloadedModels:
         return self.bytes <= self.capacity
 
 
-def lodges(island: NodeGroup, constants: Constants) -> float:
+def usable_host_bytes(island: NodeGroup, constants: Constants) -> float:
     """Return the bytes of a node's host memory that off-loaded models may use."""
     return island.host_memory * constants.asleep
 
@@ -140,11 +140,15 @@ def lodgings(
             assert filling is not None
             size = filling.copied(model, group)
             for device in group.devices if size else ():
-                sizes, name = by_node.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
+                sizes, name = (
+                    by_node.setdefault(cluster.node(pool.first + device), {}),
+                    plan.describe_part(model, group.name),
+                )
                 sizes[name] = sizes.get(name, 0.0) + size
     return {
         node: OffloadedModels(
-            tuple(sorted(sizes.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants)
+            tuple(sorted(sizes.items(), key=lambda part: -part[1])),
+            usable_host_bytes(cluster.node_group_of_node(node), constants),
         )
         for node, sizes in sorted(by_node.items())
     }
@@ -218,10 +222,10 @@ class _Filling:
         configs = self.predictor.configs
         config, stays = configs[model], not any(self.plan.holding(name, group.name).offload for name in group.models)
         earlier = group.models[: group.models.index(model)]
-        if config.base and stays and spec_of(group.engine).lends(group.mesh):
+        if config.base and stays and spec_of(group.engine).lends_base(group.mesh):
             for lender in earlier:
                 if lender in configs and configs[lender].base == config.base:
-                    return Bytes((("weights", -float(count(config.shape, config.kind) * config.item)),))
+                    return Bytes((("weights", -float(parameter_count(config.shape, config.kind) * config.item)),))
         return Bytes()
 
     def peak(self) -> Peak:
@@ -235,20 +239,20 @@ class _Filling:
 
     def island(self, device: int) -> int:
         """Return the number of the node group of one of the devices of the pool."""
-        return self.predictor.cluster.island(self.pool.first + device)
+        return self.predictor.cluster.node_group_of_device(self.pool.first + device)
 
     def on(self, device: int) -> Peak:
         """Return the peak of one device."""
         island = self.predictor.cluster.islands[self.island(device)]
         here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
-        resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
+        resting: list[tuple[str, Parts]] = [("", tuple(self.resident_parts(device, None)))]
         moment, parts = max(here or resting, key=lambda named: _sum(named[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
         moments = tuple((name, _sum(held)) for name, held in here)
         capacity = usable(island, self.predictor.constants)
-        return Peak(moment, largest, capacity, island.device.name, moments, *self.away(device))
+        return Peak(moment, largest, capacity, island.device.name, moments, *self.host_bytes_of(device))
 
-    def away(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
+    def host_bytes_of(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
         """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
         be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
         copied, asleep = 0.0, []
@@ -258,12 +262,12 @@ class _Filling:
                 continue
             copied += self.copied(model, group)
             others = [task.name for task, owner in self.work if (task.model, owner) != (model, group)]
-            asleep.append((self.plan.part(model, group.name), tuple(others)))
+            asleep.append((self.plan.describe_part(model, group.name), tuple(others)))
         return copied, tuple(asleep)
 
     def copied(self, model: str, group: Group) -> float:
         """Return the bytes that the host keeps of an off-loaded model for one rank."""
-        if self.plan.brought(model, group.name):
+        if self.plan.gets_synced(model, group.name):
             return 0.0
         names = AccumulatingMemory.keeps if model in self.accumulated else KEPT
         return self.held.get((model, group.name), Bytes()).of(names)
@@ -273,7 +277,7 @@ class _Filling:
         assert task.model
         more = self.active(task, task.model, group)
         totals: dict[tuple[str, str], float] = {}
-        for model, what, size in (*self.staying(device, (task.model, group.name)), *more):
+        for model, what, size in (*self.resident_parts(device, (task.model, group.name)), *more):
             totals[model, what] = totals.get((model, what), 0.0) + size
         return tuple((model, what, size) for (model, what), size in totals.items() if size)
 
@@ -295,7 +299,7 @@ class _Filling:
         works = [*fullest.items()]
         yield from in_flight_bytes(self.predictor, works, self.predictor.fused(works))
 
-    def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
+    def resident_parts(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """Yield what a device holds while one model works."""
         for group in self.groups:
             if device in group.devices and (process := self.process(group)):

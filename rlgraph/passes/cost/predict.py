@@ -9,7 +9,7 @@ from typing import Literal
 from rlgraph.backends.enginespec.legal import adapter_choices
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES, planned_as
 from rlgraph.passes.cost import caches, decoding
@@ -21,8 +21,8 @@ from rlgraph.passes.cost.fusing import Fusion, PipelineTraining, fusion
 from rlgraph.passes.cost.memory import Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step
 from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, TrainingMemory
-from rlgraph.passes.cost.sampled import SamplingResult, sampled
-from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.sampled import SamplingResult, sample_rows
+from rlgraph.passes.cost.time import latency_model
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.memo import memo
 
@@ -54,7 +54,7 @@ class TaskModel:
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
         reads = op.scores or op.region
-        self.passes = latency(kind, config, deployment, constants, batches) if reads else None
+        self.passes = latency_model(kind, config, deployment, constants, batches) if reads else None
         """The passes of one replica; None if it samples, or only takes a step."""
         self.generation: decoding.Generation | None = None
         """The generation; None if it samples nothing."""
@@ -72,15 +72,15 @@ class TaskModel:
         self.tokens = sum(batch.tokens().tokens for batch in batches)
         self.rows = total_rows(batches)
         # Requests and rows on their way have a fixed cost, and a cost for each process and each token.
-        ordered, sent = order(0, constants).seconds, rows(0.0, deployment.island, constants).seconds
+        ordered, sent = request_cost(0, constants).seconds, rows_cost(0.0, deployment.island, constants).seconds
         self._fixed = ordered + sent
-        self._each_rank = order(1, constants).seconds - ordered
-        self._each_token = rows(1.0, deployment.island, constants).seconds - sent
+        self._each_rank = request_cost(1, constants).seconds - ordered
+        self._each_token = rows_cost(1.0, deployment.island, constants).seconds - sent
         self.update = optimizer_step(config, deployment, constants) if op.updates else None
 
     def work(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
-        rows = self.share(copies)
+        rows = self.fullest_share(copies)
         cost = self.passes.cost(rows) if self.passes else self._sample(copies)
         return cost + self.update.cost(copies) if self.update else cost
 
@@ -93,21 +93,21 @@ class TaskModel:
         begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
-    def in_parts(self, copies: int, chunks: int) -> float:
+    def chunked_seconds(self, copies: int, chunks: int) -> float:
         """Return the seconds if each stage had so many chunks of the layers."""
         begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
-        return begins + (self.passes.in_parts(rows, chunks) if self.passes else 0.0) + updates
+        return begins + (self.passes.chunked_seconds(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:
         """Return the values that `_common` has for so many replicas."""
-        rows = self.share(copies)
-        thread_rows = rows if self.deployment.threads == 1 else self.share(copies, 1)
+        rows = self.fullest_share(copies)
+        thread_rows = rows if self.deployment.threads == 1 else self.fullest_share(copies, 1)
         seconds = self._fixed + self._each_rank * self.one * copies
         if self.rows:
             seconds += self._each_token * self.tokens * thread_rows / self.rows
         return seconds, rows, self.update.seconds(copies) if self.update else 0.0
 
-    def filled(self, copies: int) -> tuple[float, float, float, float]:
+    def least_in_pipeline(self, copies: int) -> tuple[float, float, float, float]:
         """Return the least seconds that the task adds to a pipeline whose stages do other work while they wait, and
         with which it shares a request; and then what may be added to them: seconds by which its longest micro-batch
         takes longer, seconds of a forward and of a backward."""
@@ -116,17 +116,17 @@ class TaskModel:
         forward = turn / (4 if self.deployment.recompute else 3)
         return total - waits, late, forward, turn - forward
 
-    def beside(self, copies: int) -> tuple[float, float]:
+    def request_and_arrival_seconds(self, copies: int) -> tuple[float, float]:
         """Return the seconds of its request, and those until its rows arrive."""
         return self._order(copies).seconds, self._rows(copies).seconds
 
     def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
         """Return the task as one of the trainings that share a pipeline."""
         assert self.passes and self.update
-        rows, update = self.share(copies), self.update.cost(copies)
+        rows, update = self.fullest_share(copies), self.update.cost(copies)
         return PipelineTraining(config.name, config, self.deployment, self.passes, rows, update, turned)
 
-    def share(self, copies: int, threads: int = 0) -> float:
+    def fullest_share(self, copies: int, threads: int = 0) -> float:
         """Return the rows of the replica, and the thread, that has most of them. threads: 0: as many as the deployment
         has."""
         parts, fullest = copies * (threads or self.deployment.threads), 0.0
@@ -138,11 +138,13 @@ class TaskModel:
         return self.generation.cost(copies) if self.generation else Cost()
 
     def _order(self, copies: int) -> Cost:
-        return order(self.one * copies, self.constants)
+        return request_cost(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        thread_rows = self.share(copies, 1)
-        return rows(self.tokens * thread_rows / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
+        thread_rows = self.fullest_share(copies, 1)
+        return rows_cost(
+            self.tokens * thread_rows / self.rows if self.rows else 0.0, self.deployment.island, self.constants
+        )
 
 
 class NodeGroupsTaskModel(TaskModel):
@@ -189,11 +191,11 @@ class NodeGroupsTaskModel(TaskModel):
     def seconds(self, copies: int) -> float:
         return max([part.seconds(copies) for part in self.parts])
 
-    def in_parts(self, copies: int, chunks: int) -> float:
-        return max([part.in_parts(copies, chunks) for part in self.parts])
+    def chunked_seconds(self, copies: int, chunks: int) -> float:
+        return max([part.chunked_seconds(copies, chunks) for part in self.parts])
 
-    def filled(self, copies: int) -> tuple[float, float, float, float]:
-        return self.slowest(copies).filled(copies)
+    def least_in_pipeline(self, copies: int) -> tuple[float, float, float, float]:
+        return self.slowest(copies).least_in_pipeline(copies)
 
     def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
         return self.slowest(copies).training(config, copies, turned)
@@ -233,21 +235,21 @@ def memory_model(
     return model_class(config, deployment, batches, alike)
 
 
-def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
+def onload_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
     """Return the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
     Weights that are synced from where they are trained need not be loaded."""
     trips = 2 if NODES[operation].trains else 0 if synced else 1
     return Cost(memory=trips * held / deployment.island.device.host)
 
 
-def order(ranks: int, constants: Constants, apart: tuple[float, float] | None = None) -> Cost:
+def request_cost(ranks: int, constants: Constants, apart: tuple[float, float] | None = None) -> Cost:
     """Return the cost until a group of so many processes has its request and has answered, beside the work. apart:
     bandwidth and latency of the link between the controller's node group and that of the group."""
     both_ways = 2 * apart[1] if apart else 0.0
     return Cost(overhead=constants.host.order + constants.host.order_rank * ranks, communication=both_ways)
 
 
-def rows(tokens: float, island: NodeGroup, constants: Constants) -> Cost:
+def rows_cost(tokens: float, island: NodeGroup, constants: Constants) -> Cost:
     """Return the cost until a replica has the rows that it works on, while other replicas get theirs."""
     sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
@@ -260,7 +262,7 @@ def node_groups_cost(tokens: float, apart: tuple[float, float], constants: Const
     return Cost(communication=tokens * ROW_BYTES / (bandwidth * constants.transfer) + latency)
 
 
-def host(op: str, count: float, constants: Constants) -> Cost:
+def host_cost(op: str, count: float, constants: Constants) -> Cost:
     """Return the cost of work of the host on so many rows."""
     row_s = constants.host.function_row if NODES[op].foreign else constants.host.row
     return Cost(overhead=constants.host.node + row_s * count)
@@ -282,9 +284,9 @@ class Predictor:
         if not group.models:
             return self.cluster.islands[0]
         pool = self._pools[group.pool]
-        return self.cluster.over(pool.first, pool.devices)
+        return self.cluster.node_groups_of(pool.first, pool.devices)
 
-    def lies(self, group: Group, copy: int | None = None) -> NodeGroup:
+    def node_groups_of(self, group: Group, copy: int | None = None) -> NodeGroup:
         """Return the node groups where a group, or one of its replicas, has its processes: in a pool over several node
         groups it may be on fewer."""
         island = self.island(group)
@@ -293,11 +295,17 @@ class Predictor:
         first, devices = self._pools[group.pool].first, group.devices
         if copy is not None:
             devices = devices[copy * group.mesh.copy_size :][: group.mesh.copy_size]
-        return self.cluster.joined(tuple(sorted({self.cluster.island(first + device) for device in devices})))
+        return self.cluster.join_groups(
+            tuple(sorted({self.cluster.node_group_of_device(first + device) for device in devices}))
+        )
 
     def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
         """Return where and how a group, or one of its replicas, works with a model."""
-        holding, config, lies = self.plan.holding(model, group.name), self.configs[model], self.lies(group, copy)
+        holding, config, lies = (
+            self.plan.holding(model, group.name),
+            self.configs[model],
+            self.node_groups_of(group, copy),
+        )
         ways = adapter_choices(engine(group.engine), config.shape, config.dtype, lies.device.kind, holding.adapters)
         return Deployment(
             group.engine,
@@ -339,9 +347,9 @@ class Predictor:
         deployment = self.deployment(model, group, copy)
         results = []
         for thread in range(deployment.threads):
-            start, stop = (samples * bound for bound in share(len(answers) // samples, deployment.threads, thread))
+            start, stop = (samples * bound for bound in even_range(len(answers) // samples, deployment.threads, thread))
             rows = prompts[start:stop], answers[start:stop]
-            results.append(sampled(config, deployment, self.constants, *rows, samples))
+            results.append(sample_rows(config, deployment, self.constants, *rows, samples))
         slowest = max((result.cost for result in results), key=lambda cost: cost.seconds)
         pace = results[0].pace if len(results) == 1 else None
         return SamplingResult(slowest, [end for result in results for end in result.ends], pace)
@@ -350,25 +358,25 @@ class Predictor:
         """Return the cost until a group, or so many of its replicas, has its requests and has answered."""
         target = self.plan.group(group)
         ranks = target.mesh.size if copies is None else copies * target.mesh.copy_size
-        apart = self.cluster.apart(self.cluster.islands[0], self.island(target))
-        return order(1 if target.code else ranks, self.constants, apart)
+        apart = self.cluster.link_between(self.cluster.islands[0], self.island(target))
+        return request_cost(1 if target.code else ranks, self.constants, apart)
 
     def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         """Return the cost of an edge between two groups, or to so many replicas of the second."""
         sending, receiving = self.plan.group(source), self.plan.group(target)
         if sending.pool != receiving.pool and (
-            apart := self.cluster.apart(self.island(sending), self.island(receiving))
+            apart := self.cluster.link_between(self.island(sending), self.island(receiving))
         ):
             # Each replica has its own link; the host, and a process that runs a function, count as one.
             ends = [group.mesh.length("dp") if group.models else 1 for group in (sending, receiving)]
             return node_groups_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
         if receiving.code:
             # It is unknown where its CPUs are: assumed near the first devices, on another machine than the rows.
-            return rows(tokens, self.cluster.islands[0], self.constants)
+            return rows_cost(tokens, self.cluster.islands[0], self.constants)
         if source == target or not receiving.models:
             return Cost()
         deployment = self.deployment(receiving.models[0], receiving)
-        return rows(tokens / (copies or deployment.dp), deployment.island, self.constants)
+        return rows_cost(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Return the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
@@ -380,19 +388,19 @@ class Predictor:
         trains = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trains else operation
         resident = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
-        return onload(kind, resident.total, deployment, self.plan.brought(model, group))
+        return onload_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """Return the cost of new weights from one group to another, or to so many of its replicas."""
         from_, to = self.plan.group(source), self.plan.group(target)
         receiving = self.deployment(model, to)
         ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
-        apart = self.cluster.apart(ends[0].island, ends[1].island)
+        apart = self.cluster.link_between(ends[0].island, ends[1].island)
         return sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
     def host(self, op: str, count: float) -> Cost:
         """Return the cost of work of the host on so many rows."""
-        return host(op, count, self.constants)
+        return host_cost(op, count, self.constants)
 
 
 class OneProcessPredictor(Predictor):

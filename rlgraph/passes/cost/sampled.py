@@ -51,7 +51,7 @@ NOTHING = SamplingResult(Cost(), (), SamplingPace(0.0, 0.0, 1, lambda rows: 0.0)
 """The result of a replica without rows."""
 
 
-def sampled(
+def sample_rows(
     config: ModelConfig,
     deployment: Deployment,
     constants: Constants,
@@ -146,7 +146,7 @@ class ContinuousBatch:
         self._run(now)
         self._now += seconds
 
-    def going(self, now: float) -> list[tuple[int, int, float]]:
+    def unfinished_rows(self, now: float) -> list[tuple[int, int, float]]:
         """Return the rows that have begun at a moment and have not ended: the call of each, its number in the call,
         and the tokens that are left of it."""
         self._run(now)

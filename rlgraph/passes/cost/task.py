@@ -60,7 +60,7 @@ class Task:
         return sum(batch.tokens().tokens for batch in self.batches)
 
 
-def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
+def takeovers(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
     """Return how often in a step the processes that do a task take over its devices: once for each run of a loop in
     which any other processes work with a model. own: tasks that are done by the same processes."""
     others = [task.loops for at, task in enumerate(tasks) if task.model and at not in own]

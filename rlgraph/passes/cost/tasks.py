@@ -130,7 +130,7 @@ class _TaskList:
             ends_after = ends_after.union(*(self.ready[name] for name in begun))
         else:
             after |= ends_after
-        self.measure(node, scope)
+        self.set_sizes(node, scope)
         if NODES[node.op].loop:
             finished = self.loop(node, scope, after)
         elif NODES[node.op].free:
@@ -197,7 +197,7 @@ class _TaskList:
             reader = next(inner for inner in node.region.nodes if NODES[inner.op].place("cursor") is not None)
             self.batch_rows[reader.name] = wanted * (2 - wanted / begun)
         for inner in node.region.nodes:
-            self.measure(inner, scope)
+            self.set_sizes(inner, scope)
         if attribute_value(node, "rest") == "longest":
             return 1.0
         kept_rows = self.rows.get(node.attr("axis"), 0.0)
@@ -224,7 +224,7 @@ class _TaskList:
             ]
             rows = max((self.count(axis.row.key, scope) for axis in axes), default=1.0)
             task = replace(task, rows=rows, code=code_of(node), workers=self.program.workers(code_of(node)))
-        self.listed.append(replace(task, reads=tuple(self.arriving(node, self.maker(node), scope))))
+        self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker(node), scope))))
         return len(self.listed) - 1
 
     # Where rows lie
@@ -248,7 +248,7 @@ class _TaskList:
                 source = selected[at] if selected else value.name
                 self.origins[value.name] = self.origins.get(source, (value.name, self.maker(node)))
 
-    def arriving(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
+    def values_to_fetch(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
         for name in read_inputs(node):
@@ -280,7 +280,7 @@ class _TaskList:
             samples, first = node.attr("n"), rows_per_input(node)
             batch = self.batch(answered, scope, samples)
             if first < samples:
-                sampled = self.workload.answers(node.attr("max_tokens")).until(first, samples)
+                sampled = self.workload.answers(node.attr("max_tokens")).lengths_until(first, samples)
                 batch = replace(batch, rows=batch.rows * samples / first, response=sampled)
             if code_of(node) not in self.elsewhere:
                 batch = replace(batch, answers=turns_of(node), workers=self.program.workers(code_of(node)))
@@ -307,7 +307,7 @@ class _TaskList:
         of a loop that takes any part of them."""
         kind, (_, maker) = self.types[table], self.origins.get(table, (table, None))
         assert isinstance(kind, Table)
-        parent = self.above.get(kind.axis.key)
+        parent = self.parents.get(kind.axis.key)
         if parent is None or maker is None or not NODES[maker[1]].generates or kind.axis.key in scope.shares:
             return 1.0
         return max(1.0, self.count(kind.axis.key, scope) / max(1.0, self.count(parent.key, scope)))
@@ -315,14 +315,14 @@ class _TaskList:
     def count(self, axis: str, scope: _Scope) -> float:
         """Return the rows of an axis, or of the slice of it that a loop sees."""
         share = scope.shares.get(axis, 1.0)
-        parent = self.above.get(axis)
+        parent = self.parents.get(axis)
         while parent is not None:
             share = min(share, scope.shares.get(parent.key, 1.0))
             parent = parent.parent
         return self.rows.get(axis, 1.0) * share
 
     @cached_property
-    def above(self) -> dict[str, Axis]:
+    def parents(self) -> dict[str, Axis]:
         """The parent of each axis."""
         parents = {}
         for kind in self.types.values():
@@ -330,7 +330,7 @@ class _TaskList:
                 parents.update({axis.key: axis.parent for axis in inner_axis.path() if axis.parent})
         return parents
 
-    def measure(self, node: Node, scope: _Scope) -> None:
+    def set_sizes(self, node: Node, scope: _Scope) -> None:
         """Set the rows and lengths of the axes that a node makes."""
         if node.op == "read":
             kind = node.outputs[0].type
@@ -347,7 +347,7 @@ class _TaskList:
                 node.attr("n"),
                 rows_per_input(node),
             )
-            finished = answers.first(first, samples) if first < samples else answers
+            finished = answers.shortest_of_groups(first, samples) if first < samples else answers
             self.lengths[kind.token.key] = (self.workload.prompt, finished)
         elif node.op == "encode":
             kind = node.outputs[0].type

@@ -19,7 +19,7 @@ from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.activations import in_parts, layer_bytes
+from rlgraph.passes.cost.activations import head_in_parts, layer_bytes
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
@@ -56,26 +56,26 @@ class LatencyModel:
         object.__setattr__(self, "row_s", self.row.seconds)
         object.__setattr__(self, "block_s", self.block.seconds)
 
-    def own(self, rows: float) -> float:
+    def rows_of_fullest_rank(self, rows: float) -> float:
         """Return the rows of the rank that has most of the rows of a replica."""
         return max(min(rows, 1.0), rows / self.ranks)
 
-    def turns(self, rows: float) -> float:
+    def micro_batches(self, rows: float) -> float:
         """Return the micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many
         rows."""
         return max(1.0, math.ceil(rows * self.blocks), min(self.stages, rows))
 
     def seconds(self, rows: float) -> float:
         """Return the seconds of so many rows."""
-        return self.in_parts(rows, self.chunks)
+        return self.chunked_seconds(rows, self.chunks)
 
-    def in_parts(self, rows: float, chunks: int) -> float:
+    def chunked_seconds(self, rows: float, chunks: int) -> float:
         """Return the seconds of so many rows, if each stage had so many chunks of the layers."""
         if rows == 0:
             return self.call
         more, (row, block) = chunks - self.chunks, self.passing
-        rows, row, block = self.own(rows), self.row_s + more * row, self.block_s + more * block
-        turns = self.turns(rows)
+        rows, row, block = self.rows_of_fullest_rank(rows), self.row_s + more * row, self.block_s + more * block
+        turns = self.micro_batches(rows)
         busy = row * rows + block * turns
         return self.call + busy + _before(self.stages, chunks, turns) * max(busy / turns, row * self.longest + block)
 
@@ -84,9 +84,9 @@ class LatencyModel:
         flow shop whose machines are alike: Pinedo, Scheduling, section 6.1), or with several chunks of the layers on a
         stage to pass one chunk of each (arXiv 2104.04473, section 2.2.2). turn: seconds of a micro-batch, on
         average."""
-        return self.before(turns) * max(turn, self.row_s * self.longest + self.block_s)
+        return self.micro_batches_waited(turns) * max(turn, self.row_s * self.longest + self.block_s)
 
-    def before(self, turns: float) -> float:
+    def micro_batches_waited(self, turns: float) -> float:
         """Return how many micro-batches take as long on a stage as the stage waits. With fewer micro-batches than
         stages the first one returns to a stage for its next chunk of the layers when it has passed all stages, however
         many chunks there are: nothing fills the time until then."""
@@ -97,25 +97,25 @@ class LatencyModel:
         micro-batch being longer than others; and the seconds of one micro-batch."""
         if rows == 0:
             return 0.0, 0.0, 0.0
-        rows = self.own(rows)
-        turns = self.turns(rows)
+        rows = self.rows_of_fullest_rank(rows)
+        turns = self.micro_batches(rows)
         turn = (self.row_s * rows + self.block_s * turns) / turns
         waiting = self.bubble(turns, turn)
-        return waiting, waiting - self.before(turns) * turn, turn
+        return waiting, waiting - self.micro_batches_waited(turns) * turn, turn
 
     def cost(self, rows: float) -> Cost:
         """Return the cost of so many rows."""
         if rows == 0:
             return Cost(overhead=self.call)
-        rows = self.own(rows)
-        turns = self.turns(rows)
+        rows = self.rows_of_fullest_rank(rows)
+        turns = self.micro_batches(rows)
         busy = self.row.times(rows) + self.block.times(turns)
         bubble, rest = self.bubble(turns, busy.seconds / turns), self.call - self.gathered
         return busy + Cost(communication=self.gathered, bubble=bubble, overhead=rest)
 
 
 def _before(stages: int, chunks: int, turns: float) -> float:
-    """Return `LatencyModel.before` for so many stages and chunks."""
+    """Return `LatencyModel.micro_batches_waited` for so many stages and chunks."""
     if chunks == 1:
         return stages - 1
     return max(0.0, stages - turns) + (min(turns, stages) - 1) / chunks
@@ -159,7 +159,7 @@ def _row(
         part = batch.rows / rows_of_all
         row_blocks, row = batch.blocks(budget, packs, shares)
         # The backward pass recomputes the layers, and a head with more logits than are kept.
-        parts = in_parts(shape, model, row.scored / row_blocks, tp)
+        parts = head_in_parts(shape, model, row.scored / row_blocks, tp)
         head_once = work.head_flops(shape, model, row)
         layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
         if kind == "train":
@@ -175,7 +175,7 @@ def _row(
     return _Row(layers, heads, tokens, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
 
 
-def latency(
+def latency_model(
     kind: Literal["forward", "train"],
     config: ModelConfig,
     deployment: Deployment,

@@ -49,7 +49,7 @@ class TaskOrder:
             late,
         )
 
-    def served(self, pools: Pools, lasting: Sequence[bool]) -> TaskOrder:
+    def with_pool_order(self, pools: Pools, lasting: Sequence[bool]) -> TaskOrder:
         """Return the order with what follows from pools that serve requests in order: however long tasks take, of two
         tasks on one pool the one whose inputs end first runs first.
 

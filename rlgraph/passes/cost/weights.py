@@ -15,7 +15,7 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 
 
-def held(config: ModelConfig, deployment: Deployment) -> float:
+def held_parameters(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
@@ -24,7 +24,11 @@ def held(config: ModelConfig, deployment: Deployment) -> float:
 
 def trained_numbers(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many of these parameters, and of its adapters, training changes."""
-    return held(config, deployment) if config.shape.adapters is None else _carried(config, deployment, config.kind)
+    return (
+        held_parameters(config, deployment)
+        if config.shape.adapters is None
+        else _carried(config, deployment, config.kind)
+    )
 
 
 def held_adapter_numbers(config: ModelConfig, deployment: Deployment) -> float:
@@ -42,7 +46,7 @@ def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> fl
 @cache
 def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
     """Return how many numbers travel from the first rank of a split."""
-    return sum(math.prod(tensor.shape) for tensor in engine(name).carried(shape, split, 0, kind))
+    return sum(math.prod(tensor.shape) for tensor in engine(name).transferred_tensors(shape, split, 0, kind))
 
 
 def sync_cost(
@@ -107,4 +111,4 @@ def merging_cost(config: ModelConfig, target: Deployment, constants: Constants) 
 def transfer_bandwidth(deployment: Deployment, reach: int, constants: Constants) -> float:
     """Return the bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
-    return (island.device.link if island.near(reach) else island.network) * constants.transfer
+    return (island.device.link if island.reaches_within_node(reach) else island.network) * constants.transfer

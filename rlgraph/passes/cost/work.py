@@ -8,10 +8,10 @@ from functools import cache
 
 from rlgraph.catalog.models.families import (
     ModelKind,
-    count,
     count_numbers,
     layer_tensors,
     matrices,
+    parameter_count,
     parameters,
     trainable_parameters,
 )
@@ -42,7 +42,7 @@ class Tokens:
         """Return one of so many equal parts."""
         return Tokens(self.rows / parts, self.tokens / parts, self.squares / parts, self.scored / parts, self.longest)
 
-    def shared_out(self, ranks: int) -> Tokens:
+    def fullest_share(self, ranks: int) -> Tokens:
         """Return what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
         are ranks, and a rank has one from its front and one from its back, in turns. What is scored is at the ends of
         rows; rows keep their length."""
@@ -102,7 +102,7 @@ def expert_parameters(shape: Shape) -> int:
 def active_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return the parameters that one token uses, with only its own experts."""
     idle = expert_parameters(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
-    return count(shape, kind) - idle
+    return parameter_count(shape, kind) - idle
 
 
 @cache
@@ -110,7 +110,7 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
     """Return the parameters of the fullest of equal pipeline stages. The first has the embedding, the last has the
     last norm and the head; a tied head is a separate tensor there."""
     if pp == 1:
-        return count(shape, kind)
+        return parameter_count(shape, kind)
     stage, embedding = -(-shape.layers // pp), shape.vocab * shape.hidden
     first, last = (
         sum(layer_parameters(shape, layer) for layer in layers)
@@ -162,7 +162,7 @@ def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, t
 def adapted_parameters(shape: Shape) -> int:
     """Return the parameters of the matrices that have an adapter."""
     sizes = {matrix.name: matrix.shape for matrix in matrices(shape)}
-    return sum(math.prod(sizes[name]) for name in (shape.adapters.chosen(sizes) if shape.adapters else ()))
+    return sum(math.prod(sizes[name]) for name in (shape.adapters.adapted_layers(sizes) if shape.adapters else ()))
 
 
 @cache
@@ -254,7 +254,7 @@ def _weights(shape: Shape) -> int:
 def kv_bytes(shape: Shape, itemsize: int) -> int:
     """Return the bytes of the keys and values of one token in all layers, or of the latents that these are made of."""
     if shape.latent:
-        return shape.layers * shape.latent.cached * itemsize
+        return shape.layers * shape.latent.cached_numbers * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 

@@ -16,7 +16,7 @@ def least_seconds(problem: Problem) -> float:
     seconds = [max(_way(model), _work([(model, model.stages - 1)])) for model in problem.models]
     for stage in range(problem.stages):
         seconds.append(
-            _work([(line.model, line.stages.index(stage)) for line in problem.lines if stage in line.stages])
+            _work([(line.model, line.stages.index(stage)) for line in problem.replicas if stage in line.stages])
         )
     return max(seconds)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.catalog.models.families import ModelKind, count
+from rlgraph.catalog.models.families import ModelKind, parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.problem import Model
 
 
-def counted(
+def counted_model(
     shape: Shape, kind: ModelKind, stages: int, micro_batches: int, *, recompute: bool = False, turned: bool = False
 ) -> Model:
     """Return a model of which only the ratios to other models' counts mean something. Seconds are proportional to the
     parameters; a backward takes twice as many as a forward, three times with recomputation. Memory is proportional to
     the hidden states of the layers. Models of one pipeline are trained on the same rows, so that a model with more
     micro-batches has smaller ones."""
-    work = float(count(shape, kind))
+    work = float(parameter_count(shape, kind))
     model = Model(
         "",
         stages,

@@ -40,7 +40,7 @@ class Rule:
     """Seconds that the gradients of each model's weights are put off, where they are separate; if empty, until nothing
     else can be done."""
 
-    def late(self, model: int) -> float:
+    def deferred_seconds(self, model: int) -> float:
         """Return the seconds by which the gradients of a model's weights are put off."""
         return self.weights[model] if self.weights else _NEVER
 
@@ -57,8 +57,8 @@ class RuleSchedule:
 def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleSchedule | None:
     """Return the schedule that a rule makes; None where it gets stuck because no stage has memory for the work that
     would free some."""
-    model_numbers = [problem.models.index(line.model) for line in problem.lines]
-    paths = [line.path for line in problem.lines]
+    model_numbers = [problem.models.index(line.model) for line in problem.replicas]
+    paths = [line.path for line in problem.replicas]
     # Backward, forward, and the gradients of weights where they are separate, each with its seconds.
     actions: list[list[tuple[Entry, float]]] = []
     candidates: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
@@ -66,7 +66,7 @@ def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleS
     state: list[list[list[int]]] = []
     """For each line, along its path: forwards that came, backwards that came, and forwards, backwards and gradients of
     weights that were begun."""
-    for number, line in enumerate(problem.lines):
+    for number, line in enumerate(problem.replicas):
         model, (forward, backward) = line.model, rule.urgency[model_numbers[number]]
         goes, returns, *apart = model.parts
         ahead_s, back_s = model.seconds(goes), model.seconds(returns)
@@ -78,7 +78,7 @@ def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleS
             # The later a micro-batch comes, the fewer are behind it.
             behind = (model.micro_batches - 1) * delay
             f_base, b_base = (put_off - path - behind for put_off, path in ((forward, left), (backward, at * back_s)))
-            weights = rule.late(model_numbers[number]) - behind if apart else None
+            weights = rule.deferred_seconds(model_numbers[number]) - behind if apart else None
             parts = (returns, goes, *apart)
             actions.append([(Entry(number, part, at // model.stages), model.seconds(part)) for part in parts])
             counts = state[number][at]
@@ -144,7 +144,7 @@ def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleS
             elif kind == _AHEAD:
                 state[number][at][1] += 1
         free = sorted(ended)
-    if count < problem.work:
+    if count < problem.forward_backward_count:
         return None
     return RuleSchedule(now, max(peaks), tuple(map(tuple, lists)))
 
@@ -179,7 +179,7 @@ def plain_rules(problem: Problem, memory: float) -> Iterator[Rule]:
     for ahead in sorted({0, 1, stages // 4, stages // 2}, reverse=True):
         for room in (math.inf, 1.5, 1.25, 1.0):
             alike = ((0.0, 0.0),) * len(problem.models), (ahead,) * len(problem.models)
-            yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.room))
+            yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.capacity_or_inf))
 
 
 def urgent_rules(problem: Problem) -> Iterator[Rule]:
@@ -221,7 +221,7 @@ def _weights(problem: Problem, spread: float, draw: random.Random) -> tuple[floa
 
 
 def _room(problem: Problem, memory: float, draw: random.Random) -> float:
-    return min(draw.choice(_ROOM) * memory, problem.room)
+    return min(draw.choice(_ROOM) * memory, problem.capacity_or_inf)
 
 
 def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
@@ -234,7 +234,7 @@ def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
     if which > 0.9:
         share = draw.choice((0.85, 0.93, 0.97, 1.05))
         least = max(other.memory for other in problem.models)
-        return replace(rule, memory=max(least, min(share * rule.memory, problem.room)))
+        return replace(rule, memory=max(least, min(share * rule.memory, problem.capacity_or_inf)))
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))

@@ -51,7 +51,7 @@ def solve_constraints(
     entries: list[list[tuple[Any, Entry]]] = [[] for _ in range(problem.stages)]
     ends = []
     hints = _times(problem, start) if start else {}
-    for number, line in enumerate(problem.lines):
+    for number, line in enumerate(problem.replicas):
         trained = line.model
         forward, backward, weight = (math.ceil(trained.seconds(kind) / tick * (1 - 1e-12)) for kind in ("F", "I", "W"))
         goes, returns, *later = trained.parts

@@ -12,7 +12,7 @@ from rlgraph.passes.pipelines import exact
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
 from rlgraph.passes.pipelines.dispatch import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.published import in_turn
+from rlgraph.passes.pipelines.published import serial_lists
 from rlgraph.passes.pipelines.timetable import Lists, timetable
 
 SMALL = 1500
@@ -55,7 +55,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
     """
     bound, spare = least_seconds(problem), serial_memory(problem)
     best: RuleSchedule | None = None
-    left, rule_work = work, problem.work / PACE
+    left, rule_work = work, problem.forward_backward_count / PACE
 
     def perfect() -> bool:
         return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
@@ -91,11 +91,11 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
 
     shortest = (1 + within) * bound
     # The published schedule of each model, one after the other.
-    first = _dispatched(problem, in_turn(problem))
+    first = _dispatched(problem, serial_lists(problem))
     assert first
-    if first.peak <= problem.room * (1 + 1e-9):
+    if first.peak <= problem.capacity_or_inf * (1 + 1e-9):
         better(first)
-    small = exact.solver_installed() and problem.work <= SMALL
+    small = exact.solver_installed() and problem.forward_backward_count <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
     rule = search_rules(problem, spare, draw, better, until((1 - share) * work))
     if best and not small:
@@ -106,14 +106,14 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
         # Rules get stuck where memory hardly suffices for one micro-batch; one after the other it always suffices.
         one_by_one = sum(
             line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
-            for line in problem.lines
+            for line in problem.replicas
         )
         constrained(problem, None, one_by_one, None, 0.5 * left)
     if best is None:
         return None
     if small and not perfect():
         # A schedule as short as any can be, that is no fuller than one model after the other, is often found at once.
-        tight = replace(problem, capacity=min(spare, problem.room))
+        tight = replace(problem, capacity=min(spare, problem.capacity_or_inf))
         if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
             constrained(problem, best.lists, best.makespan, None, 0.6 * left)
         shortest = max(shortest, (1 + within) * best.makespan)
@@ -137,7 +137,7 @@ def best_of_rules(problem: Problem) -> Lists:
     the one with the least memory: it is the same wherever it is computed."""
     shortest, spare = 1.01 * least_seconds(problem), serial_memory(problem)
     best: RuleSchedule | None = None
-    left = max(20, 20_000 // problem.work)
+    left = max(20, 20_000 // problem.forward_backward_count)
 
     def better(schedule: RuleSchedule) -> bool:
         nonlocal best

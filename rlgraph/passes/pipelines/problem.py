@@ -97,7 +97,7 @@ class Problem:
             raise ValueError(f"a micro-batch in flight needs {least}, and a stage has {self.capacity}")
 
     @property
-    def room(self) -> float:
+    def capacity_or_inf(self) -> float:
         """The capacity, or infinity where there is none."""
         return math.inf if self.capacity is None else self.capacity
 
@@ -107,7 +107,7 @@ class Problem:
         return max(model.copies * model.stages for model in self.models)
 
     @property
-    def lines(self) -> tuple[PipelineReplica, ...]:
+    def replicas(self) -> tuple[PipelineReplica, ...]:
         """The replicas of all models, in the order of the models."""
         lines = []
         for model in self.models:
@@ -117,19 +117,19 @@ class Problem:
         return tuple(lines)
 
     @property
-    def owners(self) -> tuple[int, ...]:
+    def model_of_replica(self) -> tuple[int, ...]:
         """For each line the number of its model."""
         return tuple(number for number, model in enumerate(self.models) for _ in range(model.copies))
 
     @property
-    def work(self) -> int:
+    def forward_backward_count(self) -> int:
         """The number of forwards and backwards on all stages, in all chunks; halves of a backward count each."""
         return sum(
             len(model.parts) * model.copies * model.stages * model.chunks * model.micro_batches for model in self.models
         )
 
 
-def problem(data: Mapping[str, Any]) -> Problem:
+def read_problem(data: Mapping[str, Any]) -> Problem:
     """Return the problem that JSON data describe: `models`, each with the fields of `Model`, and `capacity`.
 
     A model that does not say how many replicas it has lies on all stages; one that does not say its direction goes the
@@ -154,8 +154,8 @@ def problem(data: Mapping[str, Any]) -> Problem:
     if capacity is not None and not _number(capacity):
         raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
     result = Problem(tuple(models), capacity)
-    if result.work > MOST:
-        raise ValueError(f"there are {result.work:,} forwards and backwards: {MOST:,} at most")
+    if result.forward_backward_count > MOST:
+        raise ValueError(f"there are {result.forward_backward_count:,} forwards and backwards: {MOST:,} at most")
     return result
 
 

@@ -96,10 +96,10 @@ def published_lists(model: Model) -> Lists:
     return tuple(_halved(entries) for entries in lists) if model.weight else lists
 
 
-def in_turn(problem: Problem) -> Lists:
+def serial_lists(problem: Problem) -> Lists:
     """Return the lists of one model after the other; the replicas of a model work at the same time."""
     lists: list[list[Entry]] = [[] for _ in range(problem.stages)]
-    for number, line in enumerate(problem.lines):
+    for number, line in enumerate(problem.replicas):
         stage_lists = published_lists(replace(line.model, copies=1, reverse=False))
         for stage, entries in zip(line.stages, stage_lists, strict=True):
             lists[stage] += [entry._replace(line=number) for entry in entries]

@@ -40,9 +40,9 @@ def device_entries(models: Sequence[Model], stage: int, most: Sequence[int], her
     if len(busy) > 1:
         planned: Sequence[Entry] = best_of_rules(problem)[stage]
     else:
-        [line] = [line for line in problem.lines if stage in line.stages]
+        [line] = [line for line in problem.replicas if stage in line.stages]
         planned = published_lists(replace(line.model, copies=1, reverse=False))[line.stages.index(stage)]
-    owners, done, entries = problem.owners, Counter[Entry](), []
+    owners, done, entries = problem.model_of_replica, Counter[Entry](), []
     for entry in planned:
         number = busy[owners[entry.line] if len(busy) > 1 else 0]
         if done[entry] < here[number]:

@@ -48,7 +48,7 @@ class Timetable:
 
 def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
     """Return the timetable in which everything begins as early as its list permits. Raises Stuck."""
-    lines = problem.lines
+    lines = problem.replicas
     positions = [{stage: position for position, stage in enumerate(line.stages)} for line in lines]
     forwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
     backwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
@@ -132,7 +132,7 @@ class TimedEntry:
 
 def timed_entries(problem: Problem, lists: Lists, table: Timetable) -> Iterator[TimedEntry]:
     """Yield the pieces of each stage in the order of its list. table: the timetable of these lists."""
-    lines = problem.lines
+    lines = problem.replicas
     for stage, (entries, starts) in enumerate(zip(lists, table.starts, strict=True)):
         done = {entry: 0 for entry in entries}
         for entry, start in zip(entries, starts, strict=True):

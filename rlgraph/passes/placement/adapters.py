@@ -19,14 +19,14 @@ def adapter_problems(
 ) -> Iterator[Diagnostic]:
     """Yield the errors for adapters that an engine cannot hold as a schedule says, or not at all."""
     spec = spec_of(engine)
-    ways = spec.adapts(shape, dtype, kind)
+    ways = spec.adapter_ways(shape, dtype, kind)
     if pin.adapters:
         hint = "leave `adapters` out"
         if shape.adapters and pin.adapters in spec.adapter_dtypes:
             hint = f"write {' or '.join([*(f'`adapters={way}`' for way in ways), f'{_WIDE} of the model'])}"
-        for text in spec.unheld(pin.adapters, shape, dtype, kind):
+        for text in spec.why_not_held(pin.adapters, shape, dtype, kind):
             yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), hint)
     elif shape.adapters and spec.adapters and not ways:
-        why = [text for way in spec.adapters for text in spec.unheld(way, shape, dtype, kind)]
+        why = [text for way in spec.adapters for text in spec.why_not_held(way, shape, dtype, kind)]
         hint = f"write {_WIDE} of the model, or `engine={embedded().name}`"
         yield Diagnostic("E0912", f"`{model}`: {engine} {', and '.join(why)}", pin.at("engine"), hint)

@@ -176,7 +176,7 @@ def _settled(problem: Problem, result: SearchResult) -> SearchResult:
 
 def with_shared_pipelines(problem: Problem, found: SearchResult, pieces: Pieces) -> SearchResult:
     """Return the plan with these trainings sharing pipelines."""
-    seconds = problem.whole(found.blocks, found.options, pieces)
+    seconds = problem.step_with(found.blocks, found.options, pieces)
     value = problem.value(seconds, found.blocks, found.devices)
     bound = found.bound if found.before else min(found.bound, value)
     return replace(found, seconds=seconds, value=value, bound=bound, pieces=pieces)

@@ -49,7 +49,7 @@ def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -
     }
     groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
     holdings: dict[tuple[str, str], Holding] = {}
-    for component, option in problem.every_part(found.options):
+    for component, option in problem.all_components(found.options):
         group = plan.role(component.model, component.operations[0]).name
         holding = replace(
             plan.holding(component.model, group),
@@ -72,7 +72,7 @@ def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
     """Return the group with its ranks moved so that no tensor-parallel ranks are on two nodes where one has room for
     them, and no replica is on two node groups. turned: the devices of the last of several node groups, if those come
     first."""
-    tp, size = spec_of(group.engine).width(group.mesh), group.mesh.copy_size
+    tp, size = spec_of(group.engine).column_ranks(group.mesh), group.mesh.copy_size
 
     def ranks(order: Sequence[int]) -> list[int]:
         return [island.rank(tp, size, number) for number in order]

@@ -12,8 +12,8 @@ from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import FusedTraining, Group, Plan
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ir.shared_pipelines import shared_stages, stage_misfit, width
-from rlgraph.ops.work import operations
+from rlgraph.ir.shared_pipelines import ranks_per_stage, shared_stages, stage_misfit
+from rlgraph.ops.work import model_operations
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 
 
@@ -38,7 +38,7 @@ def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[fro
     models that a line fuses with others, nor where rows come to a training one by one. free: also pairs that no line
     names."""
     lines = {model: line.models for line in schedule.fuses for model in line.models}
-    trained = [model.name for model in program.models if "train" in operations(program)[model.name]]
+    trained = [model.name for model in program.models if "train" in model_operations(program)[model.name]]
     return [
         frozenset((one, other))
         for one, other in combinations(trained, 2)
@@ -108,7 +108,7 @@ def _unshared(groups: Mapping[str, Group]) -> tuple[str, str] | None:
 def shared_stage_devices(group: Group, groups: Sequence[Group]) -> tuple[int, ...]:
     """Return the devices of a group's ranks where it shares the stages of one pipeline with others: they follow the
     group whose stages are the widest."""
-    first = max(groups, key=lambda candidate: width(candidate.mesh))
+    first = max(groups, key=lambda candidate: ranks_per_stage(candidate.mesh))
     return tuple(
         first.devices[index] for index in shared_stages([candidate.mesh for candidate in groups]).places(group.mesh)
     )

@@ -4,7 +4,7 @@ buffers."""
 from __future__ import annotations
 
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
@@ -38,6 +38,6 @@ def _rank_bytes(program: Program, plan: Plan, group: Group, shapes: Shapes) -> i
             trained_bytes = state.gradient + state.moments // optimizer_shards if name in trained else 0
             total += config.adapter_bytes + trained_parameters(shape, config.kind) // size * trained_bytes
             if not config.base or config.base not in bases:
-                total += count(shape, config.kind) // size * config.item
-            bases.add(config.base if group.models and engine(group.engine).lends(group.mesh) else "")
+                total += parameter_count(shape, config.kind) // size * config.item
+            bases.add(config.base if group.models and engine(group.engine).lends_base(group.mesh) else "")
     return total

@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from rlgraph.backends.enginespec.legal import held, no_adapters, problems
+from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems, no_adapters
 from rlgraph.backends.enginespec.registry import embedded, preferred
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
@@ -32,7 +32,7 @@ from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.schedule import Placement, Schedule
 from rlgraph.ops.bases import has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import code, operations
+from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.placement.adapters import adapter_problems
 from rlgraph.passes.placement.admits import admits_of, length_functions
 from rlgraph.passes.placement.fusing import fused_of, on_same_stages
@@ -98,7 +98,9 @@ class _Placer:
         self.shapes, self.installed = shapes, installed
         self.pools = {pool.name: pool.devices for pool in schedule.pools if pool.devices} or {"all": machine.devices}
         self.cpus = {pool.name: pool.cpus for pool in schedule.pools if pool.cpus}
-        self.work = {model: sorted(done, key=MODEL_OPERATIONS.index) for model, done in operations(program).items()}
+        self.work = {
+            model: sorted(done, key=MODEL_OPERATIONS.index) for model, done in model_operations(program).items()
+        }
         self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
         self.keys: dict[tuple[str, str], _GroupKey] = {}
 
@@ -133,7 +135,7 @@ class _Placer:
         split = mesh(dp=self.pools[pool])
         engine = self.engine(model, operation, split)
         for key in others:
-            able = spec_of(key.engine).does(operation, key.mesh.splits)
+            able = spec_of(key.engine).supports(operation, key.mesh.splits)
             able = able and self.has_optimizer(model, operation, key.engine)
             if able and (engine == key.engine or not NODES[operation].generates):
                 return key
@@ -153,7 +155,9 @@ class _Placer:
         """Return the best installed engine that can do the operation; where there is none, the one that has to be
         installed for this split."""
         wanted = set(split.splits)
-        able = [spec.name for spec in preferred(operation) if wanted <= set(spec.axes) and spec.does(operation, wanted)]
+        able = [
+            spec.name for spec in preferred(operation) if wanted <= set(spec.axes) and spec.supports(operation, wanted)
+        ]
         usable = (name for name in able if name in self.installed and self.fits(model, name, split))
         return next((name for name in usable if self.has_optimizer(model, operation, name)), able[-1])
 
@@ -163,7 +167,7 @@ class _Placer:
 
     def fits(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
-        legal = isinstance(shape, Shape) and not problems(shape, engine, split, cast(ModelKind, model.kind))
+        legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
         anything = spec.every_model and not set(split.splits) & spec.misfits.keys()
         return anything or legal and spec.can_compute(self.program.dtype(model), self.machine.kind)
@@ -222,7 +226,7 @@ class _Placer:
         if isinstance(shape, UnsupportedModel):
             yield Diagnostic(
                 "E0912",
-                f"`{engine}` cannot hold `{model.name}`: {held(shape, engine)}",
+                f"`{engine}` cannot hold `{model.name}`: {explain_unsupported(shape, engine)}",
                 engine_span,
                 f"`engine={embedded().name}` takes every architecture",
             )
@@ -230,7 +234,7 @@ class _Placer:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", engine_span)
         elif shape is not None:
             yield from adapter_problems(model.name, engine, shape, dtype, self.machine.kind, pin)
-            unsplit = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
+            unsplit = layout_problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", engine_span) for text in unsplit)
             yield from self.size_problems(model, shape, key, pin, unsplit)
 
@@ -255,11 +259,11 @@ class _Placer:
         wrong = [
             (text, axis)
             for axis, size in key.mesh.spread
-            for text in problems(shape, key.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
+            for text in layout_problems(shape, key.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
             if text not in known
         ]
         if not wrong:
-            texts = problems(shape, key.engine, key.mesh, cast(ModelKind, model.kind))
+            texts = layout_problems(shape, key.engine, key.mesh, cast(ModelKind, model.kind))
             axes = [axis for axis, size in key.mesh.axes if size > 1]
             wrong = [(text, _axis(text, axes)) for text in texts if text not in known]
         yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text, axis in wrong)
@@ -352,7 +356,7 @@ class _Placer:
 
     def code_groups(self) -> Iterator[Group]:
         """Yield the groups that run functions and environments: one for each pool of cpus that has any."""
-        functions = code(self.program) | dict.fromkeys(length_functions(self.schedule), True)
+        functions = user_code(self.program) | dict.fromkeys(length_functions(self.schedule), True)
         for pool, cpus in self.cpus.items():
             placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
             names = tuple(name for name in functions if name in placed and functions[name])
@@ -374,7 +378,7 @@ class _Placer:
             # Copies repeat: what is best for the first few is best for all.
             few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (
-                [spec_of(engine).carried(shape, split, rank, kind) for rank in range(split.size)]
+                [spec_of(engine).transferred_tensors(shape, split, rank, kind) for rank in range(split.size)]
                 for engine, split in zip((owner.engine, group.engine), few, strict=True)
             )
             ranks = assign(held, needed, few[1]).ranks

@@ -79,7 +79,7 @@ def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery],
             # What is the same is worked out once.
             divided = _components(question, undivided.tasks, apart)
             reused = [known_components[known_components.index(component)] for component in divided]
-            problems.append(Problem(reused, *undivided.given[1:]))
+            problems.append(Problem(reused, *undivided.constructor_arguments[1:]))
     return questions, problems
 
 

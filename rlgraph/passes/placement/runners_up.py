@@ -19,9 +19,9 @@ def streamed_tables(schedule: Schedule) -> tuple[str, ...]:
 
 def without_open_lines(schedule: Schedule) -> Schedule:
     """Return the schedule without the streams and tails that leave something to the plan."""
-    tails = tuple(line for line in schedule.tails if not line.open)
+    tails = tuple(line for line in schedule.tails if not line.is_open)
     moved = {line.table for line in tails}
-    streams = tuple(line for line in schedule.streams if not line.open or line.table in moved)
+    streams = tuple(line for line in schedule.streams if not line.is_open or line.table in moved)
     return replace(schedule, streams=streams, tails=tails)
 
 
@@ -44,4 +44,4 @@ def streamed_value(choice: PlacementChoice) -> float:
     of them."""
     question, result = choice.question, choice.found
     problem = make_problem(replace(question, streamed=streamed_tables(question.schedule)))
-    return problem.value(problem.whole(result.blocks, result.options, result.pieces), result.blocks, result.devices)
+    return problem.value(problem.step_with(result.blocks, result.options, result.pieces), result.blocks, result.devices)

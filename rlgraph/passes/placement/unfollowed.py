@@ -20,8 +20,8 @@ def unfollowed(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Dia
     """Yield the errors for lines of a schedule that a plan cannot follow."""
     yield from _idle(schedule, plan)
     yield from _unable(schedule.refreshes, plan)
-    tails = [(line, plan.tail(line.table)) for line in schedule.tails]
-    admits = [(line, plan.admit(line.table)) for line in schedule.admits]
+    tails = [(line, plan.tail_of(line.table)) for line in schedule.tails]
+    admits = [(line, plan.admission_of(line.table)) for line in schedule.admits]
     faults = [
         *(("E0970", line.span, tail_faults(tail, plan, program)) for line, tail in tails if tail),
         *(

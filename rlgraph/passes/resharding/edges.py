@@ -113,7 +113,7 @@ class _Walk:
     def turned(self, node: Node) -> bool:
         """Return whether a node's model has its stages in reverse order."""
         weights = self.types[model_of(node)] if NODES[node.op].with_model else None
-        return isinstance(weights, Handle) and self.plan.turned(weights.name, self.group(node, ""))
+        return isinstance(weights, Handle) and self.plan.has_reversed_stages(weights.name, self.group(node, ""))
 
     def group(self, node: Node, inherited: str) -> str:
         """Return the group that does a node's work; `inherited` where it needs no model or code."""

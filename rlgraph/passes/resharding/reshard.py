@@ -154,7 +154,7 @@ def _plan(
         return _Plan([], 1, 0, 0.0)
     source, destination, hop = (np.concatenate([move[end] for move in moves]) for end in (2, 3, 4))
     elements = np.concatenate([np.full(len(move[2]), move[1]) for move in moves])
-    busiest = sites.busiest(source, destination, elements * itemsize)
+    busiest = sites.busiest_link_seconds(source, destination, elements * itemsize)
     hops = int(hop.max())
     # What is forwarded h times arrives h rounds late. Small sections shorten that, but have more rounds with a latency
     # each.

@@ -26,7 +26,7 @@ class Sites:
         self.device = np.array(devices, np.int64)
         self.node = np.array([topology.nodes[device] for device in devices], np.int64)
 
-    def busiest(self, source: Array, destination: Array, size: Array) -> float:
+    def busiest_link_seconds(self, source: Array, destination: Array, size: Array) -> float:
         """Return the seconds that the busiest link of any place needs for these bytes; links of different kinds work
         concurrently, and so do the two directions."""
         same = self.device[source] == self.device[destination]

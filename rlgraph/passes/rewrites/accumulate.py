@@ -64,7 +64,7 @@ def with_accumulation(program: Program, plan: Plan) -> Program:
     return program.map_graphs({phase.name: _PhaseRewrite(phase, plan, axes_by_key).graph() for phase in program.phases})
 
 
-def trainings(program: Program, plan: Plan) -> Iterator[StreamedTraining]:
+def streamed_trainings(program: Program, plan: Plan) -> Iterator[StreamedTraining]:
     """Return the result for each `train` to which rows stream."""
     axes_by_key = program_axes(program)
     for phase in program.phases:
@@ -75,7 +75,7 @@ def trainings(program: Program, plan: Plan) -> Iterator[StreamedTraining]:
 
 def accumulating_models(program: Program, plan: Plan) -> frozenset[str]:
     """Return the models whose gradients stay in memory during a step, while other work is done."""
-    return frozenset(training.model for training in trainings(program, plan) if not training.why)
+    return frozenset(training.model for training in streamed_trainings(program, plan) if not training.why)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class _PhaseRewrite:
         """Return the pool where a node's work is done, if it may take long."""
         model = node.inputs[0].split("@")[0] if NODES[node.op].with_model else ""
         code = code_of(node)
-        return frozenset({self.plan.doer(model, planned_as(node.op), code).pool} if model or code else ())
+        return frozenset({self.plan.group_for(model, planned_as(node.op), code).pool} if model or code else ())
 
     def train(self, node: Node) -> list[Node]:
         model = node.inputs[0].split("@")[0]

@@ -38,7 +38,7 @@ def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
     if node.regions and not NODES[node.op].trains:
         yield with_region(node, *(_graph(region, types, plan) for region in node.regions))
         return
-    admit = plan.admit(node.name.split(".")[0])
+    admit = plan.admission_of(node.name.split(".")[0])
     if admit is None or not NODES[node.op].streams:
         yield node
         return

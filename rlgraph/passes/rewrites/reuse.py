@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, with_region
-from rlgraph.ir.steps import oldest
+from rlgraph.ir.steps import oldest_weights
 from rlgraph.ops import NODES, attribute_value, chosen_from, model_of, table_of
 
 
@@ -45,5 +45,5 @@ def _same_logprobs(node: Node, sampler: Node | None) -> bool:
         sampler is not None
         and model_of(sampler) == model_of(node)
         and attribute_value(sampler, "temperature") == attribute_value(node, "temperature")
-        and not oldest(sampler)
+        and not oldest_weights(sampler)
     )

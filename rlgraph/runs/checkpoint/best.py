@@ -41,7 +41,7 @@ class Best:
         )
 
 
-def read_best(text: str, program: Program) -> Best:
+def parse_best(text: str, program: Program) -> Best:
     """Parse `reward` (the highest is best) or `kl:min` (the lowest is). Raise UsageMistake for a metric that the
     program does not report."""
     metric, _, word = text.strip().partition(":")

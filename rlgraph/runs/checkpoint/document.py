@@ -98,7 +98,7 @@ def write(
         f"{MODELS}/{name}/{file}": digests for name, model in models.items() for file, digests in model.digests.items()
     }
     files |= {name: digests_of(folder / name) for name in (THINGS, PROGRAM, GRAPH)}
-    file_records = {name: digests.plain() for name, digests in files.items()}
+    file_records = {name: digests.to_plain() for name, digests in files.items()}
     content = {"format": FORMAT, **header, "things": plain, "models": model_records, "files": file_records}
     (folder / DOCUMENT).write_text(signed(content), "utf-8")
 
@@ -138,7 +138,7 @@ def read(folder: Path) -> Checkpoint:
             raise ValueError(f"`{DOCUMENT}` is of another step")
         files = {name: Digests.read(digests) for name, digests in content["files"].items()}
         verified = {name: VerifiedFile(folder / name, digests) for name, digests in files.items()}
-        verified[THINGS].need(0, files[THINGS].bytes)
+        verified[THINGS].verify_range(0, files[THINGS].bytes)
         return Checkpoint(
             folder,
             int(content["step"]),

@@ -19,7 +19,7 @@ class SaveInterval:
     seconds: float | None = None
     _last: float = field(default_factory=time.monotonic)
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether to save after this step."""
         if self.steps is not None:
             return step % self.steps == 0

@@ -107,13 +107,13 @@ def newest(run: Path, compiled: Compilation, options: Options, now: outside.Dige
     if phases != checkpoint.phases:
         message = "the phases of the program, or their steps, are not those of the run that was saved"
         raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "a step has no place in them: begin a new run"))
-    if left(compiled, options, checkpoint.step) < 0:
+    if steps_left(compiled, options, checkpoint.step) < 0:
         hint = "let it have more of them with `--steps`, which counts those that are done"
         raise _nothing(f"the run in `{run}` has more than {options.steps} steps already", hint)
     return checkpoint
 
 
-def left(compiled: Compilation, options: Options, done: int) -> int:
+def steps_left(compiled: Compilation, options: Options, done: int) -> int:
     """Return how many main steps are left to run."""
     before = sum(phase.steps or 0 for phase in compiled.program.phases)
     return options.steps - max(0, done - before)
@@ -154,7 +154,7 @@ def restore(
     except (EngineError, RuntimeError, LookupError) as error:
         message = f"the weights in `{checkpoint.path}` are not those of the program's models: {error}"
         raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "begin a new run")) from None
-    if not left(compiled, options, checkpoint.step):
+    if not steps_left(compiled, options, checkpoint.step):
         # The run may have been killed before its models were saved, so that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
     versions_here = installed()
@@ -189,12 +189,12 @@ def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], co
 
     versions = WeightVersions(compiled.program)
     for name, saved in models.items():
-        version = versions.after(name, checkpoint.step)
+        version = versions.version_after(name, checkpoint.step)
         if version != saved.version:
             message = f"`{name}` has version {saved.version}, and by this program would have {version}"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "rows say which versions made them: begin anew"))
-        oldest = versions.oldest(name, checkpoint.step + 1)
-        if versions.kept(name) and any(past not in saved.past for past in range(oldest, version)):
+        oldest = versions.oldest_needed(name, checkpoint.step + 1)
+        if versions.keeps_past(name) and any(past not in saved.past for past in range(oldest, version)):
             message = f"this program samples with older weights of `{name}` than the run has kept"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "keep `lag` as it was, or begin a new run"))
 

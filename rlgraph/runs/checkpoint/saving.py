@@ -19,7 +19,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.files import cause
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
-from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
+from rlgraph.runs.checkpoint.best import BEST, REPORTED, parse_best
 from rlgraph.runs.checkpoint.interval import read_interval
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
 from rlgraph.runs.options import KEEP, Options, installed
@@ -41,20 +41,20 @@ class Resumable(Protocol):
         """Return the number of rows of each data source; None where it is not known."""
         ...
 
-    def judged(self) -> list[str]:
+    def overlong_notes(self) -> list[str]:
         """Return sentences that say what was done with rows that are too long."""
         ...
 
-    def whole(self) -> bool:
+    def models_are_at_step_end(self) -> bool:
         """Return whether the models are as the last finished step left them."""
         ...
 
-    def keep(self, model: str) -> PendingSave | None:
+    def hold_weights(self, model: str) -> PendingSave | None:
         """Return the model as the last finished step left it; None if it is as it was loaded. Raise Torn if a step has
         begun to change it since then, and RunError."""
         ...
 
-    def kept(self, name: str) -> Any:
+    def last_value(self, name: str) -> Any:
         """Return the value of step state (a thing) after that step, or of a name in `lasting`."""
         ...
 
@@ -92,7 +92,7 @@ class Saver:
         self.often = read_interval(options.save_every)
         self.last = backend.done
         """The last step whose checkpoint is written, is being written, or was tried."""
-        self.best = read_best(options.keep_best, compiled.program) if options.keep_best else None
+        self.best = parse_best(options.keep_best, compiled.program) if options.keep_best else None
         self._value: float | None = None
         """The last value of the metric that makes a checkpoint the best, since the previous checkpoint."""
         self._under_way: tuple[int, Future[None]] | None = None
@@ -111,7 +111,7 @@ class Saver:
             self._value = value
         if self._under_way is not None and self._under_way[1].done():
             self.wait()
-        if self.often.due(number) or self._losses != self.folder.losses:
+        if self.often.is_due(number) or self._losses != self.folder.losses:
             self.begin()
 
     def save(self) -> None:
@@ -127,12 +127,12 @@ class Saver:
         RunError; earlier checkpoints stay as they were."""
         self.wait()
         with suppress(OSError):
-            self.folder.look()
+            self.folder.recreate_if_missing()
         if self._losses != self.folder.losses:
             # The earlier checkpoints are gone with the folder.
             self._losses, self.last = self.folder.losses, -1
         number = self.backend.done
-        if number == self.last or not self.backend.whole():
+        if number == self.last or not self.backend.models_are_at_step_end():
             return
         try:
             taken = self._taken(number)
@@ -153,7 +153,7 @@ class Saver:
         error = written.exception()
         self._under_way = None
         with suppress(OSError):
-            self.folder.look()
+            self.folder.recreate_if_missing()
         if self._losses != self.folder.losses:
             return
         if error is not None:
@@ -180,11 +180,11 @@ class Saver:
         if self.best is not None and self._value is not None:
             header[REPORTED] = {self.best.metric: self._value}
         names = (*document.lasting_names(program), *self.backend.lasting)
-        things = document.encoded({name: self.backend.kept(name) for name in names})
+        things = document.encoded({name: self.backend.last_value(name) for name in names})
         taken = _Taken(number, header, things, models)
         try:
             for model in program.models:
-                held = self.backend.keep(model.name)
+                held = self.backend.hold_weights(model.name)
                 if held is not None:
                     models[model.name] = held
         except BaseException:
@@ -195,7 +195,7 @@ class Saver:
     def _write(self, taken: _Taken) -> None:
         try:
             # Metrics reach the disk before the checkpoint of their step.
-            self.folder.to_disk()
+            self.folder.flush()
             with disk.draft(self.place, taken.number) as folder:
                 models = self._models(taken, folder / MODELS)
                 source, graph = self.compiled.source.text, self.compiled.text()

@@ -90,7 +90,7 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         contents = {"step": value.step, "rows": value.rows, "values": value.values}
         return {"Frame": {name: encoded(item, f"{path}/{name}", tensors) for name, item in contents.items()}}
     if isinstance(value, Surplus):
-        going = [batch.given for batch in value.going]
+        going = [batch.given for batch in value.unfinished_batches]
         return {
             "Surplus": [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate([value.rows, *going])]
         }
@@ -127,7 +127,7 @@ def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
             return Frame(phase.graph.values(), **contents)
         if kind == "Surplus":
             rows, *going = of(inner)
-            return Surplus(rows, tuple(map(CollectBatch.again, going)))
+            return Surplus(rows, tuple(map(CollectBatch.restore_inputs, going)))
         for text_type, (_, read) in _TEXTS.items():
             if kind == text_type.__name__:
                 return read(inner)

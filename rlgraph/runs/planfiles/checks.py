@@ -10,7 +10,7 @@ from rlgraph.backends.enginespec.registry import engine, engines
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
-from rlgraph.ops.work import code, operations
+from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.placement.admits import admit_faults, unknown_names
 from rlgraph.passes.placement.fusing import fuse_faults
 from rlgraph.passes.placement.models import update_pairs
@@ -55,7 +55,7 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
         for place, model in enumerate(group.models):
             yield from _unknown(model, models, (*path, "models", place), "model")
         for place, name in enumerate(group.code):
-            yield from _unknown(name, code(program), (*path, "code", place), "function or environment")
+            yield from _unknown(name, user_code(program), (*path, "code", place), "function or environment")
     used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
     for kind, pairs in used.items():
         for number, item in enumerate(pairs):
@@ -202,7 +202,7 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
 
 
 def _work(plan: Plan, program: Program) -> Iterator[Problem]:
-    work = operations(program)
+    work = model_operations(program)
     done = {(role.model, role.operation) for role in plan.roles}
     missing = [(model, name) for model, names in work.items() for name in sorted(names) if (model, name) not in done]
     for model, operation in missing:
@@ -215,7 +215,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
         elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
-        elif not engine(group.engine).does(role.operation, group.mesh.splits):
+        elif not engine(group.engine).supports(role.operation, group.mesh.splits):
             shown = " and ".join(f"`{axis}`" for axis in group.mesh.splits if axis != "dp")
             message = f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}` split by {shown}"
             yield (*at, "group"), "E0957", message, "give it a group whose copies are not split"

@@ -42,12 +42,12 @@ class Document:
         self.wrong: list[Diagnostic] = []
         self.top = JsonNode(self, _object(source), ())
 
-    def say(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
+    def add_error(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
         """Record a mistake in a value; with `field`, the caret is under its name. Raise ProgramError when there are
         many."""
         self.wrong.append(Diagnostic(code, message, self.span(path, field), hint))
         if len(self.wrong) == MOST:
-            self.done()
+            self.raise_errors()
 
     def span(self, path: Path, field: bool = False) -> Span:
         """Return the place of a value; the whole file for one that does not exist."""
@@ -57,7 +57,7 @@ class Document:
             return file_span(self.source.path)
         return _span(self.source, *(name if field else value))
 
-    def done(self) -> None:
+    def raise_errors(self) -> None:
         """Raise ProgramError with all mistakes, in the order in which they stand."""
         if self.wrong:
             raise ProgramError(sorted(self.wrong, key=lambda mistake: (mistake.span.line, mistake.span.column)))
@@ -80,10 +80,10 @@ class JsonNode:
             if name not in allowed:
                 hint = did_you_mean(name[:WIDEST], allowed) or f"it has {', '.join(f'`{field}`' for field in allowed)}"
                 message = f"{self.shown} has no field `{name:.60}`"
-                self.document.say((*self.path, name), "E0952", message, hint, field=True)
+                self.document.add_error((*self.path, name), "E0952", message, hint, field=True)
         missing = [name for name in needed if name not in self.value]
         for name in missing:
-            self.document.say(self.path, "E0952", f"{self.shown} lacks the field `{name}`", field=True)
+            self.document.add_error(self.path, "E0952", f"{self.shown} lacks the field `{name}`", field=True)
         return not missing
 
     def has(self, name: str) -> bool:
@@ -140,7 +140,7 @@ class JsonNode:
         return least
 
     def say(self, code: str, message: str, hint: str = "") -> None:
-        self.document.say(self.path, code, message, hint)
+        self.document.add_error(self.path, code, message, hint)
 
     @property
     def shown(self) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source
-from rlgraph.files import read_bytes, reason
+from rlgraph.files import failure_reason, read_bytes
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import VERSION, Plan
 from rlgraph.ir.schedule import Schedule
@@ -46,7 +46,9 @@ LARGEST_BYTES = 16 << 20
 
 def plan_document(compiled: Compilation, beside: Path) -> str:
     """Return the plan file of a compiled program, for a file in the folder `beside`."""
-    return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.told))
+    return print_plan_file(
+        PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.plan_file_sections)
+    )
 
 
 def print_plan_file(file: PlanFile) -> str:
@@ -164,7 +166,9 @@ def open_plan_file(path: str | Path) -> Source:
     try:
         return decode_source(path, read_bytes(path, LARGEST_BYTES))
     except (OSError, ValueError) as error:
-        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be read: {reason(error)}", file_span(path))) from None
+        raise ProgramError(
+            Diagnostic("E0805", f"`{path}` cannot be read: {failure_reason(error)}", file_span(path))
+        ) from None
 
 
 def read_plan_file(source: Source) -> PlanFile:
@@ -177,17 +181,17 @@ def _read(source: Source) -> tuple[Document, PlanFile]:
     top = document.top
     _check_version(top)
     if not top.fields(*DOCUMENT.needed, optional=DOCUMENT.optional):
-        document.done()
+        document.raise_errors()
     program, origin = _program(top.field("program"))
     sections = {name: section.read(top.field(name)) for name, section in SECTIONS.items() if top.has(name)}
     values = PLAN.read(top.field("plan"))
-    document.done()
+    document.raise_errors()
     cluster = sections.get("cluster", {}).get("text", "")
     values |= {name: tuple(values[name].items()) for name in ("owners", "blocks")}
     plan = Plan(program.name, cluster=cluster, **values)
     for path, code, message, hint in problems(plan, program, sections):
-        document.say(path, code, message, hint)
-    document.done()
+        document.add_error(path, code, message, hint)
+    document.raise_errors()
     return document, PlanFile(program, plan, origin, sections)
 
 
@@ -195,26 +199,26 @@ def _check_version(top: JsonNode) -> None:
     if not top.has("rlgraph"):
         hint = "`rlgraph compile PROGRAM.rlf --emit plan` writes one"
         top.say("E0950", "this is no plan file: it has no field `rlgraph`", hint)
-        top.document.done()
+        top.document.raise_errors()
     version = top.field("rlgraph").number()
-    top.document.done()
+    top.document.raise_errors()
     if version != VERSION:
         hint = "install a newer rlgraph" if version > VERSION else "compile the program again"
         age = "a newer" if version > VERSION else "an older"
         message = f"the plan file is of version {version}, made by {age} rlgraph: this one reads version {VERSION}"
         top.field("rlgraph").say("E0951", message, hint)
-    top.document.done()
+    top.document.raise_errors()
 
 
 def _program(node: JsonNode) -> tuple[Program, Origin]:
     values = PROGRAM.read(node)
     # Nothing else can be checked without a graph.
-    node.document.done()
+    node.document.raise_errors()
     name, lines = values.pop("name"), values.pop("graph")
     program = _graph(node.field("graph"), lines)
     if program.name != name:
         node.field("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
-    node.document.done()
+    node.document.raise_errors()
     return program, Origin(**values)
 
 
@@ -230,7 +234,7 @@ def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
         fault = str(error) or type(error).__name__
     if fault:
         node.say("E0954", f"the graph cannot be read: {fault:.200}", "compile the program again")
-        node.document.done()
+        node.document.raise_errors()
     return program
 
 

@@ -87,7 +87,7 @@ class MeshSizes:
                     did_you_mean(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
                 )
                 message = f"no axis of a mesh is called `{name:.60}`"
-                node.document.say(value.path, "E0952", message, hint, field=True)
+                node.document.add_error(value.path, "E0952", message, hint, field=True)
             sizes[name] = size.read(value)
         return Mesh(tuple(sizes.items()))
 

@@ -25,7 +25,7 @@ def astride_errors(compiled: Compilation) -> Iterator[Diagnostic]:
         first, size = pools[group.pool].first, group.mesh.copy_size
         for begin in range(0, len(group.devices) if group.models else 0, size):
             copy = [first + device for device in group.devices[begin : begin + size]]
-            names = dict.fromkeys(cluster.island(device) for device in copy)
+            names = dict.fromkeys(cluster.node_group_of_device(device) for device in copy)
             if len(names) > 1:
                 kinds = " and ".join(cluster.islands[name].device.name for name in names)
                 span = Document(compiled.source).span(("plan", "groups", number, "devices"))

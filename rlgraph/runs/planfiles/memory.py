@@ -70,7 +70,9 @@ def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedMod
     if compiled.file is None:
         return Diagnostic("E0958", host_memory_message(node, lodging), compiled.schedule.span, hint)
     most, _ = lodging.parts[0]
-    place = next(at for at, holding in enumerate(plan.holdings) if plan.part(holding.model, holding.group) == most)
+    place = next(
+        at for at, holding in enumerate(plan.holdings) if plan.describe_part(holding.model, holding.group) == most
+    )
     span = Document(compiled.source).span(("plan", "holdings", place, "offload"))
     return Diagnostic("E0958", host_memory_message(node, lodging), span, hint)
 

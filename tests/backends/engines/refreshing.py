@@ -24,7 +24,7 @@ class Coming:
     asked: int = 0
 
     @property
-    def waits(self) -> bool:
+    def can_take(self) -> bool:
         self.asked += 1
         return self.version < len(self.after) and self.asked > self.after[self.version]
 

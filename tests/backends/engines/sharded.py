@@ -163,7 +163,7 @@ def score(mesh: Mesh, spec: ModelSpec, sequences: Sequences, temperatures: Seque
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine.open(spec, mesh, block_tokens=40)
-    return engine.speaks, elsewhere(ask, engine, spec.kind, sequences, temperatures)
+    return engine.has_results, elsewhere(ask, engine, spec.kind, sequences, temperatures)
 
 
 def elsewhere(do: Callable[..., Any], *arguments: Any) -> Any:
@@ -290,7 +290,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     with torch.no_grad():
         for name, tensor in engine.tensors().items():
             tensor.copy_(second[name])
-    engine.written()
+    engine.weights_were_written()
     updates(engine, spec.kind, still, blocks)
     found["an update goes on from written weights"] = same(engine.state(), second)
     engine.blend(first, 0.25)
@@ -301,7 +301,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     with engine.weights(first):
         found["weights are lent"] = torch.equal(engine.logprobs(task.sequences), theirs)
     engine.load_state(second)
-    found["and given back"] = engine.speaks <= (not torch.equal(engine.logprobs(task.sequences), theirs))
+    found["and given back"] = engine.has_results <= (not torch.equal(engine.logprobs(task.sequences), theirs))
     return found
 
 

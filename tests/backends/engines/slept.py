@@ -35,8 +35,8 @@ class Napping:
 
     def _rested(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **named: Any) -> Any:
-            assert self.engine.sleep().moved >= 0 and self.engine.rest.asleep
-            assert self.engine.wake().moved > 0 and not self.engine.rest.asleep
+            assert self.engine.sleep().moved >= 0 and self.engine.offloader.asleep
+            assert self.engine.wake().moved > 0 and not self.engine.offloader.asleep
             self.naps += 1
             return method(*arguments, **named)
 
@@ -89,11 +89,11 @@ def rested(over: Mesh, spec: ModelSpec, task: Task, megatron: bool) -> Found:
         state = engine.state()
         del state
         gc.collect()
-        before, kept = live.now, engine.rest.arenas.host.bytes
-        engine.rest.arenas.device.peak = 0
+        before, kept = live.now, engine.offloader.arenas.host.bytes
+        engine.offloader.arenas.device.peak = 0
         engine.sleep()
-        there = engine.rest.arenas.device.peak
-        freed = before - live.now - (engine.rest.arenas.host.bytes - kept)
+        there = engine.offloader.arenas.device.peak
+        freed = before - live.now - (engine.offloader.arenas.host.bytes - kept)
         asleep = {name: tensor.clone() for name, tensor in engine.tensors().items()}
         engine.wake()
         second = engine.sleep().moved

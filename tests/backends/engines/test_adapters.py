@@ -169,8 +169,8 @@ def test_recomputation_and_threads_change_nothing() -> None:
 def test_models_of_one_base_share_its_tensors() -> None:
     ref = opened(lora=None)
     spec = replace(ref.spec, adapters=LORA)
-    actor = filled(open_rank(spec, Rank(beside=ref)))
-    other = open_rank(replace(spec, adapters=replace(LORA, rank=2, targets=("q_proj",))), Rank(beside=actor))
+    actor = filled(open_rank(spec, Rank(base_engine=ref)))
+    other = open_rank(replace(spec, adapters=replace(LORA, rank=2, targets=("q_proj",))), Rank(base_engine=actor))
     places = [{each.data_ptr() for each in engine.model.parameters()} for engine in (ref, actor, other)]
     assert places[0] < places[1]
     assert places[0] < places[2]
@@ -189,7 +189,7 @@ def test_models_of_one_base_share_its_tensors() -> None:
 
 def test_heads_of_one_base_are_their_own() -> None:
     ref = opened("llama", None, "value_lm")
-    critic = open_rank(replace(ref.spec, adapters=LORA), Rank(beside=ref))
+    critic = open_rank(replace(ref.spec, adapters=LORA), Rank(base_engine=ref))
     critic.train_step([BLOCK], micro("value_lm"), STEP, 0)
     with torch.no_grad():
         assert torch.equal(ref.values(ROWS), opened("llama", None, "value_lm").values(ROWS))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.exchange.exchange import Exchange
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
@@ -118,7 +118,7 @@ SPLITS = {
 
 
 def drawn(chance: random.Random, shape: Shape, engine: str) -> tuple[Mesh, int]:
-    over = chance.choice([each for each in SPLITS[engine] if not problems(shape, engine, each)])
+    over = chance.choice([each for each in SPLITS[engine] if not layout_problems(shape, engine, each)])
     return over, chance.randrange(WORLD - over.size + 1)
 
 
@@ -208,7 +208,7 @@ def grown(mailbox: Mailbox, sizes: list[int]) -> list[int]:
     link, found = SharedMemoryLink(mailbox, torch.device("cpu")), []
     for size in sizes:
         if mailbox.place == 0:
-            message = link.room(size).fill_(size % 251)
+            message = link.buffer(size).fill_(size % 251)
             for post in [link.send(message, peer) for peer in (1, 2, 3)]:
                 post.wait()
         else:

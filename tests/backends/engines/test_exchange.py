@@ -23,7 +23,7 @@ from rlgraph.catalog.models.families import parameters
 from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.carriers import Site, peer_carriers
-from rlgraph.ir.layout import LocalTensor, Piece, at_layer, whole
+from rlgraph.ir.layout import LocalTensor, Piece, at_layer, full_box
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import reshard
@@ -402,7 +402,7 @@ PAIRS = [
 
 def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> LocalTensor:
     """What a rank holds: as torch does it, outer mesh dimensions cut first and each gets ceil(size / parts)."""
-    box = list(whole(size))
+    box = list(full_box(size))
     coordinates = Mesh(tuple((str(index), length) for index, length in enumerate(over))).coordinates(rank)
     for index, (length, placement) in enumerate(zip(over, placements, strict=True)):
         if isinstance(placement, Shard):

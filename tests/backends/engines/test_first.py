@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.engines.base import Generation, Sampling
-from rlgraph.backends.engines.first_done import is_decided, select_first, taken
+from rlgraph.backends.engines.first_done import is_decided, select_first, take_rows
 from rlgraph.backends.engines.sequences import Sequences
 from tests.backends.engines.models import engine
 from tests.suites import few
@@ -77,7 +77,7 @@ def test_rows_that_are_kept_are_those_of_generating_all(first: int, limits: dict
     made = engine(**limits).generate(PROMPTS, 8, sampling, keys)
     kept = select_first(whole, 8, sampling)
     assert select_first(made, 8, sampling).equal(kept)
-    found, expected = taken(made, kept), taken(whole, kept)
+    found, expected = take_rows(made, kept), take_rows(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-10)
     # Rows side by side are given up with as many tokens as the last one that is kept.

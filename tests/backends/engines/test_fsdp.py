@@ -64,7 +64,7 @@ def opened(split: Mesh, spec: ModelSpec, **how: Any) -> TransformersEngine:
 
 def score(split: Mesh, spec: ModelSpec, sequences: Any, micro_tokens: int) -> Any:
     engine = opened(split, spec, micro_tokens=micro_tokens)
-    return engine.speaks, elsewhere(ask, engine, spec.kind, sequences, (1.0, 0.7))
+    return engine.has_results, elsewhere(ask, engine, spec.kind, sequences, (1.0, 0.7))
 
 
 def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
@@ -76,11 +76,11 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
         early.append(len(sent._flat))
         return plain(sent, *given)
 
-    plain = copies._Buckets.rest
+    plain = copies._Buckets.send_rest
     with pytest.MonkeyPatch.context() as patch:
         # Copies add gradients up in several parts, while others are computed.
         patch.setattr(copies, "BUCKET", 2000)
-        patch.setattr(copies._Buckets, "rest", rest)
+        patch.setattr(copies._Buckets, "send_rest", rest)
         told = elsewhere(updates, engine, spec.kind, task, own)
     if split.splits == ("dp",) and own and own[-1] and not task.empty:
         assert [bool(each) for each in early] == [True, False, True][: task.steps]
@@ -318,7 +318,7 @@ def test_adapters_are_trained_as_in_one_process(ranks: Ranks, split: str, kind: 
 def lent(split: Mesh, task: Task) -> Any:
     """A model with adapters on another one's base, and this one; what they say before and after updates."""
     ref = opened(split, spec_of("qwen3"))
-    actor = open_rank(adapted(), Rank(split, dist.get_rank(), Holding("", ""), beside=ref))
+    actor = open_rank(adapted(), Rank(split, dist.get_rank(), Holding("", ""), base_engine=ref))
     once = {tensor.data_ptr() for tensor in ref.tensors().values()}
     alike = sum(tensor.data_ptr() in once for tensor in actor.model.parameters()) == len(once)
     before = ask(actor, "causal_lm", task.sequences, (1.0,))
@@ -382,7 +382,7 @@ def refreshed(split: Mesh, spec: ModelSpec) -> Any:
     def write(version: int) -> None:
         for tensor in engine.tensors().values():
             tensor.mul_(0.9)
-        engine.written()
+        engine.weights_were_written()
 
     coming = Coming(write, after=(3 + 2 * dist.get_rank(),))
     made = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from rlgraph.backends.engines import rendezvous
-from rlgraph.backends.engines.process_groups import RendezvousStore, connect, listen, url
+from rlgraph.backends.engines.process_groups import RendezvousStore, connect, listen, rendezvous_url
 from rlgraph.backends.engines.rendezvous import Message, StoreServer
 from tests.waits import NEVER
 
@@ -123,7 +123,7 @@ def test_who_waits_keeps_nobody_else_from_asking(monkeypatch: pytest.MonkeyPatch
 def test_torch_meets_there_by_itself() -> None:
     """vLLM starts its ranks by a URL, in the process that listens, too."""
     meeting = listen("127.0.0.1")
-    named = url(meeting.address)
+    named = rendezvous_url(meeting.address)
     assert meeting.address.split("/")[1] not in named
     made: list[dist.Store] = []
 

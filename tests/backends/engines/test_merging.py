@@ -41,7 +41,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         assert all(torch.equal(each, trainer.tensors()[name]) for name, each in merged.tensors.items())
         for each in merged.tensors.values():
             each.copy_(torch.randn(each.shape, generator=generator))
-        merged.renew()
+        merged.update_adapters()
         wanted = filled(places, ModelWeights(whole(trainer.model, merged)))
         changed = 0
         for name, each in own.items():
@@ -51,7 +51,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         # Nothing of the old ones is left.
         for name, each in merged.tensors.items():
             each.mul_(0 if ".lora_B." in name else 1)
-        merged.renew()
+        merged.update_adapters()
         assert all(torch.equal(each, plain[name]) for name, each in own.items())
 
 
@@ -87,7 +87,7 @@ def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
         for name, each in merged.tensors.items():
             if ".lora_B." in name:
                 each.copy_(torch.randn(each.shape, generator=generator).sign() * step)
-        merged.renew()
+        merged.update_adapters()
         wanted = missed = 0.0
         for live, base, b, a in merged._parts:
             change = merged.scale * b.double() @ a.double()
@@ -98,5 +98,5 @@ def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
     assert lost[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.01)
     assert lost[torch.bfloat16, 1e-3] == pytest.approx(0.64, abs=0.02)
     both = {"float32": ("merged", "apart"), "bfloat16": ("apart",)}
-    assert {dtype: SPEC.adapts(shape, dtype, "gpu") for dtype in both} == both
-    assert SPEC.adapts(shape, "bfloat16", "cpu") == ("merged", "apart")
+    assert {dtype: SPEC.adapter_ways(shape, dtype, "gpu") for dtype in both} == both
+    assert SPEC.adapter_ways(shape, "bfloat16", "cpu") == ("merged", "apart")

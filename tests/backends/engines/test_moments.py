@@ -26,11 +26,11 @@ from rlgraph.backends.enginespec.registry import opener
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
 from rlgraph.backends.worker import saving
-from rlgraph.backends.worker.saving import check_same, model_part, parts, read_part, snapshot_of, write_part
+from rlgraph.backends.worker.saving import boxes_to_write, check_same, model_part, read_part, snapshot_of, write_part
 from rlgraph.backends.worker.session import ModelState
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.digests import STRETCH, DamagedFile, Digests, digests_of
-from rlgraph.ir.layout import LocalTensor, Piece, cut_tensor, volume, whole
+from rlgraph.ir.layout import LocalTensor, Piece, cut_tensor, full_box, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 from rlgraph.passes.resharding.owners import divide_writing
@@ -62,7 +62,7 @@ def kept(state: ModelState, place: Path) -> None:
     if dist.is_initialized():
         stocks = [None] * dist.get_world_size()
         dist.all_gather_object(stocks, model_part(state))
-    own = parts(stocks)[dist.get_rank() if dist.is_initialized() else 0]
+    own = boxes_to_write(stocks)[dist.get_rank() if dist.is_initialized() else 0]
     assert not write_part(state, snapshot_of(state), place, own).failure
     if dist.is_initialized():
         dist.barrier()
@@ -186,7 +186,7 @@ def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain
 
 def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
     half = [LocalTensor("a", (4, 3), (Piece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)]
-    both = [LocalTensor(name, (6, 6), (Piece(name, whole((6, 6)), (0, 0)),)) for name in "bcde"]
+    both = [LocalTensor(name, (6, 6), (Piece(name, full_box((6, 6)), (0, 0)),)) for name in "bcde"]
     found = divide_writing([[half[0], *both], [half[1], *both]])
     assert [box for name, box in found[0] + found[1] if name == "a"] == [((0, 4), (0, 3)), ((4, 8), (0, 3))]
     sizes = [sum(volume(box) for _, box in each) for each in found]
@@ -208,7 +208,7 @@ def test_a_copys_share_of_a_parameter_lies_where_it_begins() -> None:
     adam = DistributedOptimizer.__new__(DistributedOptimizer)
     adam.optimizer, adam.model_param_group_index_map = adamw, {weight: (0, 0)}
     adam._get_model_param_range_map = lambda _: {"param": SimpleNamespace(start=6)}
-    box = whole((4, 3))
+    box = full_box((4, 3))
     found = moments(adam, {"w": weight}, [LocalTensor("w", (4, 3), (Piece("w", box, (0, 0)),))], Offloader())
     [[piece]] = [local.pieces for local in found.layout]
     assert piece.box == ((2, 4), (0, 3)) and found.steps == 1
@@ -217,7 +217,7 @@ def test_a_copys_share_of_a_parameter_lies_where_it_begins() -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
 def test_a_stretch_of_memory_is_boxes(shape: tuple[int, ...]) -> None:
-    places = np.arange(volume(whole(shape))).reshape(shape)
+    places = np.arange(volume(full_box(shape))).reshape(shape)
     # Whose first two columns, where there are so many dimensions, are another tensor's.
     cut = tuple((0, size) for size in shape[:-1]) + ((2, shape[-1]),)
     local = LocalTensor(
@@ -265,7 +265,7 @@ def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket
     elsewhere(update, state.engine, spec, task, blocks, 0)
     stocks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(stocks, model_part(state))
-    own, left = parts(stocks)[dist.get_rank()], snapshot_of(state)
+    own, left = boxes_to_write(stocks)[dist.get_rank()], snapshot_of(state)
     known = [*left.tensors.values(), *(each for kept in left.moments.kinds.values() for each in kept.values())]
     with pytest.MonkeyPatch.context() as patch, Live(known) as live:
         patch.setattr(saving, "write_tensors", partial(write_tensors, bucket=bucket))
@@ -319,14 +319,14 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
         write_tensors(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])})[1]
         == "b"
     )
-    local = LocalTensor("a", (4, 6), (Piece("a", whole((4, 6)), (0, 0)),))
+    local = LocalTensor("a", (4, 6), (Piece("a", full_box((4, 6)), (0, 0)),))
     files = []
     for number, box in enumerate((((0, 4), (0, 2)), ((0, 3), (2, 6)), ((3, 4), (2, 6)))):
         files.append(tmp_path / f"{number}.safetensors")
-        write_tensors(files[-1], select_views(tensors, [local], [("a", box)], {"a": whole((4, 6))}))
+        write_tensors(files[-1], select_views(tensors, [local], [("a", box)], {"a": full_box((4, 6))}))
     stored = StoredTensors(digested(files))
-    assert stored.names == ["a"] and stored.box("a") == whole((4, 6))
-    for box in (whole((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
+    assert stored.names == ["a"] and stored.box("a") == full_box((4, 6))
+    for box in (full_box((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
         assert torch.equal(stored.read("a", box), tensors["a"][tuple(slice(*side) for side in box)])
     for box in (((0, 5), (0, 6)), ((0, 4),)):
         with pytest.raises(EngineError, match="another shape there: 4 x 6"):
@@ -334,18 +334,18 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
     with pytest.raises(EngineError, match="no tensor b"):
         stored.read("b", ((0, 1),))
     with pytest.raises(EngineError, match="another shape"):
-        StoredTensors(digested(files[:2])).read("a", whole((4, 6)))
+        StoredTensors(digested(files[:2])).read("a", full_box((4, 6)))
     write_tensors(tmp_path / "weights.safetensors", tensors)
     before = saved(tmp_path, 1, 1, 1)
     like = [
-        LocalTensor(name, tuple(each.shape), (Piece(name, whole(tuple(each.shape)), (0,) * each.dim()),))
+        LocalTensor(name, tuple(each.shape), (Piece(name, full_box(tuple(each.shape)), (0,) * each.dim()),))
         for name, each in tensors.items()
     ]
     check_same([like], before)
     with pytest.raises(EngineError, match="h is only among those that were saved"):
         check_same([like[:2]], before)
     with pytest.raises(EngineError, match="a is 4 x 5, and was 4 x 6"):
-        check_same([[LocalTensor("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], before)
+        check_same([[LocalTensor("a", (4, 5), (Piece("a", full_box((4, 5)), (0, 0)),)), *like[1:]]], before)
 
 
 def flipped(file: Path, place: int) -> None:
@@ -367,7 +367,7 @@ def test_who_reads_a_part_looks_at_that_part_alone(tmp_path: Path) -> None:
         "wide": torch.ones(2, 3 * numbers),
     }
     told, _ = write_tensors(file, tensors, bucket=STRETCH // 2 + 12)
-    assert told == digests_of(file) and Digests.read(told.plain()) == told
+    assert told == digests_of(file) and Digests.read(told.to_plain()) == told
     begin = file.stat().st_size - sum(each.nbytes for each in tensors.values())
     # In the last row of `a`, and in the last third of the first row of `wide`.
     flipped(file, begin + tensors["a"].nbytes - STRETCH // 2)

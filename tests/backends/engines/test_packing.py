@@ -106,7 +106,7 @@ def test_two_steps_are_those_of_padded_rows(family: str, kind: ModelKind, monkey
     tolerance = 1e-10 if family in EXACT else 1e-6
     for one, other in zip(packed, padded, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-    assert engine(family, kind)._network.packs
+    assert engine(family, kind)._network.can_pack
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "gemma2", "qwen3_moe"])
@@ -133,15 +133,15 @@ def test_scores_are_capped_as_written_out(padding: float) -> None:
 
 
 def test_what_mixes_places_in_another_way_is_padded() -> None:
-    assert not engine("bloom", dtype="float32")._network.packs
+    assert not engine("bloom", dtype="float32")._network.can_pack
     model = engine("llama")
     model.model.config.layer_types = ["full_attention", "chunked_attention"]
-    assert not network.Network(model.model, 0).packs
+    assert not network.Network(model.model, 0).can_pack
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {*EXACT, *WIDE}))
 def test_models_of_which_plans_are_made_pack_as_plans_say(family: str) -> None:
-    assert named("transformers").packed() and engine(family)._packs
+    assert named("transformers").packs_rows() and engine(family)._packs
 
 
 def test_attention_is_computed_as_it_is_asked_for() -> None:
@@ -149,7 +149,7 @@ def test_attention_is_computed_as_it_is_asked_for() -> None:
     refused."""
     spec = replace(engine("llama").spec, generates=False)
     eager = TransformersEngine.open(spec, attention="eager")
-    assert eager._packs == named("transformers").packed("eager")
+    assert eager._packs == named("transformers").packs_rows("eager")
     with torch.no_grad():
         torch.testing.assert_close(eager.logprobs(ROWS), engine("llama").logprobs(ROWS), rtol=1e-6, atol=1e-6)
     # An engine on the same base has its own way.

@@ -44,8 +44,8 @@ def test_pairs_score_the_response() -> None:
 
 
 def test_places_of_tokens() -> None:
-    assert BATCH.row_of.tolist() == [0, 0, 0, 2, 3, 3]
-    assert BATCH.column_of.tolist() == [0, 1, 2, 0, 0, 1]
+    assert BATCH.row_of_token.tolist() == [0, 0, 0, 2, 3, 3]
+    assert BATCH.token_positions.tolist() == [0, 1, 2, 0, 0, 1]
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 90), st.integers(1, 4))

@@ -59,7 +59,7 @@ def test_each_token_has_one_place(seed: int) -> None:
     rows = grouped(seed)
     found = packing.pack_shared(rows, prompts(rows))
     assert found is not None and len(found.taken) == SHARED
-    for kind in (rows.tokens, rows.column_of):
+    for kind in (rows.tokens, rows.token_positions):
         assert kind[found.taken][found.place_of].equal(kind)
     lying = [(span.families * span.beginning, span.families * sum(r * n for r, n in span.ends)) for span in found.spans]
     assert sum(map(sum, lying)) == SHARED
@@ -159,4 +159,4 @@ def test_trials_ask_for_no_more_than_a_dtype_holds(dtype: str, step: float) -> N
     for trial in ("packs", "shares"):
         found.__dict__.pop(trial, None)
     # Parts in float32 are no fault of a model in float64: DeepSeek's routers are such.
-    assert (found.packs, found.shares) == (True, True)
+    assert (found.can_pack, found.can_share_prefixes) == (True, True)

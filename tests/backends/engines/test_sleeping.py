@@ -59,7 +59,7 @@ def test_weights_are_read_and_written_where_they_sleep(tmp_path: Path) -> None:
     for each in (awake, sleeping):
         updates(each, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
     sleeping.sleep()
-    moved = sleeping.rest.arenas.host.bytes
+    moved = sleeping.offloader.arenas.host.bytes
     assert same(awake.state(), sleeping.state()) and awake.layout() == sleeping.layout()
     # What a checkpoint has.
     assert same(kept(awake), kept(sleeping))
@@ -67,7 +67,7 @@ def test_weights_are_read_and_written_where_they_sleep(tmp_path: Path) -> None:
     assert same(TransformersEngine.open(ModelSpec("causal_lm", str(tmp_path), "bfloat16")).state(), awake.state())
     for each in (awake, sleeping):
         each.blend(other.state(), 0.75)
-    assert sleeping.rest.asleep and sleeping.rest.arenas.host.bytes == moved
+    assert sleeping.offloader.asleep and sleeping.offloader.arenas.host.bytes == moved
     sleeping.wake()
     assert same(awake.state(), sleeping.state())
     # What the optimizer keeps in float32 has followed.
@@ -93,28 +93,28 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
     def switching(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """It falls asleep or wakes up before each piece."""
         nonlocal switches
-        engine.wake() if engine.rest.asleep else engine.sleep()
+        engine.wake() if engine.offloader.asleep else engine.sleep()
         switches += 1
-        with engine.rest.reading(tensor) as there:
+        with engine.offloader.prefetch(tensor) as there:
             yield there
 
     assert not write_tensors(tmp_path / "switched", views, 64, switching)[1]
     assert (tmp_path / "switched").read_bytes() == (tmp_path / "still").read_bytes()
     assert switches > 2
-    if engine.rest.asleep:
+    if engine.offloader.asleep:
         engine.wake()
     # And at any other moment.
     with ThreadPoolExecutor(1) as pool:
         for asleep in (False, True):
             if asleep:
                 engine.sleep()
-            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.rest.reading)
+            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.offloader.prefetch)
             while not written.done():
-                engine.wake() if engine.rest.asleep else engine.sleep()
+                engine.wake() if engine.offloader.asleep else engine.sleep()
                 # The other one's turn, in either state.
                 time.sleep(0.0002)
             assert not written.result()[1]
-            if engine.rest.asleep:
+            if engine.offloader.asleep:
                 engine.wake()
             assert (tmp_path / f"{asleep}").read_bytes() == (tmp_path / "still").read_bytes()
 
@@ -126,7 +126,7 @@ def test_all_bytes_leave_and_are_counted() -> None:
         updates(engine, "causal_lm", TASK, TASK.blocks[0])
         gc.collect()
         engine.clear_gradients()
-        there, arenas = live.now, engine.rest.arenas
+        there, arenas = live.now, engine.offloader.arenas
         switched = engine.sleep()
         # Its copies are on this machine, too.
         assert live.now == pytest.approx(there, rel=0.01)
@@ -152,7 +152,7 @@ def test_what_has_not_changed_is_not_copied_again() -> None:
 
 def test_weights_that_others_bring_are_not_kept() -> None:
     engine, twin = opened(), opened(seed=1)
-    assert engine.sleep(keep=False).moved == 0 and engine.rest.arenas.host.bytes == 0
+    assert engine.sleep(keep=False).moved == 0 and engine.offloader.arenas.host.bytes == 0
     assert [tuple(each.shape) for each in engine.tensors().values()] == [
         tuple(each.shape) for each in twin.tensors().values()
     ]
@@ -172,9 +172,9 @@ def test_gradients_of_a_step_that_goes_on_leave_when_it_is_over() -> None:
 
     engine.clear_gradients()
     engine.add_gradients([0], micro)
-    assert engine.sleep().moved == weights and engine.rest.arenas.host.bytes == 2 * weights
+    assert engine.sleep().moved == weights and engine.offloader.arenas.host.bytes == 2 * weights
     engine.wake()
-    assert engine.rest.arenas.host.bytes == weights
+    assert engine.offloader.arenas.host.bytes == weights
     engine.apply_gradients(OPTIONS, 0)
     assert engine.sleep().moved == pytest.approx(3 * weights, rel=0.01)
 
@@ -185,15 +185,15 @@ def test_copies_of_tensors_that_are_no_more_make_room() -> None:
     engine.wake()
     for parameter in engine.model.parameters():
         parameter.data = parameter.detach().clone()
-    engine.written()
-    assert engine.sleep().moved == engine.rest.arenas.host.bytes == engine.rest.arenas.host.peak == weights
+    engine.weights_were_written()
+    assert engine.sleep().moved == engine.offloader.arenas.host.bytes == engine.offloader.arenas.host.peak == weights
 
 
 def test_several_models_share_the_arenas_of_their_process() -> None:
     arenas, sizes = MemoryCounters(), []
     for seed in range(2):
         engine = opened(seed=seed)
-        engine.rest = Offloader(arenas)
+        engine.offloader = Offloader(arenas)
         sizes.append(engine.sleep().moved)
         engine.wake()
     assert arenas.device.bytes == arenas.host.bytes == arenas.device.peak == sum(sizes)

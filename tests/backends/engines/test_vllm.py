@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling
-from rlgraph.backends.engines.first_done import select_first, taken
+from rlgraph.backends.engines.first_done import select_first, take_rows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
@@ -64,7 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def write(engine: VllmEngine, model: TransformersEngine) -> None:
     fill_tensors(engine.tensors(), engine.layout(), ModelWeights(model.model))
-    engine.written()
+    engine.weights_were_written()
 
 
 def scores(model: TransformersEngine, sequences: Sequences, temperature: float = 1.0) -> torch.Tensor:
@@ -278,7 +278,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
     sampling = Sampling(40, min_tokens=20, stop_ids=(20, 21))
     prompts = [PROMPTS, LONG, PROMPTS]
     alone = [engine.generate(each, 3, sampling, keys(3 * len(each))) for each in prompts]
-    joining = Admission(1, joins=False), Admission(2, joins=True), Admission(4, joins=False)
+    joining = Admission(1, join_call=False), Admission(2, join_call=True), Admission(4, join_call=False)
 
     def call(prompts: Sequences, admission: Admission) -> Generation:
         try:
@@ -288,7 +288,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         made = [threads.submit(call, each, how) for each, how in zip(prompts, joining, strict=True)]
-        wrong = threads.submit(call, Sequences.from_lists([[5] * 300]), Admission(3, joins=True))
+        wrong = threads.submit(call, Sequences.from_lists([[5] * 300]), Admission(3, join_call=True))
         while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2, 3, 4):
@@ -298,7 +298,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
             torch.testing.assert_close(found.result().logprobs, expected.logprobs, rtol=0, atol=1e-5)
         with pytest.raises(EngineError, match="more than the 256"):
             wrong.result()
-    assert [how.beside > 0 for how in joining] == [True, True, False]
+    assert [how.concurrent_calls > 0 for how in joining] == [True, True, False]
     assert not engine._calls and not engine._desk._calls and not engine._desk._driven
 
 
@@ -308,7 +308,7 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
     sampling = Sampling(12, min_tokens=8, stop_ids=(20, 21))
     turns = [PROMPTS, LONG, PROMPTS]
     alone = [engine.generate(each, 3, sampling, keys(3 * len(each))) for each in turns]
-    admissions = Admission(1, joins=False, more=True), Admission(2, joins=True, more=True)
+    admissions = Admission(1, join_call=False, more=True), Admission(2, join_call=True, more=True)
     begun = [0, 0]
 
     def play(which: int) -> list[Generation]:
@@ -335,7 +335,7 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
             for found, expected in zip(each.result(), alone, strict=True):
                 assert found.sequences.rows() == expected.sequences.rows()
                 torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-5)
-    assert all(each.beside > 0 for each in admissions)
+    assert all(each.concurrent_calls > 0 for each in admissions)
     assert not engine._calls and not engine._desk._calls and not engine._desk._driven and not engine._desk._dismissed
 
 
@@ -359,7 +359,7 @@ def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:
     whole, made = (pair[0].generate(PROMPTS, 6, each, keys(30)) for each in (sampling, first))
     kept = select_first(whole, 6, first)
     assert select_first(made, 6, first).equal(kept)
-    found, expected = taken(made, kept), taken(whole, kept)
+    found, expected = take_rows(made, kept), take_rows(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
     assert 0 < int((made.sequences.counts() == 0).sum()) <= 10, "others have ended with the last one that is kept"
     # Parts come as they do without, and nothing is left behind in the engine.
@@ -589,7 +589,7 @@ def test_a_model_that_sleeps_wakes_up_as_it_was(pair: Pair) -> None:
         return made.sequences.rows()
 
     first, weights = sampled(), sum(tensor.nbytes for tensor in engine.tensors().values())
-    device, host = engine.rest.arenas.device, engine.rest.arenas.host
+    device, host = engine.offloader.arenas.device, engine.offloader.arenas.host
     assert engine.sleep().moved == host.bytes == weights
     # The cache, which nobody needs.
     assert device.bytes == 0 and device.peak - weights == pytest.approx(64 << 20, rel=0.01)
@@ -612,7 +612,7 @@ def test_weights_come_to_a_model_that_sleeps(pair: Pair) -> None:
     engine.sleep()
     version = engine.version
     engine.blend({name: torch.zeros_like(tensor) for name, tensor in before.items()}, 0.5)
-    assert engine.version == version and engine.rest.asleep
+    assert engine.version == version and engine.offloader.asleep
     engine.wake()
     assert engine.version == version + 1
     assert all(torch.equal(tensor, 0.5 * before[name]) for name, tensor in engine.tensors().items())
@@ -671,8 +671,8 @@ def test_each_number_is_where_the_layout_says(model: str) -> None:
                 if name.endswith(CORRECTION):
                     buffer.normal_(std=0.3)
             fill_tensors(engine.tensors(), engine.layout(), ModelWeights(new.model))
-            engine.written()
+            engine.weights_were_written()
         made = engine.generate(THREE, 2, Sampling(10), keys)
         assert made.sequences.rows() == trainer.generate(THREE, 2, Sampling(10), keys).sequences.rows()
         torch.testing.assert_close(made.logprobs, trainer.logprobs(made.sequences).detach(), rtol=0, atol=1e-5)
-    assert engine.speaks and not misplaced(engine, trainer.model)
+    assert engine.has_results and not misplaced(engine, trainer.model)

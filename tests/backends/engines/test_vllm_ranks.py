@@ -74,11 +74,11 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     for name, over in SPLIT:
         sparse = VllmEngine.open(spec(name), over, rank, address=address)
         fill_tensors(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
-        sparse.written()
+        sparse.weights_were_written()
         one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
         wrong += misplaced(sparse, load(spec(name)).model)
-        wrong += [name] * (sparse.speaks != engine.speaks)
+        wrong += [name] * (sparse.has_results != engine.has_results)
     # Adapters, which each rank merges into its part, or has beside it.
     for how in SPEC.adapters:
         adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address, adapters=how)
@@ -86,7 +86,7 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
         one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += [f"{count} functions were compiled" for count in [counters["frames"]["total"]] if count]
-    results.put((rank, engine.speaks, rows, wrong + named, (changed.sequences.rows(), changed.versions.tolist())))
+    results.put((rank, engine.has_results, rows, wrong + named, (changed.sequences.rows(), changed.versions.tolist())))
 
 
 def new_adapters(state: State) -> State:

@@ -94,10 +94,10 @@ def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch)
     opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=2)
     opened.holding = Holding("actor", "play", kv_bytes=1, offload=True)
     least = start.cache_for(opened.spec, SHAPE, mesh(tp=2), 1000)
-    assert opened.roomier(1000) == Holding("actor", "play", kv_bytes=least, offload=True)
-    assert opened.roomier(SHAPE.positions) is not None and opened.roomier(SHAPE.positions + 1) is None
+    assert opened.larger_cache(1000) == Holding("actor", "play", kv_bytes=least, offload=True)
+    assert opened.larger_cache(SHAPE.positions) is not None and opened.larger_cache(SHAPE.positions + 1) is None
     opened.holding = Holding("actor", "play")
-    assert opened.roomier(1000) is None
+    assert opened.larger_cache(1000) is None
 
 
 def test_nobody_says_how_large_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def test_ours_are_folders() -> None:
 
 def test_what_an_engine_does_only_where_parameters_are_not_shared_out() -> None:
     spec = engines()["transformers"]
-    assert spec.does("generate") and spec.does("generate", ["tp"]) and spec.does("train", ["fsdp"])
-    assert not spec.does("generate", ["tp", "fsdp"])
+    assert spec.supports("generate") and spec.supports("generate", ["tp"]) and spec.supports("train", ["fsdp"])
+    assert not spec.supports("generate", ["tp", "fsdp"])
 
 
 def test_an_engine_of_a_package_is_as_good_as_ours(package: Path) -> None:

@@ -19,7 +19,7 @@ from tiny import compile_text, shipped
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
@@ -89,7 +89,7 @@ def run_local(name: str, data: Path, folder: Path) -> Local:
     swaps, changes = PROGRAMS[name]
     program = compile_text(shipped(SHIPPED.get(name, name), swaps), changes)
     found = Local([], folder / f"{name}-recorded", folder / f"{name}-models")
-    with recording(found.recording, SHIPPED.get(name, name), 0):
+    with claim_folder(found.recording, SHIPPED.get(name, name), 0):
         backend = LocalBackend(program, Settings(folder=data, record=found.recording))
         try:
             found.steps.extend(backend.steps(REPLAYED + SAMPLED))
@@ -126,7 +126,7 @@ class Watcher(SilentObserver):
         self.pools, self.together = pools, set[str]()
         self._all = threading.Barrier(max(1, len(pools)))
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if node.op == "train" and pool in self.pools - self.together:
             self._all.wait(NEVER)
             self.together.add(pool)
@@ -177,7 +177,7 @@ def on_actors(
     holdings = (Holding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
     plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
     watcher, sampled = Watcher(together), folder / "sampled"
-    with recording(sampled, SHIPPED.get(name, name), 0):
+    with claim_folder(sampled, SHIPPED.get(name, name), 0):
         settings = Settings(folder=data, replay=local.recording, record=sampled)
         backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:

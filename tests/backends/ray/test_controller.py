@@ -128,7 +128,7 @@ def test_no_byte_of_a_row_passes_through_the_controller(
     try:
         counting, passed = Counting(backend, monkeypatch), []
         # One at a time: the next step reads its data while the one before is still under way.
-        for coming in list(backend.coming(2)):
+        for coming in list(backend.next_steps(2)):
             list(backend.run_steps([coming]))
             passed.append(counting.step())
     finally:

@@ -33,7 +33,7 @@ from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from tests.waits import NEVER, until
 
 ray = pytest.importorskip("ray")
@@ -181,7 +181,7 @@ def plan(program: Program, play: int = 0, tp: int = 1, **ranks: int) -> Plan:
     )
     roles = tuple(
         Role(model, operation, "play" if play and operation == "generate" else "learn")
-        for model, found in operations(program).items()
+        for model, found in model_operations(program).items()
         for operation in sorted(found)
     )
     pools = (Pool(HOST, 0), *(Pool(name, copies) for name, copies in sizes.items()))
@@ -195,7 +195,7 @@ class At(SilentObserver):
     def __init__(self, op: str, then: Callable[[], None]) -> None:
         self.op, self.then, self.done = op, then, False
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if node.op == self.op and not self.done:
             self.done = True
             self.then()
@@ -249,7 +249,7 @@ def two_copies(folder: Path) -> dict[str, str]:
         next(backend.steps(1))
 
         bad = ("learn", 1)
-        call = backend.processes.call(bad, Worker.holding, "nobody")
+        call = backend.processes.call(bad, Worker.held_weights, "nobody")
         told["bug"] = failure(lambda: backend.processes.get([call], CallContext((bad,), "its layout")))
         backend.save("actor", folder / "after_bug")
 

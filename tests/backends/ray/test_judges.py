@@ -26,7 +26,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import Diagnostic, RlgraphError, RunError
-from rlgraph.passes.rewrites.accumulate import trainings
+from rlgraph.passes.rewrites.accumulate import streamed_trainings
 from tests.waits import NEVER
 
 # Actors cannot import what pytest imports.
@@ -110,7 +110,7 @@ def callers(folder: Path, done: str) -> set[int]:
 def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     made: Compiled, backend: RayBackend
 ) -> None:
-    assert [each.why for each in trainings(made.program, made.plan)] == [""], "both copies train meanwhile"
+    assert [each.why for each in streamed_trainings(made.program, made.plan)] == [""], "both copies train meanwhile"
     found = list(backend.steps(2))
     called, stepped = (callers(made.folder, done) for done in ("called", "stepped"))
     assert len(called) == 3, "one process on each cpu, whatever `workers` says"
@@ -129,7 +129,7 @@ def _pids(backend: RayBackend) -> list[int]:
     processes = backend.transport.processes
     from rlgraph.backends.ray.failures import CallContext
 
-    return processes.ask(CallContext(tuple(who), "its number"), Worker.pid)
+    return processes.call_all(CallContext(tuple(who), "its number"), Worker.pid)
 
 
 def _have_loaded(backend: RayBackend, module: str) -> set[str]:
@@ -151,7 +151,7 @@ def _raised(made: Compiled, backend: RayBackend, asked: str) -> Diagnostic:
             list(backend.steps(3))
     finally:
         (made.folder / asked).unlink()
-        backend.transport.processes.go_on()
+        backend.transport.processes.allow_calls()
     (found,) = failed.value.diagnostics
     return found
 

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.weights import file_tensors
-from rlgraph.backends.ray.calls import Calls, copies
+from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
@@ -274,7 +274,7 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
-    with run.backend.weights.lent("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
+    with run.backend.weights.lend("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
         # Orders come behind them; this asks each process itself.
         lent.arrived()
         after, fresh = sampled_and_scored(run)
@@ -302,7 +302,7 @@ def score(worker: Any, prompts: list[list[int]], responses: list[list[int]]) -> 
     engine = worker.session.models["actor"].engine
     with torch.no_grad():
         found = engine.logprobs(Sequences.from_pairs(prompts, responses))
-    return found if engine.speaks else None
+    return found if engine.has_results else None
 
 
 @plans("grpo: tp2 x dp2 to tp2, held")
@@ -310,14 +310,14 @@ def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActor
     """Also where the rank that leads a copy is late to pass the sync on, and another of its threads has the next order
     for the others."""
     group = run.compiled.plan.role("actor", "generate")
-    [copy] = copies(group)
+    [copy] = replicas_of(group)
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     before = run.each(group.name, taken)
     run.each(group.name, late)
-    run.backend.weights.forget()
-    with run.backend.weights.lent("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
+    run.backend.weights.forget_held_weights()
+    with run.backend.weights.lend("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
         calls = Calls[HeldWeights](run.backend.processes)
-        calls.copy(copy, Worker.holding, "actor")
+        calls.call_replica(copy, Worker.held_weights, "actor")
         told = [each.changes for found in calls.get("what it has") for each in found]
         lent.arrived()
     run.each(group.name, on_time)
@@ -438,7 +438,7 @@ MODELS = ("actor", "critic", "ref", "reward")
 
 def awake(worker: Any) -> Counter[str]:
     held = worker.spec.group.models
-    return Counter(name for name in held if not worker.session.models[name].engine.rest.asleep)
+    return Counter(name for name in held if not worker.session.models[name].engine.offloader.asleep)
 
 
 def arenas(worker: Any) -> Any:

@@ -27,7 +27,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
@@ -93,17 +93,17 @@ class Kills(SilentObserver):
         self.stopped = SimpleQueue[int]()
         """To whom it was done."""
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if node.op != "train":
             self.passed(node.op)
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op == "train":
             self.passed(node.op)
         if tokens:
             self.passed("sampled")
 
-    def synced(
+    def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         """New weights are there: what was ordered with them begins."""
@@ -161,7 +161,7 @@ def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.Mo
     assert "`play.transformers`" in said[0] and "rank 0 of play.transformers is gone" in said[0]
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
-    assert backend.trained()["actor"] == STEPS
+    assert backend.update_counts()["actor"] == STEPS
 
 
 def amid(backend: RayBackend, watch: Kills, *steps: int) -> list[StepResult]:
@@ -184,7 +184,7 @@ def test_others_do_the_rows_of_a_copy_that_is_lost(kept: None, tmp_path: Path, m
     # Before the second step, and before the fourth.
     watch = Kills(("sync", 1, (PLAY, 0)), ("sync", 3, (PLAY, 1)), by=signal.SIGSTOP)
     sampled = tmp_path / "sampled"
-    with recording(sampled, "repeats", 0):
+    with claim_folder(sampled, "repeats", 0):
         backend = on_ray(found, tmp_path, watch, said, repeats=2, record=sampled)
         try:
             steps = amid(backend, watch, 1, 3)
@@ -200,7 +200,7 @@ def test_others_do_the_rows_of_a_copy_that_is_lost(kept: None, tmp_path: Path, m
     assert f"rank 1 of {PLAY} is gone" in replaced and "step 4 begins again" in replaced
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
-    assert backend.trained()["actor"] == STEPS
+    assert backend.update_counts()["actor"] == STEPS
     for step in range(1, STEPS + 1):
         assert len(rows(sampled, step)) == 10
 
@@ -211,7 +211,7 @@ def test_a_step_that_begins_again_is_recorded_once(kept: None, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     found, said = made(tmp_path), list[str]()
     watch, sampled = Kills(*[("sampled", 3, (PLAY, rank)) for rank in (0, 1)]), tmp_path / "sampled"
-    with recording(sampled, "repeats", 0):
+    with claim_folder(sampled, "repeats", 0):
         backend = on_ray(found, tmp_path, watch, said, repeats=1, record=sampled)
         try:
             steps = list(backend.steps(STEPS))
@@ -245,7 +245,7 @@ def test_rows_that_others_do_are_recorded_once(kept: None, tmp_path: Path, monke
     """A copy has recorded its rows, and is lost before it says so."""
     monkeypatch.chdir(tmp_path)
     found, said, sampled = made(tmp_path), list[str](), tmp_path / "sampled"
-    with recording(sampled, "repeats", 0):
+    with claim_folder(sampled, "repeats", 0):
         backend = on_ray(found, tmp_path, Kills(), said, record=sampled)
         try:
             handle = backend.processes.handles[PLAY, 1]  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ def test_vllm_does_so_too(cluster: None, tmp_path: Path, monkeypatch: pytest.Mon
     found, said = compiled(text, {}, schedule, data_folder(tmp_path)), list[str]()
     watch = Kills(("sync", 1, ("play.vllm", 1)), by=signal.SIGSTOP, late=0.05)
     sampled = tmp_path / "sampled"
-    with recording(sampled, "repeats", 0):
+    with claim_folder(sampled, "repeats", 0):
         backend = on_ray(found, tmp_path, watch, said, record=sampled)
         try:
             steps = amid(backend, watch, 1)
@@ -330,7 +330,7 @@ def test_a_step_that_has_changed_a_model_is_not_repeated(kept: None, tmp_path: P
             list(backend.steps(STEPS))
     finally:
         backend.close()
-    assert not said and backend.trained()["actor"] == 2
+    assert not said and backend.update_counts()["actor"] == 2
 
 
 @pytest.mark.long

@@ -74,7 +74,7 @@ class Kills(SilentObserver):
         self.left = self.pid = 0
         self.started = 0
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.left -= node.op == "train"
         if self.left == 0 and node.op == "train":
             until(lambda: disk.newest(CHECKPOINTS) is not None)
@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
         }.items()
     }
     expected = numbers(plans["alone"].run(STEPS, **how))
-    watch, plain = Kills(), backend.start
+    watch, plain = Kills(), backend.start_processes
 
     def start(*args: Any, **named: Any) -> Any:
         found = plain(*args, **named)
@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
         watch.pid, watch.started = ray.get(found.call(last, Worker.pid)), watch.started + 1
         return found
 
-    monkeypatch.setattr(backend, "start", start)
+    monkeypatch.setattr(backend, "start_processes", start)
     watch.left = 4
     with pytest.raises(RunError, match="is gone"):
         plans["megatron"].run(STEPS, out="run", save_every=2, max_restarts=0, backend="ray", observer=watch, **how)

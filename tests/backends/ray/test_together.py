@@ -59,7 +59,7 @@ class Spans(SilentObserver):
         self.interrupts = False
         """When the second table is about to be sampled."""
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if self.interrupts and node.op == "generate" and pool == "play":
             self.interrupts = node.name == "rollout"
             if not self.interrupts:
@@ -247,7 +247,7 @@ class Given(SilentObserver):
 
     tokens = 0
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         self.tokens += tokens
 
 

@@ -17,7 +17,7 @@ from tiny import EPS, compile_text, data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.recording import recording
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
@@ -67,7 +67,7 @@ class Fires(SilentObserver):
         self.ahead = threading.Event()
         """A second step has begun to generate."""
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.ops.append(node.op)
         if self.ops.count("generate") == 2:
             self.ahead.set()
@@ -167,7 +167,7 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, k
 def recorded_steps(made: Compiled, settings: Settings, fires: Fires, count: int) -> list[StepResult]:
     """So many steps on Ray, recorded where the settings say."""
     assert settings.record is not None
-    with recording(settings.record, made.name, 0):
+    with claim_folder(settings.record, made.name, 0):
         backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
         try:
             return list(backend.steps(count))

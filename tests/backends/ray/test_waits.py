@@ -40,7 +40,7 @@ class Stops(SilentObserver):
     def __init__(self) -> None:
         self.pid, self.trained = 0, 0
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         if node.op != "train":
             return
         self.trained += 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, known_devices, names
+from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, device_names, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.units import format_exact, format_quantity
 from rlgraph.errors import Diagnostic, ProgramError
@@ -93,7 +93,7 @@ GROUPS = st.builds(
     "{}x{}:{}{}{}".format,
     st.integers(1, 500),
     st.integers(1, 16),
-    st.sampled_from(sorted(names())),
+    st.sampled_from(sorted(device_names())),
     st.dictionaries(st.sampled_from(sorted(FIELDS)), st.floats(1, 1e17)).map(
         lambda fields: (
             f"({', '.join(f'{name}={field(name, value)}' for name, value in fields.items())})" if fields else ""
@@ -320,12 +320,12 @@ def test_dense_rates_in_bfloat16() -> None:
         "mi300x": 1307e12,
         "l40s": 362e12,
     }
-    assert {name: known_devices()[names()[name]].device.peak("bfloat16") for name in verl} == verl
+    assert {name: known_devices()[device_names()[name]].device.peak("bfloat16") for name in verl} == verl
 
 
 def test_names_are_of_one_device_each() -> None:
     aliases = [alias for listed in known_devices().values() for alias in listed.aliases]
-    assert len(set(aliases) | set(known_devices())) == len(aliases) + len(known_devices()) == len(names())
+    assert len(set(aliases) | set(known_devices())) == len(aliases) + len(known_devices()) == len(device_names())
 
 
 def table() -> str:

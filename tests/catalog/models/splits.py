@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE
 from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
@@ -59,5 +59,5 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     cp = draw(st.sampled_from((1, 2))) if engine == "megatron" else 1
     chunks = draw(st.sampled_from([each for each in (1, 2, 3) if pp > 1 and shape.layers % (each * pp) == 0] or [1]))
     over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp, chunks=chunks)
-    assume(not problems(shape, engine, over))
+    assume(not layout_problems(shape, engine, over))
     return shape, over

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, longest_row, shape_of
-from rlgraph.catalog.models.families import count, layer_tensors, parameters
+from rlgraph.catalog.models.families import layer_tensors, parameter_count, parameters
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from tests.catalog.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
@@ -22,7 +22,7 @@ def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: b
     assert {tensor.name: tensor.shape for tensor in layer_tensors(shape, kind)} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
     }
-    assert count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
+    assert parameter_count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
 
 
 def test_a_tensor_of_every_layer_has_the_layer_as_its_first_dimension() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rlgraph.catalog.models import configs as module
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config, known_config
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 
 BILLIONS = {
@@ -81,12 +81,12 @@ def shape(name: str) -> Shape:
 
 @pytest.mark.parametrize("name", BILLIONS)
 def test_a_known_model_has_the_published_number_of_parameters(name: str) -> None:
-    assert count(shape(name)) / 1e9 == pytest.approx(BILLIONS[name], rel=0.005)
+    assert parameter_count(shape(name)) / 1e9 == pytest.approx(BILLIONS[name], rel=0.005)
 
 
 @pytest.mark.parametrize("name", REWARD_BILLIONS)
 def test_a_known_reward_model_too(name: str) -> None:
-    assert count(shape(name), "reward_lm") / 1e9 == pytest.approx(REWARD_BILLIONS[name], rel=0.005)
+    assert parameter_count(shape(name), "reward_lm") / 1e9 == pytest.approx(REWARD_BILLIONS[name], rel=0.005)
 
 
 def test_every_configuration_is_compared_and_every_other_name_leads_to_one() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
@@ -155,7 +155,7 @@ def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: i
     """Or a share of these; of adapters what belongs to them, and all that lies between."""
     over = mesh(dp=2, tp=tp, fsdp=parts)
     shape = replace(shape, adapters=Adapters(3, 6.0)) if adapted else shape
-    if shape.fused or problems(shape, "transformers", over):
+    if shape.fused or layout_problems(shape, "transformers", over):
         return
     for kind in KINDS:
         layouts = [transformers.layout(shape, over, rank, kind) for rank in one_copy(over)]

@@ -17,7 +17,7 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource, fill_tensors
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.config_shape import shape_of
@@ -80,7 +80,7 @@ def laid_out() -> Iterator[tuple[str, str, str, Mesh]]:
     for family, kind in KINDS:
         shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
         for name, meshes in MESHES.items():
-            yield from ((family, kind, name, over) for over in meshes if not problems(shape, name, over, kind))
+            yield from ((family, kind, name, over) for over in meshes if not layout_problems(shape, name, over, kind))
 
 
 SPLIT = {"megatron": MESHES["megatron"][1], "vllm": MESHES["vllm"][2], "transformers": MESHES["transformers"][0]}
@@ -128,7 +128,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     names = load_file(tmp_path / "model.safetensors")
     assert names.keys() != held(model).keys()
     shape = shape_of_model(model)
-    if layout is vllm.layout and problems(shape, "vllm", over):
+    if layout is vllm.layout and layout_problems(shape, "vllm", over):
         pytest.skip("it does not hold this family")
     whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in layer_tensors(shape)}
     for rank in range(4):

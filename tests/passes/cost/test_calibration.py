@@ -165,7 +165,10 @@ def test_a_file_is_read_as_it_was_written(document: Any) -> None:
 
 def test_a_device_has_the_rates_that_were_measured() -> None:
     known = calibration()
-    cpu, gpu = known.on(read_cluster("2x2:cpu")), known.on(read_cluster("2x8:a100-80gb"))
+    cpu, gpu = (
+        known.with_measured_rates(read_cluster("2x2:cpu")),
+        known.with_measured_rates(read_cluster("2x8:a100-80gb")),
+    )
     assert cpu.islands[0].device.peak("float32") == 7e10
     assert cpu.islands[0].device.bandwidth == 9e9
     assert gpu == read_cluster("2x8:a100-80gb")

@@ -16,7 +16,7 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.optimizer_step import optimizer_step
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.time import latency_model
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.cost.work import Tokens
 
@@ -35,7 +35,7 @@ def on(split: Mesh, **how: bool) -> Deployment:
 @pytest.mark.parametrize(("kind", "again", "gathers"), [("forward", False, 1), ("train", False, 2), ("train", True, 3)])
 def test_work_is_divided_and_keys_and_values_travel(kind: str, again: bool, gathers: int) -> None:
     alone, shared = (
-        latency(kind, MODEL, on(split, recompute=again), CONSTANTS, ROWS) for split in (mesh(), mesh(cp=4))
+        latency_model(kind, MODEL, on(split, recompute=again), CONSTANTS, ROWS) for split in (mesh(), mesh(cp=4))
     )  # type: ignore[arg-type]
     assert shared.row.compute == pytest.approx(alone.row.compute / 4)
     assert shared.row.memory == pytest.approx(alone.row.memory / 4)
@@ -47,7 +47,9 @@ def test_work_is_divided_and_keys_and_values_travel(kind: str, again: bool, gath
 
 
 def test_over_nodes_each_one_has_one_ring_of_its_devices() -> None:
-    near, far = (latency("train", MODEL, on(mesh(cp=size)), CONSTANTS, ROWS).row.communication for size in (8, 16))
+    near, far = (
+        latency_model("train", MODEL, on(mesh(cp=size)), CONSTANTS, ROWS).row.communication for size in (8, 16)
+    )
     network = min(ISLAND.device.link, 8 * ISLAND.network)
     assert far / near == pytest.approx((15 / 16) / (7 / 8) * ISLAND.device.link / network)
 
@@ -101,5 +103,5 @@ def test_the_fullest_rank_has_its_part_of_all_tokens_and_most_of_what_is_scored(
         for place in range(length - scored, length):
             stretch = place * 2 * ranks // length
             most[(min(stretch, 2 * ranks - 1 - stretch) + row) % ranks] += 1
-    found = Tokens(rows, rows * length, rows * length**2, rows * scored, length).shared_out(ranks)
+    found = Tokens(rows, rows * length, rows * length**2, rows * scored, length).fullest_share(ranks)
     assert (found.tokens, found.scored) == (rows * length / ranks, pytest.approx(max(most)))

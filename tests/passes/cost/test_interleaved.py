@@ -112,6 +112,6 @@ def test_seconds_in_other_parts_are_those_of_a_mesh_with_them(work: str, copies:
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     batch = [Batch(96.0, Lengths((400.0,)), Lengths((100.0, 600.0)), 4)]
     one, two, eight = (TaskModel(work, model, _deployment(4, chunks), defaults("gpu"), batch) for chunks in (1, 2, 8))
-    assert one.in_parts(copies, 2) == pytest.approx(two.seconds(copies), rel=1e-12)
-    assert one.in_parts(copies, 8) == pytest.approx(eight.seconds(copies), rel=1e-12)
-    assert eight.in_parts(copies, 1) == pytest.approx(one.seconds(copies), rel=1e-12)
+    assert one.chunked_seconds(copies, 2) == pytest.approx(two.seconds(copies), rel=1e-12)
+    assert one.chunked_seconds(copies, 8) == pytest.approx(eight.seconds(copies), rel=1e-12)
+    assert eight.chunked_seconds(copies, 1) == pytest.approx(one.seconds(copies), rel=1e-12)

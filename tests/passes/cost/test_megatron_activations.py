@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.activations import activation_bytes
 from tests.backends.engines.ranks import Ranks
@@ -77,12 +77,12 @@ def measured(over: Mesh, case: Case) -> list[int]:
 @pytest.mark.parametrize("case, over", few(product(CASES, [mesh(), mesh(tp=2), mesh(cp=2)]), *KEPT), ids=str)
 def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     cp = over.length("cp")
-    if problems(case.shape(), "megatron", over):
+    if layout_problems(case.shape(), "megatron", over):
         pytest.skip("it does not split this model so")
     found = activation_bytes(
         case.shape(),
         case.kind,
-        case.tokens().shared_out(cp),
+        case.tokens().fullest_share(cp),
         itemsize=4,
         tp=over.length("tp"),
         cp=cp,

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
@@ -210,7 +210,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
     fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
     lying = []
     for copy in range(copies):
-        first, stop = share(len(fed), copies, copy)
+        first, stop = even_range(len(fed), copies, copy)
         own = fed.take(torch.arange(first, stop))
         for block in plan_blocks(own.lengths + 1, budget, side, packed=True, ordered=True):
             part = own.take(block)

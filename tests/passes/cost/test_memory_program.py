@@ -101,10 +101,10 @@ class Peaks(SilentObserver):
         self.live = live
         self.found: dict[str, int] = {}
 
-    def firing(self, node: Node, pool: str = "") -> None:
+    def node_started(self, node: Node, pool: str = "") -> None:
         self.live.since()
 
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         name = f"train {node.inputs[0].partition('@')[0]}" if node.op == "train" else node.name
         self.found[name] = max(self.found.get(name, 0), self.live.since())
 

@@ -9,19 +9,19 @@ import pytest
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodges, lodgings, peaks, usable
+from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks, usable, usable_host_bytes
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.problem import Problem, peak
+from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
 from tests.passes.placement.test_search import everything, random_case
 from tests.suites import few
 
@@ -134,12 +134,12 @@ def lodged(
 def test_a_host_has_what_sleeps_on_its_node() -> None:
     """Weights, and AdamW's moments and wide copies, which Megatron's copies share out; of vLLM, whose weights are
     brought, nothing."""
-    numbers = {name: float(count(SHAPE, each.kind)) for name, each in CONFIGS.items()}
+    numbers = {name: float(parameter_count(SHAPE, each.kind)) for name, each in CONFIGS.items()}
     [node] = lodged(("critic", "learn"), ("ref", "look"), ("actor", "play"))
     critic, ref = numbers["critic"] * (2 * 2 + 12), numbers["ref"] * 2
     assert dict(node.parts) == pytest.approx({"critic": critic, "ref": ref}, rel=0.01)
     assert node.bytes == pytest.approx(critic + ref, rel=0.01)
-    assert node.capacity == lodges(CLUSTER.islands[0], GPU) == CLUSTER.islands[0].host_memory / 2
+    assert node.capacity == usable_host_bytes(CLUSTER.islands[0], GPU) == CLUSTER.islands[0].host_memory / 2
     assert not lodged(("actor", "play")) and not lodged()
 
 
@@ -155,7 +155,7 @@ def test_each_host_has_its_own() -> None:
 
 def test_gradients_of_a_step_that_goes_on_are_kept_too() -> None:
     [without], [with_them] = lodged(("critic", "learn")), lodged(("critic", "learn"), streamed=("critic",))
-    assert with_them.bytes - without.bytes == pytest.approx(2 * 4 * count(SHAPE, "value_lm"), rel=0.01)
+    assert with_them.bytes - without.bytes == pytest.approx(2 * 4 * parameter_count(SHAPE, "value_lm"), rel=0.01)
 
 
 def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
@@ -193,7 +193,7 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
         problem.constants,
         accumulated=trained,
     )["all"]
-    assert peak_.bytes == pytest.approx(peak(chosen))
+    assert peak_.bytes == pytest.approx(device_peak_bytes(chosen))
     assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
     nodes = lodgings(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained)
     most = max((each.bytes for each in nodes.values()), default=0.0)

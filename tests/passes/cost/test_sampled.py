@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import decoding
 from rlgraph.passes.cost.batch import Batch
@@ -20,7 +20,7 @@ from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult, sampled
+from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult, sample_rows
 
 ISLAND = read_cluster("4x8:h100-80gb").islands[0]
 PROMPT = 300.0
@@ -34,7 +34,7 @@ def config() -> ModelConfig:
 
 def one(answers: list[float], copies: int = 1, samples: int = 1) -> SamplingResult:
     deployment = Deployment("vllm", ISLAND, mesh(copies))
-    return sampled(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
+    return sample_rows(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
 
 
 def test_rows_end_by_their_lengths() -> None:
@@ -72,7 +72,7 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
     for seed in range(4):
         rows = [answers.at((place + 0.5) / count) for place in range(count)]
         Random(seed).shuffle(rows)
-        bounds = ([samples * each for each in share(prompts, copies, copy)] for copy in range(copies))
+        bounds = ([samples * each for each in even_range(prompts, copies, copy)] for copy in range(copies))
         ends = [one(rows[start:stop], copies, samples).cost.seconds for start, stop in bounds]
         slowest.append(max(ends))
         all_copies += ends

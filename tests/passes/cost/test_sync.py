@@ -10,7 +10,7 @@ from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.families import count as count_numbers
+from rlgraph.catalog.models.families import parameter_count as count_numbers
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology

@@ -18,7 +18,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.predict import TaskModel, order
+from rlgraph.passes.cost.predict import TaskModel, request_cost
 from rlgraph.passes.cost.workload import Workload
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]
@@ -48,7 +48,7 @@ def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
 def test_seconds_are_those_of_the_cost(operation: str, engine: str, split: tuple[int, int], copies: int) -> None:
     found = task(operation, engine, split)
     assert found.seconds(copies) == pytest.approx(found.cost(copies).seconds, rel=1e-12)
-    assert found.cost(copies).seconds > found.work(copies).seconds + order(copies, defaults("gpu")).seconds
+    assert found.cost(copies).seconds > found.work(copies).seconds + request_cost(copies, defaults("gpu")).seconds
 
 
 @pytest.mark.parametrize(("operation", "engine", "split"), CASES)
@@ -76,7 +76,10 @@ def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
     assert once == pytest.approx(2 * 8.03e9 * 7 / 8 / link, rel=0.05)
     assert layer.passes.block.communication == pytest.approx(4 * once, rel=0.01)
     assert update.passes.block.communication == pytest.approx(2 * once, rel=0.01)
-    rows, turns = layer.share(1), layer.passes.turns(layer.passes.own(layer.share(1)))
+    rows, turns = (
+        layer.fullest_share(1),
+        layer.passes.micro_batches(layer.passes.rows_of_fullest_rank(layer.fullest_share(1))),
+    )
     assert turns > 1
     assert layer.passes.seconds(rows) - update.passes.seconds(rows) == pytest.approx((2 * turns - 1) * once, rel=0.01)
     assert update.seconds(1) == pytest.approx(update.cost(1).seconds, rel=1e-12)

@@ -97,7 +97,7 @@ def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
 def test_what_pools_serve_first_is_known_before(seed: int) -> None:
     """For whatever tasks take that take any time."""
     order, some, pools = random_order(seed)
-    served = order.served(pools, [length > 0 for length in some])
+    served = order.with_pool_order(pools, [length > 0 for length in some])
     dice = random.Random(-seed)
     for _ in range(5):
         seconds = [length and float(dice.randint(1, 9)) for length in some]
@@ -111,7 +111,7 @@ def test_what_pools_serve_first_is_known_before(seed: int) -> None:
 def test_a_report_that_asked_first_is_done_first() -> None:
     """A score of 5 s after a rollout, then what needs the score; a report on the rollout is served before that."""
     order, seconds, pools = TaskOrder.of([[], [0], [1], [0]]), [1.0, 5.0, 1.0, 3.0], [(0,), (1,), (1,), (1,)]
-    served = order.served(pools, [True] * 4)
+    served = order.with_pool_order(pools, [True] * 4)
     assert served.after == ((), (0,), (1, 3), (0, 1))
     assert lower_bound(served, seconds, pool_chains(served, pools, 2)) == makespan(order, seconds, pools)
 

@@ -18,7 +18,7 @@ from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers.attention import use_own_attention
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.families import ModelKind, count, layer_tensors
+from rlgraph.catalog.models.families import ModelKind, layer_tensors, parameter_count
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.work import (
     Tokens,
@@ -189,7 +189,7 @@ def test_the_published_share_of_the_parameters_is_active(name: str, billions: fl
 def test_the_published_numbers_of_deepseek_v3() -> None:
     """671 and 37 billion (arXiv 2412.19437, section 4.2), the latter without the embedding, which is looked up."""
     shape = shape_of(DEEPSEEK_V3)
-    assert count(shape) / 1e9 == pytest.approx(671, abs=0.5)
+    assert parameter_count(shape) / 1e9 == pytest.approx(671, abs=0.5)
     assert active_parameters(shape) / 1e9 - shape.vocab * shape.hidden / 1e9 == pytest.approx(37, abs=0.5)
 
 
@@ -199,7 +199,7 @@ def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) 
     sizes = {tensor.name: prod(tensor.shape) for tensor in layer_tensors(shape)}
     assert layer_parameters(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
     assert expert_parameters(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
-    assert active_parameters(shape) <= count(shape)
+    assert active_parameters(shape) <= parameter_count(shape)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -34,7 +34,7 @@ def sequences(problem: Problem, stage: int) -> Iterator[tuple[Entry, ...]]:
     to_do = Counter(
         {
             Entry(number, part, chunk): line.model.micro_batches
-            for number, line in enumerate(problem.lines)
+            for number, line in enumerate(problem.replicas)
             if stage in line.stages
             for part in line.model.parts
             for chunk in range(line.model.chunks)
@@ -47,7 +47,7 @@ def _orders(problem: Problem, to_do: Counter[Entry], done: tuple[Entry, ...]) ->
     if not to_do.total():
         yield done
     for entry in [each for each, count in to_do.items() if count]:
-        before = _before(entry, problem.lines[entry.line].model)
+        before = _before(entry, problem.replicas[entry.line].model)
         if before and to_do[before] >= to_do[entry]:
             continue
         to_do[entry] -= 1

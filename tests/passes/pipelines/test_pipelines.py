@@ -20,10 +20,10 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines import dispatch, exact
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
-from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.dispatch import schedule_by_rule
 from rlgraph.passes.pipelines.fuse import best_of_rules, search_schedule
-from rlgraph.passes.pipelines.problem import Model, Problem, problem
+from rlgraph.passes.pipelines.problem import Model, Problem, read_problem
 from rlgraph.passes.pipelines.published import one_f_one_b
 from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, timetable
 from tests.suites import few
@@ -76,7 +76,9 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     """Who has more of them has smaller ones. A few rules come near to what no lists can beat, and those of ranks to it."""
     shape = Shape("llama", vocab=32000, hidden=4096, ffn=11008, layers=32, heads=32, kv_heads=32, head_dim=128)
     kinds: tuple[ModelKind, ...] = ("causal_lm", "value_lm")
-    models = [counted(shape, kind, 2, each, turned=kind != kinds[0]) for kind, each in zip(kinds, batches, strict=True)]
+    models = [
+        counted_model(shape, kind, 2, each, turned=kind != kinds[0]) for kind, each in zip(kinds, batches, strict=True)
+    ]
     assert models[0].forward * batches[0] > models[1].forward * batches[1] > 0.8 * models[0].forward * batches[0]
     problem = Problem(tuple(models))
     rules = (
@@ -173,9 +175,9 @@ ONE = {"stages": 2, "micro_batches": 2, "forward": 1, "backward": 2}
 
 
 def test_what_a_file_leaves_out() -> None:
-    found = problem({"models": [{**ONE, "stages": 4}, ONE, {**ONE, "copies": 1}], "capacity": 3})
+    found = read_problem({"models": [{**ONE, "stages": 4}, ONE, {**ONE, "copies": 1}], "capacity": 3})
     assert [(each.copies, each.reverse) for each in found.models] == [(1, False), (2, True), (1, False)]
-    assert [line.stages for line in found.lines] == [(0, 1, 2, 3), (1, 0), (3, 2), (0, 1)]
+    assert [line.stages for line in found.replicas] == [(0, 1, 2, 3), (1, 0), (3, 2), (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_what_a_file_leaves_out() -> None:
 )
 def test_a_problem_that_is_none(data: object, message: str) -> None:
     with pytest.raises(ValueError) as found:
-        problem(data)  # type: ignore[arg-type]
+        read_problem(data)  # type: ignore[arg-type]
     assert message in str(found.value)
 
 

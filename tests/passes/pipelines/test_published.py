@@ -15,7 +15,7 @@ from every_list import entries, shortest
 from rlgraph.passes.pipelines.bounds import least_seconds
 from rlgraph.passes.pipelines.fuse import search_schedule
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import in_turn, interleaved, one_f_one_b, published_lists, zero_bubble
+from rlgraph.passes.pipelines.published import interleaved, one_f_one_b, published_lists, serial_lists, zero_bubble
 from rlgraph.passes.pipelines.timetable import timetable
 from tests.suites import few
 
@@ -111,9 +111,9 @@ def test_one_after_the_other_in_chunks_and_halves() -> None:
     """Of copies, in either direction, with backwards in chunks and in halves at once."""
     both = Model("a", 4, 6, 2, 6, memory=2, chunks=2, weight=2)
     two = Model("b", 2, 3, 1, 3, copies=2, memory=1, reverse=True, weight=1)
-    found = timetable(Problem((both, two)), in_turn(Problem((both, two))))
+    found = timetable(Problem((both, two)), serial_lists(Problem((both, two))))
     whole = timetable(Problem((replace(both, weight=0.0),)), interleaved(replace(both, weight=0.0)))
-    assert found.makespan <= whole.makespan + timetable(Problem((two,)), in_turn(Problem((two,)))).makespan
+    assert found.makespan <= whole.makespan + timetable(Problem((two,)), serial_lists(Problem((two,)))).makespan
     assert max(found.peaks) == max(whole.peaks)
 
 

@@ -92,7 +92,7 @@ def test_a_table_with_a_tail_streams_in_any_case(folder: Path) -> None:
     schedule = APART.replace("actor on all", "actor.train on all\nplace actor.generate on all(engine=vllm, tp=1)")
     found = made(folder, "stream rollout(deal=free)\ntail rollout(under=0.2, on=1)\n", schedule)
     assert [table for table, _ in found.plan.blocks] == ["rollout"] and found.plan.free == ("rollout",)
-    assert found.plan.tail("rollout")
+    assert found.plan.tail_of("rollout")
 
 
 def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

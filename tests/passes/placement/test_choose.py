@@ -29,20 +29,20 @@ from rlgraph.passes.compilation.finalists import choose_simulated
 from rlgraph.passes.compilation.hosts import offloaded_by_node
 from rlgraph.passes.compilation.overlap import simulate_seconds
 from rlgraph.passes.compilation.planning import missing_features
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
-from rlgraph.passes.cost.task import stays
+from rlgraph.passes.cost.task import takeovers
 from rlgraph.passes.placement.choose import choose, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
-from rlgraph.passes.placement.search.problem import peak as counted
+from rlgraph.passes.placement.search.problem import device_peak_bytes as counted
 from rlgraph.passes.placement.search.refuse import MOST_NODES
 from tests.interrupting import ctrl_c
 from tests.suites import few
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
-LENGTHS = workload("300", "mean=120, p99=400")
+LENGTHS = read_workload("300", "mean=120, p99=400")
 PINS = """\
 schedule ppo
 pool learn = 4 devices
@@ -256,7 +256,7 @@ def astride(plan: Plan, group: Group, cluster: Cluster) -> bool:
     """Whether a copy lies on two islands."""
     size, first = group.mesh.copy_size, next(pool.first for pool in plan.pools if pool.name == group.pool)
     copies = [group.devices[at : at + size] for at in range(0, len(group.devices), size)]
-    return any(len({cluster.island(first + device) for device in copy}) > 1 for copy in copies)
+    return any(len({cluster.node_group_of_device(first + device) for device in copy}) > 1 for copy in copies)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "sft"])
@@ -387,7 +387,9 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
     step = made.choice.problem.tasks
     for name, count in zip(("train actor", "train critic"), often, strict=True):
         number = next(at for at, task in enumerate(step) if task.name == name)
-        assert stays(step, number, [at for at, task in enumerate(step) if task.model == step[number].model]) == count
+        assert (
+            takeovers(step, number, [at for at, task in enumerate(step) if task.model == step[number].model]) == count
+        )
     assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
 
 
@@ -508,7 +510,7 @@ def test_off_loading_is_the_last_resort() -> None:
     assert not found.diagnostics
     held = [each for each in found.plan.holdings if each.offload]
     said = "\n".join(show_choice(found.choice, plan_prediction(found.choice)))
-    for name in {found.plan.part(each.model, each.group) for each in held}:
+    for name in {found.plan.describe_part(each.model, each.group) for each in held}:
         assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
     assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
@@ -611,9 +613,9 @@ def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
         cluster = f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)"
         choice = chosen("sft", cluster, search_gap=0).choice
         [now] = peak_memory(choice).values()
-        assert now.bytes == peak.bytes and now.tight == tight
+        assert now.bytes == peak.bytes and now.is_tight == tight
         [calm] = peak_memory(chosen("sft", cluster).choice).values()
-        assert not calm.tight
+        assert not calm.is_tight
         assert any("; tight, " in line for line in show_choice(choice, plan_prediction(choice))) == tight
 
 

@@ -19,7 +19,7 @@ from rlgraph.passes.compilation.blocks import STEPS, with_blocks
 from rlgraph.passes.compilation.choosing import plan_prediction
 from rlgraph.passes.compilation.finalists import choose_simulated, refine
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, streaming_key
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_step, tasks
 from rlgraph.passes.cost.workload import Workload
@@ -38,7 +38,7 @@ step:
             minimize mean(-actor.logprobs(rollout) * score)
 """
 APART = "1x1:a100-80gb + 1x1:h100-80gb"
-ROWS = workload("100", "mean=100,p99=250")
+ROWS = read_workload("100", "mean=100,p99=250")
 
 
 @cache
@@ -83,7 +83,7 @@ UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("batch=16", "batch=32").replace
 
 @cache
 def unlike(lines: str) -> PlacementChoice:
-    rows = workload("100", "mean=100,p99=400")
+    rows = read_workload("100", "mean=100,p99=400")
     return rlgraph.compile(UNLIKE, schedule=f"schedule t\n{lines}", cluster=APART, workload=rows).choice
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
@@ -38,5 +38,5 @@ def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> No
     shape = shapes["actor"]
     assert isinstance(shape, Shape)
     plan = planned(text, f"pool all = 4 devices\nplace {place}\n")
-    assert least_memory(program, plan, shapes) == pytest.approx(bytes_of_a_weight * count(shape), rel=1e-3)
+    assert least_memory(program, plan, shapes) == pytest.approx(bytes_of_a_weight * parameter_count(shape), rel=1e-3)
     assert least_memory(program, plan, {}) == 0

@@ -18,17 +18,17 @@ from rlgraph.explain.simulate import simulate
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
 from rlgraph.passes.placement.search.colocation import Block
-from rlgraph.passes.placement.search.partitions import packed, pool_locations
+from rlgraph.passes.placement.search.partitions import can_pack, pool_locations
 from tests.suites import few
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
-LENGTHS = workload("300", "mean=120, p99=400")
+LENGTHS = read_workload("300", "mean=120, p99=400")
 UNLIKE = "1x8:h100-80gb + 1x8:a100-80gb"
 ALL = """schedule grpo
 pool all = {devices} devices
@@ -47,7 +47,7 @@ def islands_of(plan: Plan, cluster: Cluster, group: str) -> list[set[int]]:
     own, first = plan.group(group), next(pool.first for pool in plan.pools if pool.name == plan.group(group).pool)
     size = own.mesh.copy_size
     return [
-        {cluster.island(first + device) for device in own.devices[at : at + size]}
+        {cluster.node_group_of_device(first + device) for device in own.devices[at : at + size]}
         for at in range(0, len(own.devices), size)
     ]
 
@@ -72,7 +72,7 @@ def test_a_pool_that_is_larger_than_a_group_lies_over_several(
     found = compiled(cluster, ALL.format(devices=devices, tp=tp))
     plan, where = found.plan, read_cluster(cluster)
     pool = next(pool for pool in plan.pools if pool.name == "all")
-    on = [where.island(pool.first + device) for device in range(devices)]
+    on = [where.node_group_of_device(pool.first + device) for device in range(devices)]
     assert (pool.first, pool.devices) == (first, devices) and [on.count(each) for each in sorted({*on})] == kinds
     for group in plan.groups:
         if group.models:
@@ -112,14 +112,14 @@ def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups(
     batches = next(own for op, own in component.batches(found.choice.problem.tasks) if op == "train")
 
     def model(island: int | None, cluster: Cluster) -> TaskModel:
-        where = cluster.joined((0, 1)) if island is None else cluster.islands[island]
+        where = cluster.join_groups((0, 1)) if island is None else cluster.islands[island]
         deployment = Deployment("megatron", where, mesh(), 2048)
         return task_model("train", component.config, deployment, defaults("gpu"), batches)
 
     near = read_cluster(UNLIKE)
     both, *alone = (model(island, near) for island in (None, 0, 1))
     assert isinstance(both, NodeGroupsTaskModel) and both.update
-    passes = [each.passes.seconds(each.share(16)) for each in alone if each.passes]
+    passes = [each.passes.seconds(each.fullest_share(16)) for each in alone if each.passes]
     assert both.work(16).seconds > max(passes) > 1.5 * min(passes)
     assert both.seconds(16) >= max(each.seconds(16) for each in alone) - 1e-9
     slow = model(None, read_cluster(UNLIKE + " ~ 1Gb/s"))
@@ -130,7 +130,7 @@ def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups(
     assert slow.update.communication(16) > 10 * both.update.communication(16)
     # Eight copies have room in one group, and do not use the link.
     problem, cluster = found.choice.problem, found.choice.question.cluster
-    own = problem.options.of(component, cluster.joined((0, 1)), 16)
+    own = problem.options.of(component, cluster.join_groups((0, 1)), 16)
     assert all(bool(option.island.parts) == (option.copies * option.strategy.size > 8) for option in own)
 
 
@@ -155,8 +155,8 @@ def test_pools_beside_one_that_lies_over_two_groups_begin_behind_it() -> None:
     before = (Block((0,), 0, "", 0, (1,)), Block((1,), 0))
     assert pool_locations(islands, before, (18, 4)) == [[(0, 6, 2), (1, 0, 16)], [(0, 0, 4)]]
     uneven = read_cluster("1x2:h100-80gb + 2x3:a100-80gb").islands
-    assert packed(uneven, blocks[:2], (4, 3)) and packed(uneven, blocks, (4, 2, 1))
-    assert not packed(uneven, blocks, (4, 2, 2))
+    assert can_pack(uneven, blocks[:2], (4, 3)) and can_pack(uneven, blocks, (4, 2, 1))
+    assert not can_pack(uneven, blocks, (4, 2, 2))
 
 
 def test_a_search_takes_a_pool_over_two_groups_where_that_is_faster() -> None:

@@ -12,7 +12,7 @@ import rlgraph
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.passes.placement.search.colocation import Block
-from rlgraph.passes.placement.search.partitions import first_devices, packed, sizes
+from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, first_devices
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 
@@ -23,8 +23,8 @@ def island(nodes: int, per_node: int) -> NodeGroup:
 
 
 def test_pools_have_nodes_or_halves_of_one() -> None:
-    assert sizes(island(2, 8)) == (1, 2, 4, 8, 16)
-    assert sizes(island(2, 3)) == (1, 2, 3, 6)
+    assert allowed_sizes(island(2, 8)) == (1, 2, 4, 8, 16)
+    assert allowed_sizes(island(2, 3)) == (1, 2, 3, 6)
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 3), (2, 5), (3, 6), (2, 7), (2, 8)])
@@ -32,7 +32,7 @@ def test_pools_have_nodes_or_halves_of_one() -> None:
 def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: int, pools: int) -> None:
     own = island(nodes, per_node)
     blocks = tuple(Block((at,), 0) for at in range(pools))
-    for devices in combinations_with_replacement(sizes(own), pools):
+    for devices in combinations_with_replacement(allowed_sizes(own), pools):
         if sum(devices) > own.devices:
             continue
         parts = [size for size in devices if size < per_node]
@@ -44,7 +44,7 @@ def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: 
             )
             for where in product(range(free), repeat=len(parts))
         )
-        assert packed([own], blocks, devices) is dealt
+        assert can_pack([own], blocks, devices) is dealt
         if dealt:
             places = [
                 range(first, first + size) for first, size in zip(first_devices(own, devices), devices, strict=True)
@@ -55,8 +55,8 @@ def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: 
 
 def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
     own = island(2, 5)
-    assert not packed([own], [Block((at,), 0) for at in range(3)], [3, 3, 3])
-    assert packed([own], [Block((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
+    assert not can_pack([own], [Block((at,), 0) for at in range(3)], [3, 3, 3])
+    assert can_pack([own], [Block((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
     assert first_devices(own, [3, 3, 3]) == [0, 3, 6]
     assert first_devices(own, [2, 8]) == [8, 0]
 
@@ -66,9 +66,9 @@ def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
 )
 def test_ranks_that_a_node_has_room_for_are_on_one(per_node: int, size: int, teams: int) -> None:
     own = island(2, per_node)
-    assert own.teams(size, own.devices) == teams
-    assert own.reach(size, teams) <= own.devices < own.reach(size, teams + 1)
-    devices = [own.member(size, number) for number in range(teams * size)]
+    assert own.count_teams(size, own.devices) == teams
+    assert own.devices_for_teams(size, teams) <= own.devices < own.devices_for_teams(size, teams + 1)
+    devices = [own.team_member(size, number) for number in range(teams * size)]
     assert devices == sorted(set(devices)) and devices[-1] < own.devices
     for team in range(teams):
         nodes = {device // per_node for device in devices[team * size : (team + 1) * size]}
@@ -76,9 +76,17 @@ def test_ranks_that_a_node_has_room_for_are_on_one(per_node: int, size: int, tea
 
 
 def test_neighbours_in_rows_of_teams() -> None:
-    assert island(2, 6).beside(1, 2) and island(2, 6).beside(2, 3) and island(2, 7).beside(1, 7)
-    assert not island(2, 6).beside(2, 2) and not island(2, 7).beside(1, 2) and not island(2, 7).beside(4, 2)
-    assert replace(island(2, 7), nodes=1).beside(1, 2)
+    assert (
+        island(2, 6).neighbours_share_node(1, 2)
+        and island(2, 6).neighbours_share_node(2, 3)
+        and island(2, 7).neighbours_share_node(1, 7)
+    )
+    assert (
+        not island(2, 6).neighbours_share_node(2, 2)
+        and not island(2, 7).neighbours_share_node(1, 2)
+        and not island(2, 7).neighbours_share_node(4, 2)
+    )
+    assert replace(island(2, 7), nodes=1).neighbours_share_node(1, 2)
 
 
 @pytest.mark.parametrize(("name", "nodes", "per_node", "memory", "tp"), [("grpo", 2, 5, 26, 4), ("ppo", 2, 7, 32, 2)])

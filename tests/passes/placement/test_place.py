@@ -353,7 +353,7 @@ def test_functions_on_a_pool_of_cpus() -> None:
     judges = Group("judges.python", "judges", "python", mesh(dp=6), tuple(range(6)), code=("correct",))
     assert plan.groups[-1] == judges
     assert plan.runs("correct") == judges and plan.runs("style") is None
-    assert plan.doer("", "call", "style").name == HOST
+    assert plan.group_for("", "call", "style").name == HOST
     program = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
     sent = {(edge.value, edge.source, edge.target) for edge in group_edges(program, plan)}
     assert ("rollout", "all.transformers", "judges.python") in sent

@@ -21,7 +21,7 @@ from rlgraph.explain.choice import show_choice
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
-from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.compilation.target import read_workload
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
@@ -72,7 +72,7 @@ def several(seed: int, older: int = 0, over: bool = False) -> tuple[Decompositio
             for apart in combinations(free, size):
                 own = {id(whole): own for whole, *own in apart}
                 components = list(chain.from_iterable(own.get(id(each), [each]) for each in first.components))
-                problems.append(Problem(components, *first.given[1:]))
+                problems.append(Problem(components, *first.constructor_arguments[1:]))
         ways = Decompositions(problems)
         if 0 < count(ways, case.fixed, over) <= MOST:
             return ways, case.fixed
@@ -118,7 +118,7 @@ def options_of(problem: Problem, number: int, islands: tuple[int, ...], devices:
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
         for trainer, reader in product(*(all_of(problem, half, islands, devices) for half in halves)):
-            made = list(problem.options.beside(component, trainer, [reader]))
+            made = list(problem.options.separations_of(component, trainer, [reader]))
             assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
             found += made
     return found
@@ -142,7 +142,7 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
 
 
 def all_of(problem: Problem, component: Component, islands: tuple[int, ...], devices: int) -> list[Option]:
-    island, options = problem.cluster.joined(islands), problem.options
+    island, options = problem.cluster.join_groups(islands), problem.options
     strategies = [
         options.whole(component, full)
         for split in options.splits(component, island)
@@ -151,7 +151,7 @@ def all_of(problem: Problem, component: Component, islands: tuple[int, ...], dev
     return [*(all_of(problem, component, islands[:-1], island.inner.devices) if island.inner else [])] + [
         option
         for strategy, copies in tried(problem, component, strategies, devices)
-        for made in options.made(component, strategy, copies)
+        for made in options.options_of_count(component, strategy, copies)
         for option in sized(made)
     ]
 
@@ -214,13 +214,15 @@ def test_some_of_these_plans_read_apart() -> None:
 
 
 def searched(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> SearchResult | None:
-    among = list(partitions(ways.parted.components, ways.parted.cluster, fixed, ways.readers, over))
+    among = list(
+        partitions(ways.fully_split_problem.components, ways.fully_split_problem.cluster, fixed, ways.readers, over)
+    )
     return Search(ways.problems[0], among, 0.0, ways=ways).run()
 
 
 # Plans of programs
 
-LENGTHS = workload("300", "mean=120, p99=400")
+LENGTHS = read_workload("300", "mean=120, p99=400")
 PPO = Path(rlgraph.__file__).parent / "algorithms" / "ppo.rlf"
 BETWEEN = """\
 schedule ppo

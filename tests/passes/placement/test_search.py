@@ -17,7 +17,7 @@ from operator import mul
 
 import pytest
 
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
@@ -44,8 +44,8 @@ from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import packed, partitions, sizes, used
-from rlgraph.passes.placement.search.problem import Problem, peak
+from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, partitions, used_devices
+from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
 from rlgraph.passes.placement.search.search import Search
 from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
@@ -308,14 +308,14 @@ def memory(dice: random.Random, problem: Problem) -> float:
 def everything(problem: Problem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
     """All options of a component on so many devices of an island, with every number of copies. Of several islands all
     but the last one are whole: there are those that lie on these alone, too."""
-    inner = problem.cluster.joined(islands).inner
+    inner = problem.cluster.join_groups(islands).inner
     fewer = everything(problem, number, islands[:-1], inner.devices) if inner else []
     return fewer + [
         option
         for strategy, copies in tried(
             problem, problem.components[number], strategies(problem, number, islands), devices
         )
-        for made in problem.options.made(problem.components[number], strategy, copies)
+        for made in problem.options.options_of_count(problem.components[number], strategy, copies)
         for option in sized(made)
     ]
 
@@ -344,7 +344,7 @@ def in_parts(problem: Problem, component: Component, one: Strategy) -> list[Stra
     if component.work == "train" and split.length("pp") > 1:
         for chunks in range(2, component.config.shape.layers + 1):
             divided = mesh(**(dict(split.axes) | {"chunks": chunks}))
-            if not problems(component.config.shape, one.deployment.engine, divided, component.config.kind):
+            if not layout_problems(component.config.shape, one.deployment.engine, divided, component.config.kind):
                 found.append(problem.options.strategy(component, replace(one.deployment, mesh=divided)))
                 found[-1].fuses = False
     return found
@@ -365,7 +365,7 @@ def sized(option: Option) -> list[Option]:
 def strategies(problem: Problem, number: int, islands: tuple[int, ...]) -> list[Strategy]:
     """Of a component on an island, also those that do not fit there."""
     component, options = problem.components[number], problem.options
-    splits = options.splits(component, problem.cluster.joined(islands))
+    splits = options.splits(component, problem.cluster.join_groups(islands))
     return [options.whole(component, full) for split in splits for full in options.knobs(component, split)]
 
 
@@ -373,10 +373,12 @@ def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
     """Every number of devices of each pool of a partition."""
     islands = case.problem.cluster.islands
     own = [case.problem.island(block) for block in blocks]
-    choices = [(block.devices,) if block.devices else sizes(each) for block, each in zip(blocks, own, strict=True)]
+    choices = [
+        (block.devices,) if block.devices else allowed_sizes(each) for block, each in zip(blocks, own, strict=True)
+    ]
     for found in product(*choices):
-        taken = zip(used(islands, blocks, found), islands, strict=True)
-        if all(count <= whole.devices for count, whole in taken) and packed(islands, blocks, found):
+        taken = zip(used_devices(islands, blocks, found), islands, strict=True)
+        if all(count <= whole.devices for count, whole in taken) and can_pack(islands, blocks, found):
             yield found
 
 
@@ -465,7 +467,7 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
     def fits(nodes: int, per_node: int, devices: tuple[int, int]) -> bool:
         device = replace(first.device, host_memory=1.5 * option.host / CONSTANTS.asleep / per_node)
         islands = (replace(first, nodes=nodes, per_node=per_node, device=device),)
-        found = Problem(problem.components, replace(cluster, islands=islands), *problem.given[2:])
+        found = Problem(problem.components, replace(cluster, islands=islands), *problem.constructor_arguments[2:])
         assert all(found.fits([option], islands[0]) for _ in blocks)
         return fits_hosts(found, blocks, devices, (option, option))
 
@@ -501,7 +503,7 @@ def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
             valued(case, *plan, chosen, estimated_seconds) for *plan, own in unbeaten(case) for chosen in product(*own)
         )
         assert found.value == pytest.approx(best, rel=1e-9)
-        again = case.problem.whole(found.blocks, found.options, found.pieces, estimated_seconds)
+        again = case.problem.step_with(found.blocks, found.options, found.pieces, estimated_seconds)
         assert found.value == pytest.approx(case.problem.value(again, found.blocks, found.devices), rel=1e-9)
 
 
@@ -645,9 +647,9 @@ def test_what_is_given_up_for_memory_is_the_spare_and_not_the_gap() -> None:
     full, calm = replace(found, value=1.0, tight=True), replace(found, value=1.04, tight=False)
     for spare, taken in ((0.0, full), (0.03, full), (0.05, calm)):
         known = Incumbent(0.5, spare)
-        known.keep(full)
-        known.keep(calm)
-        assert known.best is taken and known.proven() == 0.0 and known.lowest == (1.0 if taken is calm else 1.04)
+        known.offer(full)
+        known.offer(calm)
+        assert known.best is taken and known.proven_bound() == 0.0 and known.lowest == (1.0 if taken is calm else 1.04)
 
 
 @pytest.mark.long
@@ -668,7 +670,10 @@ def least(case: Case, share: float) -> float:
             valued(case, blocks, devices, chosen)
             for blocks, devices, options in plans(case)
             for chosen in product(*options)
-            if all(peak([chosen[number] for number in each.components]) <= rooms[each.island] for each in blocks)
+            if all(
+                device_peak_bytes([chosen[number] for number in each.components]) <= rooms[each.island]
+                for each in blocks
+            )
         ),
         default=inf,
     )
@@ -698,7 +703,7 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
         case = random_case(seed)
         for blocks in case.candidates if case.problem.goal == "time" else ():
             boxes = Boxes(case.problem.cluster, case.candidates)
-            low, high = (boxes.counts(blocks, end) for end in boxes.whole(blocks))
+            low, high = (boxes.pool_devices(blocks, end) for end in boxes.full_box(blocks))
             bounds = Bounds(case.problem, Incumbent(0.0))
             if len(blocks) > 1 or low == high or bounds.choices(blocks, high) is None:
                 continue

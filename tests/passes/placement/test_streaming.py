@@ -41,8 +41,8 @@ def test_a_table_streams_that_no_line_names(folder: Path) -> None:
     assert found.plan.blocks == made(folder, APART + "stream rollout\n").plan.blocks != ()
     assert whole.plan.blocks == () and not found.diagnostics
     before = simulate_seconds(whole.choice)
-    assert before and found.told["predicted"]["seconds"] < (1 - streaming.PAYS) * before
-    assert found.told["predicted"]["in_turn_seconds"] >= whole.told["predicted"]["seconds"]
+    assert before and found.plan_file_sections["predicted"]["seconds"] < (1 - streaming.PAYS) * before
+    assert found.plan_file_sections["predicted"]["in_turn_seconds"] >= whole.plan_file_sections["predicted"]["seconds"]
     assert found.choice.found.bound <= whole.choice.found.seconds
 
 
@@ -50,7 +50,7 @@ def test_where_it_does_not_pay_the_plan_is_that_of_whole_batches(folder: Path) -
     """All is done on one device, one work after the other."""
     found = made(folder, None, "1x1:h200-141gb")
     assert found.plan == made(folder, None, "1x1:h200-141gb", stream=False).plan and found.plan.blocks == ()
-    assert "in_turn_seconds" not in found.told["predicted"]
+    assert "in_turn_seconds" not in found.plan_file_sections["predicted"]
 
 
 @pytest.mark.long

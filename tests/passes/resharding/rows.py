@@ -6,7 +6,7 @@ distribute and to collect, is what comes out for the two meshes.
 
 from __future__ import annotations
 
-from rlgraph.ir.layout import LocalTensor, Piece, Range, share
+from rlgraph.ir.layout import LocalTensor, Piece, Range, even_range
 from rlgraph.ir.mesh import Mesh
 
 NAME = "rows"
@@ -16,7 +16,7 @@ Side = dict[int, tuple[LocalTensor, ...]]
 
 def needed(mesh: Mesh, rows: int) -> Side:
     """Each copy works on its part of the rows, and all of its ranks need them."""
-    return {rank: block(share(rows, mesh.length("dp"), mesh.at(rank, "dp"))) for rank in range(mesh.size)}
+    return {rank: block(even_range(rows, mesh.length("dp"), mesh.at(rank, "dp"))) for rank in range(mesh.size)}
 
 
 def made(mesh: Mesh, rows: int) -> Side:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlgraph.ir.layout import LocalTensor, Piece, share
+from rlgraph.ir.layout import LocalTensor, Piece, even_range
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.assignment import assign
@@ -27,8 +27,8 @@ Side = dict[int, tuple[LocalTensor, ...]]
 
 def shard(over: Mesh, rank: int) -> tuple[LocalTensor, ...]:
     """Layers over stages, rows over tensor-parallel ranks."""
-    layers = share(LAYERS, over.length("pp"), over.at(rank, "pp"))
-    rows = share(ROWS, over.length("tp"), over.at(rank, "tp"))
+    layers = even_range(LAYERS, over.length("pp"), over.at(rank, "pp"))
+    rows = even_range(ROWS, over.length("tp"), over.at(rank, "tp"))
     shape = (layers[1] - layers[0], rows[1] - rows[0], COLUMNS)
     return (LocalTensor("w", shape, (Piece("w", (layers, rows, (0, COLUMNS)), (0, 0, 0)),)),)
 
@@ -231,7 +231,7 @@ def test_one_to_all(over: Mesh) -> None:
 def test_3d_pp_only(over: Mesh) -> None:
     """What each stage has, from the first rank of the first copy of each: weights are collected like this."""
     stages = over.length("pp")
-    source = {over.rank(pp=stage): block(share(24, stages, stage)) for stage in range(stages)}
+    source = {over.rank(pp=stage): block(even_range(24, stages, stage)) for stage in range(stages)}
     assert senders(source, {CONTROLLER: block((0, 24))}) == {
         over.rank(pp=s): rows for s, rows in enumerate(split(24, stages))
     }

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.families import parameters as parameters_of
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Box, LocalTensor, Parameter, Piece, share, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, Parameter, Piece, even_range, full_box, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.cells import Layout
@@ -130,9 +130,9 @@ def sides(draw: st.DrawFn, parameters: Sequence[Parameter], covering: bool) -> l
         for each, (staged, split, stage, blocks) in zip(parameters, cuts, strict=True):
             if staged is None and stage != ranks.at(rank, "pp"):
                 continue
-            box = list(whole(each.shape))
+            box = list(full_box(each.shape))
             if staged is not None:
-                box[staged] = share(each.shape[staged], ranks.length("pp"), ranks.at(rank, "pp"))
+                box[staged] = even_range(each.shape[staged], ranks.length("pp"), ranks.at(rank, "pp"))
             layout.append(local(each.name, *_pieces(tuple(box), split, ranks, rank, blocks)))
         found.append(tuple(layout))
     if not covering:
@@ -147,8 +147,8 @@ def _pieces(box: Box, split: int | None, ranks: Mesh, rank: int, blocks: int) ->
     low, high = box[split]
     found = []
     for block in range(blocks):
-        first, last = share(high - low, blocks, block)
-        start, stop = share(last - first, ranks.length("tp"), ranks.at(rank, "tp"))
+        first, last = even_range(high - low, blocks, block)
+        start, stop = even_range(last - first, ranks.length("tp"), ranks.at(rank, "tp"))
         if start < stop:
             found.append((*box[:split], (low + first + start, low + first + stop), *box[split + 1 :]))
     return found
@@ -219,7 +219,7 @@ def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
     """Those that an engine can do."""
     sizes = product((1, 2, 3, 4), repeat=len(AXES[engine]))
     found = (dict(zip(AXES[engine], each, strict=True)) for each in sizes)
-    return [split for split in found if not problems(shape, engine, mesh(**split))]
+    return [split for split in found if not layout_problems(shape, engine, mesh(**split))]
 
 
 @st.composite
@@ -320,7 +320,7 @@ def test_a_thing_of_little_size_is_not() -> None:
 def test_an_all_gather_needs_no_passing_on() -> None:
     """Each place sends its part to all others: all links are equally busy already."""
     size = 1 << 22
-    source = {place: (local("w", (share(size, 4, place),)),) for place in range(4)}
+    source = {place: (local("w", (even_range(size, 4, place),)),) for place in range(4)}
     transfer = plan(source, replicated(size, range(4)))
     assert not transfer.forwards
     assert set(transfer.sent().values()) == set(transfer.received().values()) == {size * ITEM * 3 // 4}
@@ -344,7 +344,7 @@ def test_what_nobody_has() -> None:
 
 
 def test_a_bucket_that_is_too_small() -> None:
-    source = {place: (local("w", (share(64, 4, place),)),) for place in range(4)}
+    source = {place: (local("w", (even_range(64, 4, place),)),) for place in range(4)}
     assert plan(source, replicated(64, (4,)), bucket=4 * ITEM).peak == 4 * ITEM
     with pytest.raises(ValueError, match="bucket of 12 bytes is too small: a place has messages of 16 bytes"):
         plan(source, replicated(64, (4,)), bucket=3 * ITEM)

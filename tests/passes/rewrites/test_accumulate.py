@@ -7,7 +7,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.rewrites.accumulate import trainings, with_accumulation
+from rlgraph.passes.rewrites.accumulate import streamed_trainings, with_accumulation
 from rlgraph.passes.rewrites.pipeline import verify_passes
 
 HEAD = """algorithm a
@@ -42,7 +42,7 @@ def made(loss: str, schedule: str = APART, head: str = HEAD) -> Compiled:
 
 
 def told(compiled: Compiled) -> list[str]:
-    return [training.why for training in trainings(compiled.program, compiled.plan)]
+    return [training.why for training in streamed_trainings(compiled.program, compiled.plan)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.text.text import print_program
-from rlgraph.ops.work import code, operations
+from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.compilation.saved import Origin, PlanFile
 from rlgraph.runs.planfiles.file import print_plan_file, read_plan_file
 from rlgraph.runs.planfiles.format import ranges
@@ -119,7 +119,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     pools = [Pool(f"pool{number}", draw(st.integers(1, 8))) for number in range(draw(st.integers(1, 3)))]
     groups: dict[str, Group] = {HOST: Group(HOST, HOST, HOST, mesh(), ())}
     roles: list[Role] = []
-    for model, work in operations(program).items():
+    for model, work in model_operations(program).items():
         for operation in sorted(work):
             pool = draw(st.sampled_from(pools))
             engine = draw(
@@ -127,7 +127,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             )
             left, axes = pool.devices, []
             for axis in draw(st.permutations(("dp", "pp", "tp"))):
-                able = axis in engines()[engine].splits and engines()[engine].does(operation, (axis,))
+                able = axis in engines()[engine].splits and engines()[engine].supports(operation, (axis,))
                 size = draw(st.integers(1, left)) if able else 1
                 left //= size
                 axes.append((axis, size))
@@ -157,7 +157,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     cluster = draw(st.sampled_from(["", "3x8:a100-80gb"]))
     placed = [replace(pool, first=8 * number) for number, pool in enumerate(pools)] if cluster else pools
     blocks = draw(st.dictionaries(st.text(max_size=8), st.integers(1, 1 << 20), max_size=2))
-    judged = draw(st.lists(st.sampled_from(sorted(code(program))), unique=True)) if code(program) else []
+    judged = draw(st.lists(st.sampled_from(sorted(user_code(program))), unique=True)) if user_code(program) else []
     if judged:
         cpus = draw(st.integers(1, 9))
         placed = [*placed, Pool("judges", 0, cpus=cpus)]

@@ -41,7 +41,7 @@ class SharedAnswers:
         return replace(part, loss=loss)
 
     @torch.no_grad()
-    def tell(self, dtype: torch.dtype) -> None:
+    def exchange_answers(self, dtype: torch.dtype) -> None:
         """Exchange the answers, and compute and drop the losses of the others' micro-batches. dtype: of answers."""
         if self._ranks == 1 or not self._is_last_stage or not self._blocks:
             return

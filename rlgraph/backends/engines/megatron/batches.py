@@ -68,7 +68,7 @@ def batch_of(calls: Sequence[ModelCall], pad_id: int) -> Batch:
         # What follows a row's last place need not be read.
         input_lengths = torch.zeros_like(table.lengths).scatter_reduce_(0, rows, columns + 1, "amax")
         starts = input_lengths.cumsum(0) - input_lengths
-        ids.append(table.tokens[table.column_of < input_lengths[table.row_of]])
+        ids.append(table.tokens[table.token_positions < input_lengths[table.row_of_token]])
         lengths += [length for length in input_lengths.tolist() if length]
         places.append(starts[rows] + columns + token_offset)
         tokens.append(token)
@@ -89,7 +89,7 @@ def _places(table: Sequences, op: str) -> tuple[Tensor, Tensor, Tensor]:
         last = table.lengths - 1
         return torch.arange(len(table)), last, torch.zeros_like(last)
     positions = table.scored.nonzero()[:, 0]
-    columns = table.column_of[positions] - 1
+    columns = table.token_positions[positions] - 1
     if bool((columns < 0).any()):
         raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
-    return table.row_of[positions], columns, table.tokens[positions]
+    return table.row_of_token[positions], columns, table.tokens[positions]

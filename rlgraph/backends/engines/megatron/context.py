@@ -42,7 +42,7 @@ class TokenShard:
     _masks: list[Tensor] = field(default_factory=list)
     """On a CPU, one mask for each piece that does not begin its row: all layers use the same."""
 
-    def part(self, whole: Tensor, fill: int = 0) -> Tensor:
+    def take_part(self, whole: Tensor, fill: int = 0) -> Tensor:
         """Return this rank's part, [S], of [T]."""
         return pad(whole[self.own], (0, self.size - len(self.own)), value=fill)
 
@@ -123,7 +123,7 @@ class ContextParallel:
             combine[table] = _combiner(ranks[span], self._ranks, share.group)
         part = replace(
             batch,
-            ids=share.part(batch.ids[0], pad_id)[None],
+            ids=share.take_part(batch.ids[0], pad_id)[None],
             places=places if len(places) else torch.zeros(1, dtype=torch.long),
             tokens=batch.tokens[is_own[: len(batch.tokens)]],
             spans=spans,

@@ -79,7 +79,7 @@ class MegatronEngine(RankWeights, RowScores):
             self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.length("chunks")
         )
         self._trainer: Trainer | None = None
-        self.rest = Offloader()
+        self.offloader = Offloader()
         self._has_gradients = False
         """There are gradients of an update that has not been made."""
         self._loss, self._has_rows = 0.0, False
@@ -116,7 +116,7 @@ class MegatronEngine(RankWeights, RowScores):
         """Forget the gradients that were added up."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
-            self.rest.changed()
+            self.offloader.mark_changed()
         self._trainer.clear()
         self._loss, self._has_rows, self._has_gradients = 0.0, False, False
 
@@ -125,7 +125,7 @@ class MegatronEngine(RankWeights, RowScores):
         Only the ranks of this replica take part."""
         add_gradients([(self, blocks, micro)])
 
-    def add_together(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
+    def add_gradients_jointly(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
         """Add the gradients of several models of this process, or of others beside it, in one pipeline."""
         add_gradients(trainings, beside=beside)
 
@@ -144,7 +144,7 @@ class MegatronEngine(RankWeights, RowScores):
             # Zero gradients that are already travelling to other ranks have to arrive.
             self._trainer.sum()
             raise NoRows
-        self.rest.changed()
+        self.offloader.mark_changed()
         return {"loss": scale * loss, **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
@@ -158,16 +158,16 @@ class MegatronEngine(RankWeights, RowScores):
         """The model with the weights of the last update: the caller waits until they have arrived. Only a pass over the
         model, whose layers wait by themselves, begins before."""
         if self._trainer is not None:
-            self._trainer.arrived()
+            self._trainer.wait_for_weights()
         return self._model
 
     @property
-    def longest(self) -> int:
+    def longest_row(self) -> int:
         """The most tokens of a row."""
         return self._shape.positions
 
     @property
-    def speaks(self) -> bool:
+    def has_results(self) -> bool:
         """Whether this is its replica's last stage, and the first rank there along tp, cp and ep."""
         return self._is_last_stage and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
 
@@ -178,29 +178,29 @@ class MegatronEngine(RankWeights, RowScores):
     def tensors(self) -> dict[str, Tensor]:
         """Return the live parameters by the names of `layout`, those of the last update. A view of one does not outlive
         the first `train_step`."""
-        return self.rest.here(dict(self.model.named_parameters()))
+        return self.offloader.on_device_or_host(dict(self.model.named_parameters()))
 
     @on_cpu()
-    def written(self) -> None:
+    def weights_were_written(self) -> None:
         """Copy the weights into the optimizer's wide copies."""
-        if self.rest.changed() and self._trainer is not None:
-            self._trainer.reread()
+        if self.offloader.mark_changed() and self._trainer is not None:
+            self._trainer.refresh_master_weights()
 
     def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back. Gradients are kept only of an update that has not
         been made."""
         weights, trainer = list(self.model.parameters()), self._trainer
         if trainer is None:
-            return self.rest.sleep(weights, lost=() if keep else weights)
+            return self.offloader.sleep(weights, lost=() if keep else weights)
         lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
-        return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
+        return self.offloader.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
 
     def moments(self) -> Moments:
         """Return what this rank's optimizer keeps, live; nothing before the first update."""
         if self._trainer is None:
             return Moments()
         parameters = dict(self.model.named_parameters())
-        return moments(self._trainer.adam, parameters, locals_of(self.layout(), parameters), self.rest)
+        return moments(self._trainer.adam, parameters, locals_of(self.layout(), parameters), self.offloader)
 
     @on_cpu()
     @torch.enable_grad()
@@ -209,7 +209,7 @@ class MegatronEngine(RankWeights, RowScores):
         if self._trainer is None:
             self._trainer = self._new_trainer()
         resume_optimizer(self._trainer.adam, kinds, steps)
-        self.rest.changed()
+        self.offloader.mark_changed()
         return self.moments()
 
     @on_cpu()
@@ -298,8 +298,8 @@ def add_gradients(
     ]
     trainers = [engine._trainer for engine, _, _ in trainings]
     assert all(trainers)
-    losses = gradients(parts, trainers[0].complete if last and trainers[0] else None, beside)
+    losses = gradients(parts, trainers[0].expect_last_gradients if last and trainers[0] else None, beside)
     for (engine, _, _), shared_answers, loss in zip(trainings, shared, losses, strict=True):
-        shared_answers.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
+        shared_answers.exchange_answers(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._has_gradients = True
         engine._loss += loss

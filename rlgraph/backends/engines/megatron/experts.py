@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.modules import Gate
-from rlgraph.backends.engines.megatron.weights import part, replicated_parameter
+from rlgraph.backends.engines.megatron.weights import replicated_parameter, split_parameter
 from rlgraph.catalog.models.latent import ExpertRouting
 from rlgraph.catalog.models.shape import Shape
 
@@ -38,15 +38,15 @@ class Experts(nn.Module):
         self._group = parallel_state.get_expert_model_parallel_group()
         columns, local_experts = shape.ffn // tp, shape.experts // ep
         self.router = replicated_parameter(shape.experts, shape.hidden, self._split)
-        self.linear_fc1 = part((local_experts, 2 * columns, shape.hidden), 1)
-        self.linear_fc2 = part((local_experts, shape.hidden, columns), 2)
+        self.linear_fc1 = split_parameter((local_experts, 2 * columns, shape.hidden), 1)
+        self.linear_fc2 = split_parameter((local_experts, shape.hidden, columns), 2)
         for weight in (self.linear_fc1, self.linear_fc2):
             # Megatron's mark for parameters that differ along ep.
             weight.allreduce = ep == 1  # type: ignore[attr-defined]
         if shape.shared_ffn:
             columns = shape.shared_ffn // tp
-            self.shared_fc1 = part((2 * columns, shape.hidden), 0)
-            self.shared_fc2 = part((shape.hidden, columns), 1)
+            self.shared_fc1 = split_parameter((2 * columns, shape.hidden), 0)
+            self.shared_fc2 = split_parameter((shape.hidden, columns), 1)
             if not shape.routing:
                 self.shared_gate = replicated_parameter(1, shape.hidden, self._split)
         if shape.routing:

@@ -76,7 +76,7 @@ class Stages:
         """The ranks that have the stages, among all, the first stage first."""
         return self._ranks
 
-    def beside(self, by: int) -> int | None:
+    def neighbour_rank(self, by: int) -> int | None:
         """Return the rank, among all, with the stage that is so many further; None where there is none."""
         at = self.rank() + by
         return self._ranks[at] if 0 <= at < len(self._ranks) else None

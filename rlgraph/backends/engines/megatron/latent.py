@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.modules import Norm, PackedRows, Turn, rotate
-from rlgraph.backends.engines.megatron.weights import part, replicated_parameter
+from rlgraph.backends.engines.megatron.weights import replicated_parameter, split_parameter
 from rlgraph.backends.engines.varlen import AttentionOptions, attend, pad_width
 from rlgraph.catalog.models.shape import Shape
 
@@ -38,11 +38,11 @@ class LatentAttention(nn.Module):
         if query_size:
             self.queries_down = replicated_parameter(query_size, shape.hidden, self._split)
             self.queries_norm = Norm(config, query_size, _EPS)
-        self.queries_up = part((self._heads * size, query_size or shape.hidden), 0)
-        self.keys_down = replicated_parameter(self._latent.cached, shape.hidden, self._split)
+        self.queries_up = split_parameter((self._heads * size, query_size or shape.hidden), 0)
+        self.keys_down = replicated_parameter(self._latent.cached_numbers, shape.hidden, self._split)
         self.keys_norm = Norm(config, self._latent.keys, _EPS)
-        self.keys_up = part((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
-        self.linear_proj = part((shape.hidden, self._heads * self._latent.values), 1)
+        self.keys_up = split_parameter((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
+        self.linear_proj = split_parameter((shape.hidden, self._heads * self._latent.values), 1)
 
     def forward(self, hidden: Tensor, *, packed_seq_params: PackedRows, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""

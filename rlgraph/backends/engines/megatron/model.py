@@ -17,7 +17,7 @@ from rlgraph.backends.engines.megatron.latent import LatentAttention
 from rlgraph.backends.engines.megatron.layout import padded_vocab
 from rlgraph.backends.engines.megatron.modules import HiddenOutput, ScalarHead, layers
 from rlgraph.backends.engines.megatron.shim import device
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
@@ -29,7 +29,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
 
     recompute: for its backward pass each layer keeps its input only.
     """
-    faults = problems(shape, "megatron", mesh, kind)
+    faults = layout_problems(shape, "megatron", mesh, kind)
     tp = mesh.length("tp")
     rows = padded_vocab(shape, tp)
     if rows - shape.vocab >= rows // tp:
@@ -50,8 +50,8 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         ),
         vocab_size=rows,
         max_sequence_length=shape.positions,
-        pre_process=stages.beside(-1) is None,
-        post_process=stages.beside(1) is None,
+        pre_process=stages.neighbour_rank(-1) is None,
+        post_process=stages.neighbour_rank(1) is None,
         share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
         # Attention rotates queries and keys itself.
         position_embedding_type="none",

@@ -12,7 +12,7 @@ from torch import nn
 from rlgraph.backends.engines.megatron.groups import Stages
 
 
-def parts(model: GPTModel, chunks: int, stages: Stages) -> list[GPTModel]:
+def split_chunks(model: GPTModel, chunks: int, stages: Stages) -> list[GPTModel]:
     """Return the parts of a stage, each with layers that follow each other in the model, and with what comes before the
     first ones and after the last ones. They have no tensors of their own: gradients, updates and names are those of the
     whole."""

@@ -24,7 +24,7 @@ from rlgraph.backends.engines.megatron.context import TokenShard
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.varlen import AttentionOptions, attend
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 
 
 def layers(
@@ -36,7 +36,7 @@ def layers(
     numbers = [
         number
         for part in range(rank, parts, config.pipeline_model_parallel_size)
-        for number in range(*share(config.num_layers, parts, part))
+        for number in range(*even_range(config.num_layers, parts, part))
     ]
     specs = [_layer(config, shape, number, network if number >= shape.dense else None, attention) for number in numbers]
     return TransformerBlockSubmodules(specs, WideNorm if shape.wide_norms else Norm)
@@ -107,7 +107,7 @@ class RotaryAngles:
     def of(self, lengths: Sequence[int], share: TokenShard | None, device: torch.device) -> PackedRows:
         """Return packed rows of these lengths, with their angles."""
         places = torch.cat([torch.arange(length) for length in lengths])
-        places = share.part(places) if share else places
+        places = share.take_part(places) if share else places
 
         def turn(rotary: RotaryEmbedding) -> Turn:
             angles = rotary.get_freqs_non_repeated(max(lengths))

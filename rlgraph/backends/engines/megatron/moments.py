@@ -30,7 +30,7 @@ def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[LocalT
         state_tensors = {kind: state[kind] for kind in (*_KINDS, STEP) if torch.is_tensor(state.get(kind))}
         if parameter.dtype != target.dtype:
             state_tensors[MASTER] = target
-        state_tensors = rest.here(state_tensors)
+        state_tensors = rest.on_device_or_host(state_tensors)
         steps = float(state_tensors.pop(STEP, group.get(STEP, steps)))
         offset = 0
         for number, box in enumerate(flat_range_boxes(local.shape, start, start + target.numel())):

@@ -22,9 +22,9 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
 
     rank.join()
     engine = MegatronEngine.open(
-        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.turned, **rank.blocks()
+        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.blocks()
     )
-    engine.rest = Offloader(rank.arenas)
+    engine.offloader = Offloader(rank.arenas)
     return engine
 
 

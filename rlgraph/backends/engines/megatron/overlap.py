@@ -36,7 +36,7 @@ class GradientOverlap:
         for group in self._groups:
             group.is_last_microbatch = False
 
-    def complete(self, part: nn.Module) -> None:
+    def expect_last_gradients(self, part: nn.Module) -> None:
         """Note that the gradients added from now on are the last of a step for a part's weights."""
         self._final.update(map(id, part.parameters()))
 

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.backends.engines.megatron.context import ContextParallel
 from rlgraph.backends.engines.megatron.groups import Stages
-from rlgraph.backends.engines.megatron.model_chunks import parts
+from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPlaces, RotaryAngles, vocabulary_weight
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule, take_turns
@@ -25,7 +25,7 @@ from rlgraph.backends.engines.varlen import cap_scores
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy, tempered
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
 from rlgraph.passes.pipelines.published import forward_entries, published_lists
@@ -45,7 +45,7 @@ class Pipeline:
         chunks: int,
     ) -> None:
         self.stages, self._model, self._pad_id = stages, model, pad_id
-        self._parts = parts(model, chunks, stages)
+        self._parts = split_chunks(model, chunks, stages)
         self._angles = RotaryAngles(model.config, shape)
         self._shape, self._kind = shape, kind
         self._places, self._context = OutputPlaces(model), ContextParallel()
@@ -70,7 +70,7 @@ class Pipeline:
         """Return the description of the model from which joint schedules of several are made."""
         recompute = bool(self._model.config.recompute_granularity)
         size, turned = self.stages.size(), self.stages.turned
-        model = counted(self._shape, self._kind, size, micro_batches, recompute=recompute, turned=turned)
+        model = counted_model(self._shape, self._kind, size, micro_batches, recompute=recompute, turned=turned)
         return replace(model, chunks=len(self._parts))
 
     def training(
@@ -137,7 +137,7 @@ def gradients(
     """
     parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
     if beside is not None:
-        turns = beside.turns([pipeline.model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts])
+        turns = beside.plan_turns([pipeline.model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts])
         with torch.enable_grad():
             lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.channel
             run_schedule([turn.entry for turn in turns], lines, channel, take_turns(turns, beside))

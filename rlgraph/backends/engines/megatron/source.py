@@ -7,7 +7,7 @@ from pathlib import Path
 from rlgraph.backends.engines.errors import EngineError, NoHead
 from rlgraph.backends.engines.sources import ModelSpec, load
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
-from rlgraph.backends.enginespec.legal import held
+from rlgraph.backends.enginespec.legal import explain_unsupported
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
@@ -25,4 +25,4 @@ def read_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
         model = load(spec).model
         return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
     except UnsupportedModel as error:
-        raise EngineError(str(held(error, "megatron"))) from error
+        raise EngineError(str(explain_unsupported(error, "megatron"))) from error

@@ -81,15 +81,15 @@ class Trainer:
         self._adam.zero_grad()
         self._overlap.clear()
 
-    def arrived(self) -> None:
+    def wait_for_weights(self) -> None:
         """Wait until the weights are those of the last update. Raises HalfChanged where they do not come."""
         if self._arrival:
             self._arrival.wait()
 
-    def complete(self, part: nn.Module) -> None:
+    def expect_last_gradients(self, part: nn.Module) -> None:
         """Note that the next backward pass through a part of the model is the last one before the step: gradients
         travel as it makes them."""
-        self._overlap.complete(part)
+        self._overlap.expect_last_gradients(part)
 
     def sum(self) -> None:
         """Add up all ranks' parts of each gradient."""
@@ -117,7 +117,7 @@ class Trainer:
         for group in self._adam.param_groups:
             group.update(lr=rate, **adamw(options))
         # The weights that it writes may still be travelling.
-        self.arrived()
+        self.wait_for_weights()
         try:
             self._adam.step_with_ready_grads()
             if self._arrival:
@@ -140,9 +140,9 @@ class Trainer:
         """Return the buffers of gradients."""
         return [buffer.grad_data for buffer in (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)]
 
-    def reread(self) -> None:
+    def refresh_master_weights(self) -> None:
         """Copy the model's weights into the wide copies, after somebody else has set them."""
-        self.arrived()
+        self.wait_for_weights()
         self._adam.reload_model_params()
 
     def _scale(self, factor: float) -> None:

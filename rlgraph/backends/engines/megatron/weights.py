@@ -15,7 +15,7 @@ def replicated_parameter(rows: int, columns: int, split: bool) -> nn.Parameter:
     return weight
 
 
-def part(size: tuple[int, ...], dim: int) -> nn.Parameter:
+def split_parameter(size: tuple[int, ...], dim: int) -> nn.Parameter:
     """Return a parameter of which each rank has a part, along a dimension."""
     weight = nn.Parameter(torch.zeros(size))
     set_tensor_model_parallel_attributes(weight, True, dim, 1)

@@ -58,7 +58,7 @@ _current = _Current()
 
 
 @contextmanager
-def packed(spans: Sequence[PackedSpan]) -> Iterator[None]:
+def packed_rows(spans: Sequence[PackedSpan]) -> Iterator[None]:
     """Make what this thread feeds to a model meanwhile one row, in which rows lie as `Packing` says."""
     _current.spans = tuple(spans)
     try:

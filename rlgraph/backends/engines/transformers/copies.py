@@ -24,12 +24,12 @@ class Replicas:
         self._pending: _Buckets | None = None
 
     @contextmanager
-    def during(self, before: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[None]:
+    def overlap_last_micro_batch(self, before: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[None]:
         """Surround the last micro-batch of a step, whose gradients come on top of those before: they travel while
         others are computed (arXiv 2006.15704). The next `sum` is of these."""
         self._pending = _Buckets(like, self._group)
         hooks = [
-            tensor.register_hook(partial(self._pending.made, index, before[index] if before else None))
+            tensor.register_hook(partial(self._pending.take_gradient, index, before[index] if before else None))
             for index, tensor in enumerate(like)
         ]
         try:
@@ -47,7 +47,7 @@ class Replicas:
         """Return the loss, how many micro-batches have rows, and the gradients, added up over all replicas, the same
         bits on each. A replica without rows has None."""
         buckets, self._pending = self._pending or _Buckets(like, self._group), None
-        return buckets.rest(total, busy, gradients)
+        return buckets.send_rest(total, busy, gradients)
 
 
 class _Buckets:
@@ -65,7 +65,7 @@ class _Buckets:
         self._flat: list[Tensor] = []
         self._works: list[dist.Work] = []
 
-    def made(self, index: int, before: Tensor | None, gradient: Tensor) -> None:
+    def take_gradient(self, index: int, before: Tensor | None, gradient: Tensor) -> None:
         """Take a parameter's gradient, which is kept only until its bucket is full."""
         self._parts[index] = self._wide(index, gradient if before is None else before + gradient)
         while len(self._flat) < len(self._buckets) - 1 and all(
@@ -73,7 +73,7 @@ class _Buckets:
         ):
             self._send([self._parts.pop(at) for at in self._buckets[len(self._flat)]])
 
-    def rest(
+    def send_rest(
         self, total: float, busy: int, gradients: Sequence[Tensor | None]
     ) -> tuple[float, int, list[Tensor | None]]:
         """Send the buckets that were not sent, and return the sums."""

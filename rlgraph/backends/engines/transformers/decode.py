@@ -79,7 +79,7 @@ def generate(
     lengths = torch.repeat_interleave(prompts.lengths, n)
     together = n if sampling.first else 1
     blocks = _blocks(_order(lengths, n, expected), lengths, sampling.max_tokens, threads, block_tokens, together)
-    if any(_is_ragged(lengths[rows]) for rows in blocks) and not network.pads:
+    if any(_is_ragged(lengths[rows]) for rows in blocks) and not network.can_pad_left:
         blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 

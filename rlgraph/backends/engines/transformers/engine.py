@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.adapters import attach, beside, duplicate, trained
+from rlgraph.backends.engines.adapters import attach, duplicate, share_base, trained
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import device_here
 from rlgraph.backends.engines.errors import EngineError, NoRows
@@ -73,10 +73,10 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         gather=rank.holding.gather,
         copies=copies,
         apart=apart,
-        beside=rank.beside,
+        beside=rank.base_engine,
         **rank.blocks(),
     )
-    engine.rest = Offloader(rank.arenas)
+    engine.offloader = Offloader(rank.arenas)
     return engine
 
 
@@ -131,14 +131,14 @@ class TransformersEngine(RankWeights, RowScores):
         if recompute:
             use_recomputation(self.model)
         self._network = self._run_model(lambda: self._new_network())
-        self._packs = self._run_model(lambda: self._network.packs)
-        self._shares = self._run_model(lambda: self._network.shares)
+        self._packs = self._run_model(lambda: self._network.can_pack)
+        self._shares = self._run_model(lambda: self._network.can_share_prefixes)
         self._optimizer: Optimizer | None = None
         self._loss, self._with_rows = 0.0, 0
         self._gradients: list[Tensor | None] = []
         """The gradients of what is trained, added up since they were cleared, like the loss and the number of
         micro-batches with rows."""
-        self.rest = Offloader()
+        self.offloader = Offloader()
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
@@ -205,7 +205,7 @@ class TransformersEngine(RankWeights, RowScores):
                 threads=self.threads,
                 block_tokens=self._cache_tokens,
                 refresh=refresh,
-                agreed=self._split.all if self._split else bool,
+                agreed=self._split.all_ready if self._split else bool,
                 expected=expected,
             )
 
@@ -216,13 +216,13 @@ class TransformersEngine(RankWeights, RowScores):
         if "score" in ops:
             if len(sequences) and int(sequences.lengths.min()) == 0:
                 raise EngineError("a row without tokens has no score")
-            return [self._reader.last(sequences)]
+            return [self._reader.read_last_tokens(sequences)]
 
         def read(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
             if "values" in ops:
                 return [outputs[:, 0]]
             if self._split is not None:
-                results = self._split.said(tempered(outputs, temperature), tokens)
+                results = self._split.logprobs_and_entropies(tempered(outputs, temperature), tokens)
                 return [results[op == "entropy"] for op in ops]
             plain = {
                 "logprobs": lambda: logprobs(outputs, tokens, temperature),
@@ -230,7 +230,7 @@ class TransformersEngine(RankWeights, RowScores):
             }
             return [plain[op]() for op in ops]
 
-        return self._reader.tokenwise(sequences, read, len(ops))
+        return self._reader.read_tokens(sequences, read, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -240,7 +240,7 @@ class TransformersEngine(RankWeights, RowScores):
         self.clear_gradients()
         if self.copies is not None and self._apart is None and self._pool is None and blocks:
             self.add_gradients(blocks[:-1], micro)
-            with self.copies.during(self._gradients, list(self._trained.values())):
+            with self.copies.overlap_last_micro_batch(self._gradients, list(self._trained.values())):
                 self.add_gradients(blocks[-1:], micro)
         else:
             self.add_gradients(blocks, micro)
@@ -257,7 +257,7 @@ class TransformersEngine(RankWeights, RowScores):
         result.
         """
         arguments = self._differentiate, blocks, micro, self._pool, self.threads
-        with self._shards.once() if self._shards and self._gathers_once else nullcontext():
+        with self._shards.keep_gathered() if self._shards and self._gathers_once else nullcontext():
             loss, busy, self._gradients = sum_gradients(self, *arguments, self._gradients)
         self._loss, self._with_rows = self._loss + loss, self._with_rows + busy
 
@@ -272,7 +272,7 @@ class TransformersEngine(RankWeights, RowScores):
             raise NoRows
         if self._optimizer is None:
             self._optimizer = self._new_optimizer()
-        self.rest.changed()
+        self.offloader.mark_changed()
         if scale != 1:
             torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
         return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
@@ -286,12 +286,12 @@ class TransformersEngine(RankWeights, RowScores):
 
     def moments(self) -> Moments:
         """Return what the optimizer keeps, live; nothing before the first update."""
-        return moments(self._optimizer, self.layout(), self._trained, self.rest)
+        return moments(self._optimizer, self.layout(), self._trained, self.offloader)
 
     def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
         self._optimizer = self._new_optimizer()
-        self.rest.changed()
+        self.offloader.mark_changed()
         self._optimizer.begin(kinds, steps)
         return self.moments()
 
@@ -299,12 +299,12 @@ class TransformersEngine(RankWeights, RowScores):
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
         adapters only these, as PEFT does."""
         assert self._apart is None, "no rank has all of it"
-        contents = self.rest.here(self.model.state_dict())
+        contents = self.offloader.on_device_or_host(self.model.state_dict())
         save_model(self.model, contents, self.tensors(), self.spec, self.codec, Path(folder))
 
     def _lend(self, spec: ModelSpec) -> LoadedModel:
         """Load the model of `spec` on this one's base."""
-        model = beside(self.model, spec.kind)
+        model = share_base(self.model, spec.kind)
         if spec.adapters is not None:
             attach(model, spec.adapters, spec.kind)
         return LoadedModel(model, self.codec, self.new_parameters)
@@ -324,12 +324,12 @@ class TransformersEngine(RankWeights, RowScores):
         )
 
     @property
-    def longest(self) -> int | None:
+    def longest_row(self) -> int | None:
         """The most tokens of a row; None: positions have no end."""
         return max_positions_of(self.model.config)
 
     @property
-    def speaks(self) -> bool:
+    def has_results(self) -> bool:
         """Whether this rank has results: it is a whole replica, or the first one of those that split a replica."""
         return self._apart is None or self._apart.speaks
 
@@ -352,19 +352,19 @@ class TransformersEngine(RankWeights, RowScores):
     def tensors(self) -> dict[str, Tensor]:
         """Return the live parameters and persistent buffers by name, tied ones once; for a model with adapters only
         these: the others are the same everywhere."""
-        return self.rest.here(self._held if self.spec.adapters is None else self._trained)
+        return self.offloader.on_device_or_host(self._held if self.spec.adapters is None else self._trained)
 
-    def written(self) -> None:
+    def weights_were_written(self) -> None:
         """Copy the weights into the optimizer's wide copies."""
-        if self.rest.changed() and self._optimizer is not None:
-            self._optimizer.reread()
+        if self.offloader.mark_changed() and self._optimizer is not None:
+            self._optimizer.refresh_master_weights()
 
     def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
         lost = () if keep else self.tensors().values()
         copied_tensors = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
-        return self.rest.sleep(copied_tensors, once=gradients, lost=lost)
+        return self.offloader.sleep(copied_tensors, once=gradients, lost=lost)
 
     @property
     def _held(self) -> dict[str, Tensor]:
@@ -384,7 +384,7 @@ class TransformersEngine(RankWeights, RowScores):
         return Optimizer(self._trained, self._apart.sum if self._apart else None, replicated, replicas)
 
     def _new_network(self) -> Network:
-        gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
+        gathered = {"gathered": self._split.gather_logits} if self._split and self.spec.kind == "causal_lm" else {}
         return Network(self.model, self.codec.pad_id, **gathered)
 
     def _run_model(self, work: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.catalog.models.slices import RankSlicer
-from rlgraph.ir.layout import LocalTensor, Piece, Range, chunk_range, cut_tensor, shape_of_box, whole
+from rlgraph.ir.layout import LocalTensor, Piece, Range, chunk_range, cut_tensor, full_box, shape_of_box
 from rlgraph.ir.mesh import Mesh
 
 
@@ -47,7 +47,7 @@ def _sharded(part: LocalTensor, mesh: Mesh, rank: int) -> LocalTensor:
     none. Only parameters are sharded, and no buffers."""
     if part.name.endswith(CORRECTION):
         return part
-    box, dim = list(whole(part.shape)), "*" in part.name
+    box, dim = list(full_box(part.shape)), "*" in part.name
     box[dim] = shard_range(mesh, rank, part.shape[dim])
     return cut_tensor(part, tuple(box), part.name)
 
@@ -59,6 +59,6 @@ def shard_range(mesh: Mesh, rank: int, size: int) -> Range:
 
 def local_tensor(name: str, shape: tuple[int, ...], rows: Range | None) -> LocalTensor:
     """Return these rows of a tensor of which only the name and the shape are known; None: all of it."""
-    box = whole(shape) if rows is None else (rows, *whole(shape[1:]))
+    box = full_box(shape) if rows is None else (rows, *full_box(shape[1:]))
     sizes = shape_of_box(box)
     return LocalTensor(name, sizes, (Piece(name, box, (0,) * len(shape)),) if all(sizes) else ())

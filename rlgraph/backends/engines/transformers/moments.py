@@ -19,7 +19,7 @@ def moments(
     """Return the optimizer's moments. layout: of all the rank's tensors. rest: where these are, if the model sleeps."""
     if optimizer is None:
         return Moments()
-    kinds = {kind: rest.here(tensors) for kind, tensors in optimizer.kept().items()}
+    kinds = {kind: rest.on_device_or_host(tensors) for kind, tensors in optimizer.state_by_weight().items()}
     counts = kinds.pop(STEP, {})
     held = [local for local in locals_of(layout, trained) if local.name in trained]
     return Moments(tuple(held), kinds, float(next(iter(counts.values()), 0.0)))

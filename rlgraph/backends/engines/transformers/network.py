@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
-from rlgraph.backends.engines.transformers.attention import knows_layers, packed
+from rlgraph.backends.engines.transformers.attention import knows_layers, packed_rows
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
@@ -65,22 +65,22 @@ class Network:
         ones, where the model can do that and it saves something; None: none.
         """
         longest = int(rows.lengths.max())
-        packing = pack_shared(rows, beginnings) if beginnings is not None and self.shares else None
-        if packing is None and self.packs and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
+        packing = pack_shared(rows, beginnings) if beginnings is not None and self.can_share_prefixes else None
+        if packing is None and self.can_pack and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
             packing = pack_separately(rows)
         if packing is not None:
-            index, states = packing.place_of[places], self.packed(rows, packing)
+            index, states = packing.place_of[places], self.packed_states(rows, packing)
         else:
-            index = rows.row_of[places] * longest + rows.column_of[places]
+            index = rows.row_of_token[places] * longest + rows.token_positions[places]
             states = self.states(rows.padded(self._pad_id)[0].to(self.device))
         flat = states.flatten(0, 1)
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
 
-    def packed(self, rows: Sequences, packing: Packing) -> Tensor:
+    def packed_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it
         `packs`."""
-        tokens, positions = rows.tokens[packing.taken], rows.column_of[packing.taken]
-        with packed(packing.spans):
+        tokens, positions = rows.tokens[packing.taken], rows.token_positions[packing.taken]
+        with packed_rows(packing.spans):
             return self.states(tokens[None].to(self.device), positions[None].to(self.device))
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ class Network:
         """Return the model's states at every position before its head, float [N, T, H]; behind the head where that
         cannot be run alone."""
         if self._head is None:
-            return self.whole(ids, positions)
+            return self.all_outputs(ids, positions)
         out: Tensor = _read(self._backbone, ids, positions).last_hidden_state
         return out
 
-    def whole(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    def all_outputs(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's own output at every position, [N, T, outputs]."""
         out: Tensor = _read(self.model, ids, positions).logits
         if out.dim() != 3:
@@ -124,11 +124,11 @@ class Network:
 
     def logits(self, ids: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary at every position, [N, T, V]."""
-        return self._gathered(self.whole(ids))
+        return self._gathered(self.all_outputs(ids))
 
     @cached_property
     @torch.no_grad()
-    def pads(self) -> bool:
+    def can_pad_left(self) -> bool:
         """Whether a row that is padded on the left in a cached pass gives what it gives alone.
 
         It does not for some recurrent models, nor in float64 where transformers computes attention itself in float32.
@@ -144,7 +144,7 @@ class Network:
 
     @cached_property
     @torch.no_grad()
-    def packs(self) -> bool:
+    def can_pack(self) -> bool:
         """Whether rows that lie one behind the other give what each gives alone."""
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
@@ -152,20 +152,20 @@ class Network:
 
     @cached_property
     @torch.no_grad()
-    def shares(self) -> bool:
+    def can_share_prefixes(self) -> bool:
         """Whether rows give what each gives alone where their common beginnings exist once."""
         if device_kind(self.device.type) not in SHARES.devices:
             return False
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
         packing = pack_shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
-        return packing is not None and self.packs and self._reads_same(rows, packing)
+        return packing is not None and self.can_pack and self._reads_same(rows, packing)
 
     def _reads_same(self, rows: Sequences, packing: Packing) -> bool:
         """Return whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or
         of float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
         try:
-            together = self.packed(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
+            together = self.packed_states(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
         except Exception:
             return False
         alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]

@@ -38,7 +38,7 @@ class RefreshBarrier:
     def version(self) -> int:
         """Return the version of the weights that sample the next token of this thread's rows."""
         with self._condition:
-            if self._stopped or self._all_ranks_wait(self._refresh.waits):
+            if self._stopped or self._all_ranks_wait(self._refresh.can_take):
                 taken = self._taken
                 self._stopped += 1
                 self._take()

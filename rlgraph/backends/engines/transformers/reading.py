@@ -39,9 +39,9 @@ class Reader:
         self._network, self._block_tokens, self._places = network, block_tokens, places
         self._threads, self._pool, self._shards = threads, pool, shards
 
-    def tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
+    def read_tokens(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
-        if bool(((sequences.column_of == 0) & sequences.scored).any()):
+        if bool(((sequences.token_positions == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.counts()
 
@@ -49,16 +49,16 @@ class Reader:
             part = sequences.take(rows)
             positions = part.scored.nonzero()[:, 0]
             # The last scored token of a row, and what follows it, need not be read.
-            inputs = part.cut(part.column_of[positions[part.counts().cumsum(0) - 1]])
-            before = inputs.starts[part.row_of[positions]] + part.column_of[positions] - 1
+            inputs = part.truncate(part.token_positions[positions[part.counts().cumsum(0) - 1]])
+            before = inputs.starts[part.row_of_token[positions]] + part.token_positions[positions] - 1
             # The rows of a group have in common what stands before a row's first scored token.
             ends = part.counts().cumsum(0)
-            prompts = part.column_of[positions[ends - part.counts()]]
+            prompts = part.token_positions[positions[ends - part.counts()]]
             return self._read_block(inputs, before, part.tokens[positions], read, prompts)
 
         return self._in_blocks(sequences.lengths, counts, block, results)
 
-    def last(self, sequences: Sequences) -> Tensor:
+    def read_last_tokens(self, sequences: Sequences) -> Tensor:
         """Return the head's output at each row's last token, float [N]."""
 
         def block(rows: Tensor) -> tuple[Tensor]:
@@ -103,7 +103,7 @@ class Reader:
         return [torch.empty_like(values).index_copy_(0, places, values) for values in joined]
 
     def _plan(self, lengths: Tensor) -> list[Tensor]:
-        packed, ordered = self._network.packs, self._network.shares
+        packed, ordered = self._network.can_pack, self._network.can_share_prefixes
         return plan_blocks(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
 
     def _in_shards(
@@ -119,12 +119,12 @@ class Reader:
 
         def compute() -> list[Tensor]:
             places, outputs = [torch.zeros(0, dtype=torch.long)], []
-            for rows, is_own in shards.turns(lengths, self._block_tokens, self._network.packs):
+            for rows, is_own in shards.plan_blocks(lengths, self._block_tokens, self._network.can_pack):
                 values, at = block(used[rows]), used[rows]
                 places.append(ragged_index(starts[at], counts[at])[: None if is_own else 0])
                 outputs.append([column if is_own else column[:0] for column in values])
             joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
-            return shards.exchanged(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
+            return shards.exchange_results(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
 
         return shards.run(compute)
 

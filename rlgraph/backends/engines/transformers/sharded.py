@@ -49,7 +49,7 @@ class SplitReplica:
             else:
                 self.tensors.split(model, kind)
         if self.shards is not None:
-            self.shards.share_out(model)
+            self.shards.shard_parameters(model)
         else:
             model.to(self._device)  # type: ignore[arg-type]
 
@@ -60,7 +60,7 @@ class SplitReplica:
         else:
             gradients = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
         if self.tensors is not None:
-            self.tensors.add_up(dict(zip(parameters, gradients, strict=True)))
+            self.tensors.add_up_gradients(dict(zip(parameters, gradients, strict=True)))
         return gradients
 
     def trained(self, model: PreTrainedModel) -> dict[str, Tensor]:

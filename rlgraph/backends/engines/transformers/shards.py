@@ -41,7 +41,7 @@ class ParameterShards:
         """This rank's part of each parameter, by name; weights are written here."""
         self._dtensors: dict[str, DTensor] = {}
 
-    def share_out(self, model: nn.Module) -> None:
+    def shard_parameters(self, model: nn.Module) -> None:
         """Keep this rank's part of the parameters alone. Raises EngineError for a model that cannot be sharded."""
         name = type(model).__name__
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -81,7 +81,7 @@ class ParameterShards:
         return cast(T, result)
 
     @contextmanager
-    def once(self) -> Iterator[None]:
+    def keep_gathered(self) -> Iterator[None]:
         """Keep what was gathered meanwhile, whatever micro-batches come. Nobody may write into the parameters."""
         root = cast(FSDPModule, self._root)
         self._keep_gathered(True)
@@ -114,7 +114,7 @@ class ParameterShards:
                 cast(FSDPModule, self._root).reset_iter_state()
         return [None if gradient is None else cast(DTensor, gradient).to_local() for gradient in gradients]
 
-    def turns(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
+    def plan_blocks(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
         """Return blocks of rows of these lengths for this rank, as many as for every other, and whether they are its
         own. packed: rows lie one behind the other.
 
@@ -127,7 +127,7 @@ class ParameterShards:
             for start in range(0, len(plan), self.size)
         ]
 
-    def exchanged(self, places: Tensor, values: Sequence[Tensor], total: int) -> list[Tensor]:
+    def exchange_results(self, places: Tensor, values: Sequence[Tensor], total: int) -> list[Tensor]:
         """Return all ranks' results, [total] each, of which this one has those at some places, int64 [M]; gradients go
         to its own."""
         summed = torch.stack([column.new_zeros(total).index_copy_(0, places, column.detach()) for column in values])

@@ -21,11 +21,11 @@ from rlgraph.backends.engines.adapters import trained
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import UnsupportedModel
-from rlgraph.ir.layout import share
+from rlgraph.ir.layout import even_range
 from rlgraph.ir.mesh import Mesh
 
 _PARTS: Mapping[str, tuple[int, int]] = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2)}
@@ -61,7 +61,7 @@ class TensorParallel:
             shape = shape_of(model.config.get_text_config().to_dict())
         except UnsupportedModel as error:
             raise EngineError(f"{type(model).__name__} cannot be split by tp: {error}") from error
-        for problem in problems(shape, "transformers", self.mesh, kind):
+        for problem in layout_problems(shape, "transformers", self.mesh, kind):
             raise EngineError(f"{type(model).__name__} cannot be split so: {problem}")
         words, owners = _plan_words(model), dict(model.named_modules())
         self._keep_parts(model, words, dict(model.named_parameters(remove_duplicate=False)))
@@ -98,7 +98,7 @@ class TensorParallel:
             return parameter
         dim, stacked = _PARTS[word] if field != "bias" else (-1, 1)
         size = parameter.shape[dim] // stacked
-        start, stop = share(size, self.size, self.index)
+        start, stop = even_range(size, self.size, self.index)
         with torch.no_grad():
             blocks = [block.narrow(dim, start, stop - start) for block in parameter.split(size, dim)]
             return nn.Parameter(torch.cat(blocks, dim).contiguous(), parameter.requires_grad)
@@ -138,7 +138,7 @@ class TensorParallel:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         assert isinstance(model.get_input_embeddings(), nn.Embedding)
         self._vocab = embedding.num_embeddings
-        self._first, stop = share(self._vocab, self.size, self.index)
+        self._first, stop = even_range(self._vocab, self.size, self.index)
         if stop == self._first:
             raise EngineError(f"{self.size} ranks cannot share {self._vocab} tokens out")
         parts: dict[int, nn.Parameter] = {}
@@ -158,18 +158,18 @@ class TensorParallel:
         embedding.__class__ = type(type(embedding).__name__, (_PartialEmbedding, type(embedding)), {})
         embedding.first, embedding.ranks = self._first, self
 
-    def said(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def logprobs_and_entropies(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of tokens, and entropies, from this rank's part of the logits; float [M] each."""
         return logprobs_and_entropy(logits, tokens, self._first, self.group)
 
-    def gathered(self, logits: Tensor) -> Tensor:
+    def gather_logits(self, logits: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary from this rank's part; [..., V], the same bits on each rank."""
-        sizes = [stop - start for start, stop in (share(self._vocab, self.size, at) for at in range(self.size))]
+        sizes = [stop - start for start, stop in (even_range(self._vocab, self.size, at) for at in range(self.size))]
         parts = [logits.new_empty(*logits.shape[:-1], max(sizes)) for _ in sizes]
         dist.all_gather(parts, nn.functional.pad(logits, (0, max(sizes) - logits.shape[-1])), group=self.group)
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 
-    def all(self, ready: bool) -> bool:
+    def all_ready(self, ready: bool) -> bool:
         """Return whether all ranks are ready."""
         ready_ranks = torch.tensor(int(ready))
         dist.all_reduce(ready_ranks, dist.ReduceOp.MIN, group=self.group)
@@ -177,7 +177,7 @@ class TensorParallel:
 
     # Gradients
 
-    def add_up(self, gradients: Mapping[str, Tensor | None]) -> None:
+    def add_up_gradients(self, gradients: Mapping[str, Tensor | None]) -> None:
         """Add up in place the gradients of parameters of which each rank has a part of the sum."""
         parts = [part for name, part in gradients.items() if name in self._summed_gradients and part is not None]
         if parts:

@@ -65,7 +65,7 @@ class CallSampler(RankWeights):
                 self._drop(open_call)
             raise
         finally:
-            self._desk.over(number)
+            self._desk.note_driven_to_end(number)
 
     def _drive(self, number: int, call: RowCall) -> None:
         if call.weights is not None:
@@ -83,11 +83,11 @@ class CallSampler(RankWeights):
 
     def leave(self, number: int) -> None:
         """Make the call of this number give up its unfinished rows."""
-        self._desk.leave(number)
+        self._desk.request_give_up(number)
 
     def limit(self, number: int, tokens: int) -> None:
         """Make the call of this number give up the unfinished rows that have so many tokens."""
-        self._desk.limit(number, tokens)
+        self._desk.set_limit(number, tokens)
 
     def dismiss(self, number: int) -> None:
         """Note that the caller of the call of this number is done with it, or failed to make it."""
@@ -96,19 +96,19 @@ class CallSampler(RankWeights):
     def _admit_next(self, driven: int) -> bool:
         """Admit the rows of the next call that may begin, once all ranks have them; return whether the driven call is
         over at all of them."""
-        number = self._desk.following(driven)
+        number = self._desk.next_startable(driven)
         number = _NO_CALL if number is None else number
-        leaving = self._desk.leaving()
+        leaving = self._desk.first_call_giving_up()
         leaving = _NO_CALL if leaving is None else leaving
-        limited, tokens = self._desk.limited() or (_NO_CALL, 0)
+        limited, tokens = self._desk.first_limited_call() or (_NO_CALL, 0)
         local = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
-        first, last, least, most, *limits, over = self._least([*local, int(self._desk.ended(driven))])
+        first, last, least, most, *limits, over = self._least([*local, int(self._desk.is_ended(driven))])
         if limits[0] == -limits[1] < _NO_CALL and limits[2] == -limits[3]:
-            admission = self._desk.agreed(limits[0], limits[2]).admission
+            admission = self._desk.note_limit_agreed(limits[0], limits[2]).admission
             assert admission is not None
             admission.limit = limits[2]
         if least == -most < _NO_CALL:
-            self._give_up(self._desk.left(least))
+            self._give_up(self._desk.note_given_up(least))
             return bool(over)
         if first == -last < _NO_CALL:
             call = self._desk.wait(first)
@@ -124,16 +124,16 @@ class CallSampler(RankWeights):
         call.waiting = {
             f"{number}/{index}": Row(call.batch, index, key, [*before.logprobs], before.tokens)
             for index, key in enumerate(call.keys)
-            if not (before := call.of(index)).over
+            if not (before := call.begun_part(index)).over
         }
         if call.waiting:
             self._calls[number] = call
-        call.coming.extend(call.in_turn())
+        call.pending_samples.extend(call.requests_in_turn())
 
     def _give_up(self, call: RowCall) -> None:
         """Give up a call's unfinished rows, with which somebody else goes on."""
         if call.waiting:
-            given_up = call.given_up()
+            given_up = call.unfinished_rows()
             self._drop(call)
             call.samples.put(given_up)
 
@@ -141,22 +141,22 @@ class CallSampler(RankWeights):
         """Hand rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
         that have ended, and do not slow the others down. Rows that others have begun come beside them."""
         width = max((len(call.keys) for call in self._calls.values()), default=0)
-        width += sum(len(call.keys) for call in self._calls.values() if call.moved)
-        in_vllm = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
+        width += sum(len(call.keys) for call in self._calls.values() if call.is_continued)
+        in_vllm = sum(len(call.waiting) - len(call.pending_samples) for call in self._calls.values())
         for call in self._calls.values():
-            names = [call.coming.popleft() for _ in range(min(len(call.coming), width - in_vllm))]
+            names = [call.pending_samples.popleft() for _ in range(min(len(call.pending_samples), width - in_vllm))]
             self._add(call, {name: call.waiting[name] for name in names})
             in_vllm += len(names)
 
     def _step(self) -> None:
         """Sample a token for all rows that are being generated."""
         refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
-        if refresh is not None and self._all_ranks(refresh.waits):
+        if refresh is not None and self._all_ranks(refresh.can_take):
             refresh.take()
         for call in self._calls.values():
             # Somebody may have brought new weights since the last step, too.
             if call.refresh is not None:
-                call.known[self.version] = call.refresh.version
+                call.gets_sample[self.version] = call.refresh.version
         self._feed()
         outputs = self._engine.step()
         for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
@@ -174,7 +174,7 @@ class CallSampler(RankWeights):
             if call.batch.sampling.first or limit is not None:
                 given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first, limit)
                 self._engine.abort_request(given_up)
-                call.coming = deque(name for name in call.coming if name not in given_up)
+                call.pending_samples = deque(name for name in call.pending_samples if name not in given_up)
                 for name in given_up:
                     call.samples.put(Sample(call.waiting.pop(name).index, [], [], False, ()))
             if not call.waiting:
@@ -185,7 +185,7 @@ class CallSampler(RankWeights):
         self._calls = {number: other for number, other in self._calls.items() if other is not call}
         self._engine.abort_request(list(call.waiting))
         call.waiting = {}
-        call.coming.clear()
+        call.pending_samples.clear()
 
     def _all_ranks(self, holds: bool) -> bool:
         """Return whether something holds at all ranks of this replica, which ask before the same step."""
@@ -214,7 +214,11 @@ class CallSampler(RankWeights):
             early = [
                 (
                     call,
-                    {name: row for name, row in call.waiting.items() if not row.logprobs and name not in call.coming},
+                    {
+                        name: row
+                        for name, row in call.waiting.items()
+                        if not row.logprobs and name not in call.pending_samples
+                    },
                 )
                 for call in self._calls.values()
             ]

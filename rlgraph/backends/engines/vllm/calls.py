@@ -42,7 +42,7 @@ class RowCall:
     n: int
     keys: list[int]
     refresh: WeightRefresh | None
-    known: dict[int, int]
+    gets_sample: dict[int, int]
     """For the engine's count of its weights the versions that they are, where somebody tells them."""
     admission: Admission | None
     weights: State | None
@@ -51,7 +51,7 @@ class RowCall:
     """For each prompt the tokens that its rows are expected to have."""
     waiting: dict[str, Row] = field(default_factory=dict)
     """Rows that have not ended, by their request."""
-    coming: deque[str] = field(default_factory=deque)
+    pending_samples: deque[str] = field(default_factory=deque)
     """Requests of these rows that vLLM does not have yet."""
     ended: dict[int, list[int]] = field(default_factory=dict)
     """For each prompt the tokens of its rows that have ended."""
@@ -66,7 +66,7 @@ class RowCall:
         """Return a row's prompt and the tokens with which its response began."""
         return [*self.prompts[row.index // self.n], *row.begun]
 
-    def in_turn(self) -> list[str]:
+    def requests_in_turn(self) -> list[str]:
         """Return the requests that have not ended, in the order in which they begin: rows that are expected to be long
         first."""
         if self.expected is None:
@@ -75,26 +75,26 @@ class RowCall:
         return sorted(self.waiting, key=lambda name: -expected[self.waiting[name].index // self.n])
 
     @property
-    def moved(self) -> bool:
+    def is_continued(self) -> bool:
         """Whether others have begun its rows."""
         return self.admission is not None and self.admission.begun is not None
 
-    def of(self, index: int) -> PartialRow:
+    def begun_part(self, index: int) -> PartialRow:
         """Return what existed of a row."""
         if self.admission is None or self.admission.begun is None:
             return _NOTHING
         return self.admission.begun[index]
 
-    def hand_on(self) -> None:
+    def deliver_finished(self) -> None:
         """Deliver the rows of which nobody wants more."""
         for index in range(len(self.keys)):
-            begun = self.of(index)
+            begun = self.begun_part(index)
             if begun.over:
                 self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, ()))
                 if begun.tokens:
                     self.ended.setdefault(index // self.n, []).append(len(begun.tokens))
 
-    def given_up(self) -> RowsAbandoned:
+    def unfinished_rows(self) -> RowsAbandoned:
         """Return what exists of the rows that have not ended."""
         return RowsAbandoned({row.index: row.progress() for row in self.waiting.values()})
 
@@ -120,7 +120,7 @@ class CallQueue:
         """Numbers of tokens at which rows of calls are to be given up, where that has not happened yet."""
         self._condition = Condition()
 
-    def hand(self, number: int, call: RowCall) -> None:
+    def hand_over(self, number: int, call: RowCall) -> None:
         """Hand a call over in place of the one before, whose rows have ended."""
         with self._condition:
             self._calls[number] = call
@@ -141,12 +141,12 @@ class CallQueue:
             self._condition.wait_for(lambda: number in self._calls or number in self._dismissed)
             return self._calls.get(number)
 
-    def leave(self, number: int) -> None:
+    def request_give_up(self, number: int) -> None:
         """Note that a call is to give its rows up."""
         with self._condition:
             self._leaving.add(number)
 
-    def leaving(self) -> int | None:
+    def first_call_giving_up(self) -> int | None:
         """Return the lowest number of the calls that have rows to give up."""
         with self._condition:
             return min(
@@ -154,18 +154,18 @@ class CallQueue:
                 default=None,
             )
 
-    def left(self, number: int) -> RowCall:
+    def note_given_up(self, number: int) -> RowCall:
         """Note that a call has given its rows up."""
         with self._condition:
             self._leaving.discard(number)
             return self._calls[number]
 
-    def limit(self, number: int, tokens: int) -> None:
+    def set_limit(self, number: int, tokens: int) -> None:
         """Set the number of tokens at which rows of a call are given up."""
         with self._condition:
             self._limits[number] = tokens
 
-    def limited(self) -> tuple[int, int] | None:
+    def first_limited_call(self) -> tuple[int, int] | None:
         """Return the lowest number of the calls whose rows have a new limit, and that limit."""
         with self._condition:
             changed = (
@@ -173,14 +173,14 @@ class CallQueue:
             )
             return min(changed, default=None)
 
-    def agreed(self, number: int, tokens: int) -> RowCall:
+    def note_limit_agreed(self, number: int, tokens: int) -> RowCall:
         """Note that all ranks know of a call's limit."""
         with self._condition:
             if self._limits.get(number) == tokens:
                 del self._limits[number]
             return self._calls[number]
 
-    def over(self, number: int) -> None:
+    def note_driven_to_end(self, number: int) -> None:
         """Note that a call was driven to its end."""
         with self._condition:
             self._leaving.discard(number)
@@ -191,7 +191,7 @@ class CallQueue:
             else:
                 self._driven.add(number)
 
-    def following(self, driven: int) -> int | None:
+    def next_startable(self, driven: int) -> int | None:
         """Return the lowest number of the calls that have not begun and may: the driven one, and those that join."""
         with self._condition:
             return self._following(driven)
@@ -201,11 +201,11 @@ class CallQueue:
         allowed = (
             candidate
             for candidate in waiting
-            if candidate == driven or ((admission := self._calls[candidate].admission) and admission.joins)
+            if candidate == driven or ((admission := self._calls[candidate].admission) and admission.join_call)
         )
         return min(allowed, default=None)
 
-    def ended(self, number: int) -> bool:
+    def is_ended(self, number: int) -> bool:
         """Return whether nothing more will be sampled for a call."""
         with self._condition:
             call = self._calls[number]

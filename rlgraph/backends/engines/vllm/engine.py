@@ -27,7 +27,7 @@ from rlgraph.backends.engines.vllm.environment import on_cpu, prepare
 from rlgraph.backends.engines.vllm.experts import UnpackedExperts
 from rlgraph.backends.engines.vllm.layout import layout, ranks
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
-from rlgraph.backends.engines.vllm.offload import cache_tensors, make_offloader, weights
+from rlgraph.backends.engines.vllm.offload import cache_tensors, make_offloader, offloaded_weights
 from rlgraph.backends.engines.vllm.source import Source, read_source
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import Limits, cache_for, limits_of, start
@@ -69,7 +69,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     limits = asdict(limits_of(rank.holding))
     engine = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     engine.holding, engine.keeps = rank.holding, rank.holding.keep
-    engine.rest = make_offloader(engine._engine, rank.arenas)
+    engine.offloader = make_offloader(engine._engine, rank.arenas)
     return engine
 
 
@@ -79,11 +79,11 @@ def _adapting(spec: ModelSpec, source: Source, wanted: str) -> str:
     if spec.adapters is None:
         return ""
     device: DeviceKind = "cpu" if on_cpu() else "gpu"
-    ways = SPEC.adapts(source.shape, spec.dtype, device)
+    ways = SPEC.adapter_ways(source.shape, spec.dtype, device)
     if (wanted or ways) and (not wanted or wanted in ways):
         return wanted or ways[0]
     tried = [wanted] if wanted else SPEC.adapters
-    reasons = [text for way in tried for text in SPEC.unheld(way, source.shape, spec.dtype, device)]
+    reasons = [text for way in tried for text in SPEC.why_not_held(way, source.shape, spec.dtype, device)]
     raise EngineError(f"the engine vllm {', and '.join(reasons)}")
 
 
@@ -103,7 +103,7 @@ class VllmEngine(CallSampler):
         """What the plan says of the model here."""
         self._shape = source.shape
         self._experts = UnpackedExperts(self.model)
-        self.rest = make_offloader(engine, MemoryCounters())
+        self.offloader = make_offloader(engine, MemoryCounters())
         self._adapted: MergedAdapters | NativeLora | None = None
         """The adapters, where the model has some: merged into its weights, or apart."""
 
@@ -148,11 +148,11 @@ class VllmEngine(CallSampler):
         return module
 
     @property
-    def longest(self) -> int:
+    def longest_row(self) -> int:
         """The most tokens of a row, prompt and response together."""
         return int(self._engine.model_config.max_model_len)
 
-    def roomier(self, tokens: int) -> Holding | None:
+    def larger_cache(self, tokens: int) -> Holding | None:
         """Return what a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are
         longer than positions reach."""
         if not self.holding.kv_bytes or tokens > self._shape.positions:
@@ -251,8 +251,8 @@ class VllmEngine(CallSampler):
         call = RowCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
             try:
-                call.hand_on()
-                self._desk.hand(admission.number, call)
+                call.deliver_finished()
+                self._desk.hand_over(admission.number, call)
                 for _ in keys:
                     yield call.next()
             finally:
@@ -261,18 +261,18 @@ class VllmEngine(CallSampler):
         yield from self._sampled(call)
 
     @property
-    def speaks(self) -> bool:
+    def has_results(self) -> bool:
         """Whether this is the first rank of its replica: the others generate the same."""
         return ranks(self._mesh, self._rank)[1] == 0
 
     def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds, in global terms; for a model with adapters all of these."""
-        return SPEC.carried(self._shape, self._mesh, self._rank, self.spec.kind)
+        return SPEC.transferred_tensors(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters by vLLM's names: live ones, and for experts that vLLM packs what `written` packs. For a
         model with adapters return these, which `written` merges into the parameters."""
-        return self.rest.here(self._parameters() if self._adapted is None else self._adapted.tensors)
+        return self.offloader.on_device_or_host(self._parameters() if self._adapted is None else self._adapted.tensors)
 
     def _parameters(self) -> dict[str, Tensor]:
         parameters = self.model.named_parameters()
@@ -283,14 +283,14 @@ class VllmEngine(CallSampler):
         }
         return by_name | {**self._experts.tensors}
 
-    def written(self) -> None:
+    def weights_were_written(self) -> None:
         """Take note of new weights: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
-        if not self.rest.changed():
+        if not self.offloader.mark_changed():
             return
         self.version += 1
         if self._adapted is not None:
-            self._adapted.renew()
+            self._adapted.update_adapters()
         self._experts.pack()
         self._drop_cache()
 
@@ -303,7 +303,7 @@ class VllmEngine(CallSampler):
         if not keep and self._adapted is None:
             # Packed experts are made again from the new ones.
             lost += self.model.parameters()
-        return self.rest.sleep(weights(self.model, self._experts.tensors, self._adapted), lost=lost)
+        return self.offloader.sleep(offloaded_weights(self.model, self._experts.tensors, self._adapted), lost=lost)
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
@@ -318,10 +318,10 @@ class VllmEngine(CallSampler):
     def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
         check_row_keys(keys, prompts, n)
         most = int(prompts.lengths.max()) if len(keys) else 0
-        if most + sampling.max_tokens > self.longest:
+        if most + sampling.max_tokens > self.longest_row:
             raise EngineError(
                 f"a prompt of {most} tokens and up to {sampling.max_tokens} generated ones are more than the "
-                f"{self.longest} that a row of this model may have: shorten the prompts or lower max_tokens"
+                f"{self.longest_row} that a row of this model may have: shorten the prompts or lower max_tokens"
             )
 
     def _stops(self, sampling: Sampling) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
     layer = "model.layers.*.self_attn."
     down, keys = "kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight"
     if latent.queries:
-        parts = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached))]
+        parts = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached_numbers))]
         yield cuts.join(f"{layer}fused_qkv_a_proj.weight", parts)
         yield cuts.entire(f"{layer}q_a_layernorm.weight", f"{layer}q_a_layernorm.weight")
         yield cuts.split(f"{layer}q_b_proj.weight", f"{layer}q_b_proj.weight")

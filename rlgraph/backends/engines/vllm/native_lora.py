@@ -27,7 +27,7 @@ _ADAPTER_ID = 1
 
 def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
     """Return the options that vLLM is started with."""
-    chosen = adapters.chosen(linear_layers(shape))
+    chosen = adapters.adapted_layers(linear_layers(shape))
     return {
         "enable_lora": True,
         "max_loras": 1,
@@ -49,16 +49,16 @@ class NativeLora:
         self._layers: list[tuple[Any, list[str]]] = [
             (layer, manager.packed_modules.get(name, [name])) for name, layer in manager.modules.items()
         ]
-        self.renew()
+        self.update_adapters()
 
-    def held(self) -> Iterator[Tensor]:
+    def held_tensors(self) -> Iterator[Tensor]:
         """Yield all tensors that sampling needs."""
         yield from self.tensors.values()
         for layer, _ in self._layers:
             yield from (*layer.lora_a_stacked, *layer.lora_b_stacked)
 
     @torch.no_grad()
-    def renew(self) -> None:
+    def update_adapters(self) -> None:
         """Give vLLM the adapters again after new ones came."""
         for layer, parts in self._layers:
             pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(factor_names, parts)]

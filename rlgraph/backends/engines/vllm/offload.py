@@ -31,14 +31,14 @@ def cache_tensors(engine: Any) -> Iterator[Tensor]:
         yield from _flattened(engine.model_executor.driver_worker.worker.model_runner.kv_caches)
 
 
-def weights(
+def offloaded_weights(
     model: nn.Module, plain: Mapping[str, Tensor], adapted: MergedAdapters | NativeLora | None
 ) -> Iterator[Tensor]:
     """Yield all tensors that were loaded or came from others. plain: experts that vLLM packs, as they were before."""
     yield from model.parameters()
     yield from plain.values()
     if adapted is not None:
-        yield from adapted.held()
+        yield from adapted.held_tensors()
 
 
 def _flattened(nested: Any) -> Iterator[Tensor]:

@@ -113,7 +113,7 @@ class RowSampling(LogitsProcessor):
         own_rows = self._batches == batch
         admission = self._rows[int(own_rows.argmax())].batch.admission
         if admission is not None:
-            admission.beside = max(admission.beside, int((~own_rows).sum()))
+            admission.concurrent_calls = max(admission.concurrent_calls, int((~own_rows).sum()))
 
     def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
         """Sample for some rows of one batch, at these places; `forbids`: no stop token."""

@@ -12,7 +12,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
-from rlgraph.backends.enginespec.legal import held, problems
+from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.ir.mesh import Mesh
@@ -44,8 +44,8 @@ def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
     try:
         shape = replace(shape_of(config.to_dict()), adapters=spec.adapters)
     except UnsupportedModel as error:
-        raise EngineError(f"the engine vllm cannot take this model: {held(error, 'vllm')}") from error
-    if faults := problems(shape, "vllm", mesh, spec.kind):
+        raise EngineError(f"the engine vllm cannot take this model: {explain_unsupported(error, 'vllm')}") from error
+    if faults := layout_problems(shape, "vllm", mesh, spec.kind):
         raise EngineError("; ".join(faults))
     return Source(codec, config, shape, codec.end_ids(of_model), weights)
 

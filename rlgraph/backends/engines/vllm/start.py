@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlgraph.backends.engines.errors import EngineError, first_line
-from rlgraph.backends.engines.process_groups import url
+from rlgraph.backends.engines.process_groups import rendezvous_url
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.environment import on_cpu
 from rlgraph.backends.engines.vllm.experts import use_local_experts
@@ -193,7 +193,7 @@ def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, 
     return {
         "tensor_parallel_size": size,
         "distributed_executor_backend": "rlgraph.backends.engines.vllm.ranks.RankExecutor",
-        "additional_config": {"rank": index, "url": url(address)},
+        "additional_config": {"rank": index, "url": rendezvous_url(address)},
     }
 
 

@@ -36,7 +36,11 @@ class Candidates:
     @cached_property
     def least(self) -> Sequence[float]:
         """The least seconds of each task."""
-        return self.options[0].seconds if len(self.options) == 1 else least([option.seconds for option in self.options])
+        return (
+            self.options[0].seconds
+            if len(self.options) == 1
+            else column_minima([option.seconds for option in self.options])
+        )
 
     @cached_property
     def copies(self) -> int:
@@ -62,19 +66,19 @@ class SharedOptions:
     def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
         """seconds: the least seconds of the tasks of each option."""
         self.options, self.seconds = options, seconds
-        self.least = least(seconds)
+        self.least = column_minima(seconds)
         """The least seconds of each task."""
 
     @cached_property
     def fastest(self) -> Option:
         """An option that none of them beats at any task."""
-        return self.options[0].lasting(self.least)
+        return self.options[0].with_pipeline_seconds(self.least)
 
     @cached_property
     def candidates(self) -> Candidates:
         """The options that no other one dominates, each with its least seconds."""
         seconds_of = dict(zip(self.options, self.seconds, strict=True))
-        lasting = [option.lasting(seconds_of[option]) for option in undominated_in_pipeline(self.options)]
+        lasting = [option.with_pipeline_seconds(seconds_of[option]) for option in undominated_in_pipeline(self.options)]
         return Candidates(sorted(lasting, key=attrgetter("order")))
 
 
@@ -109,7 +113,7 @@ class Bounds:
             largest: dict[tuple[int, ...], int] = {}
             for block, size in zip(blocks, devices, strict=True):
                 largest[block.islands] = max(size, largest.get(block.islands, 0))
-            result = {number: self.anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
+            result = {number: self.options_anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
             if not all(candidates.options for candidates in result.values()):
                 return None
         for block, most in zip(blocks, devices, strict=True):
@@ -119,10 +123,10 @@ class Bounds:
             result |= pool.choices
         return result
 
-    def anywhere(self, number: int, devices: Devices) -> Candidates:
+    def options_anywhere(self, number: int, devices: Devices) -> Candidates:
         """Return the options of a component on any of some pools: devices of the largest one on each node group."""
         if (number, devices) not in self._anywhere:
-            component, joined = self.problem.components[number], self.problem.cluster.joined
+            component, joined = self.problem.components[number], self.problem.cluster.join_groups
             options = [self.problem.options.of(component, joined(islands), size) for islands, size in devices]
             candidates = Candidates(sorted(chain.from_iterable(options), key=attrgetter("order")), devices)
             self._anywhere[number, devices] = candidates
@@ -133,7 +137,9 @@ class Bounds:
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
         return {number: candidates for pool in pools if pool for number, candidates in pool.alone.items()}
 
-    def sharings(self, blocks: Blocks, devices: Sequence[int]) -> Iterator[tuple[Pieces, Mapping[int, SharedOptions]]]:
+    def ways_to_share(
+        self, blocks: Blocks, devices: Sequence[int]
+    ) -> Iterator[tuple[Pieces, Mapping[int, SharedOptions]]]:
         """Yield which trainings may share a pipeline, and how it is split: the options of those that do."""
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
         shared = {number: by_ranks for pool in pools if pool for number, by_ranks in pool.shared.items()}
@@ -167,10 +173,10 @@ class Bounds:
         }
         if not all(all_options.values()):
             return None
-        held = {number: self.held(number, options) for number, options in all_options.items()}
+        held = {number: self.least_taken_bytes(number, options) for number, options in all_options.items()}
         room = usable(island, self.problem.constants) - sum(held.values())
         offloaded = {number: min(option.host for option in options) for number, options in all_options.items()}
-        host_room = self.problem.options.lodges(island) - sum(offloaded.values())
+        host_room = self.problem.options.offload_room(island) - sum(offloaded.values())
         fit = {
             number: [
                 fitted
@@ -191,7 +197,7 @@ class Bounds:
         }
         return PoolOptions(alone | both, alone, shared)
 
-    def held(self, number: int, options: Sequence[Option]) -> float:
+    def least_taken_bytes(self, number: int, options: Sequence[Option]) -> float:
         """Return the least bytes that a component takes from the others of its pool."""
         return min(option.resident for option in options)
 
@@ -230,7 +236,7 @@ class Bounds:
             lambda: SharedOptions(options, [least_of(number, option, others) for option in options]),
         )
 
-    def loose(
+    def loose_bound(
         self,
         blocks: Blocks,
         devices: Sequence[int],
@@ -243,31 +249,34 @@ class Bounds:
         durations = {number: candidates.least for number, candidates in choices.items()}
         syncs = []
         for source, target in self.problem.syncs:
-            sync, durations[target] = self.soonest(source, target, choices, colocation.home)
+            sync, durations[target] = self.fastest_sync(source, target, choices, colocation.home)
             syncs.append(sync)
         durations |= taken
         copies = {number: candidates.copies for number, candidates in choices.items()} if colocation.trips else {}
         return self.problem.value(self.problem.least(durations, syncs, colocation, copies), blocks, devices)
 
-    def sharp(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
+    def sharp_bound(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
         """Return a better bound, with one split for all that a component does. Weights that are brought tie two
         components together: the split of the one that trains decides how fast they come."""
-        bound = self.loose(blocks, devices, choices)
+        bound = self.loose_bound(blocks, devices, choices)
         home = self.problem.colocation(blocks).home
-        source = next((source for source, target in self.problem.syncs if self.waits(target, home)), None)
-        if source is None or bound >= self.incumbent.enough() or len(choices[source].splits) == 1:
+        source = next(
+            (source for source, target in self.problem.syncs if self.may_wait_for_weights(target, home)), None
+        )
+        if source is None or bound >= self.incumbent.good_enough_bound() or len(choices[source].splits) == 1:
             return bound
         targets = [
             (ends, choices[ends[1]], together)
             for ends in self.problem.syncs
-            if ends[0] == source and self.waits(ends[1], home)
+            if ends[0] == source and self.may_wait_for_weights(ends[1], home)
             for together in _together(ends, home)
         ]
         return min(
-            self.loose(blocks, devices, {**choices, source: split}) for split in self.unlike(choices[source], targets)
+            self.loose_bound(blocks, devices, {**choices, source: split})
+            for split in self.undominated_splits(choices[source], targets)
         )
 
-    def unlike(
+    def undominated_splits(
         self, source: Candidates, targets: Sequence[tuple[tuple[int, int], Candidates, bool]]
     ) -> list[Candidates]:
         """Return the splits of a component that is trained that no other one dominates in what it takes itself, and in
@@ -285,7 +294,7 @@ class Bounds:
                     [wait + task_s for task_s in target_split.least]
                     for wait, target_split in zip(brought, target.splits, strict=True)
                 ]
-                key = (min(brought), *least(arrivals), *key)
+                key = (min(brought), *column_minima(arrivals), *key)
             if self.problem.options.apart:
                 key = (*key, -split.copies)
             if not any(all(map(le, other, key)) for other in keys):
@@ -293,19 +302,23 @@ class Bounds:
                 splits.append(split)
         return splits
 
-    def waits(self, number: int, home: Mapping[int, int]) -> bool:
+    def may_wait_for_weights(self, number: int, home: Mapping[int, int]) -> bool:
         """Return whether a component may have to wait for weights."""
         return True
 
-    def soonest(
+    def fastest_sync(
         self, source: int, target: int, choices: Choices, home: Mapping[int, int]
     ) -> tuple[float, Sequence[float]]:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
         them; of a component that has no pool yet, in whichever pool it may get."""
-        answers = [self.brought(source, target, choices, together) for together in _together((source, target), home)]
+        answers = [
+            self.fastest_sync_of(source, target, choices, together) for together in _together((source, target), home)
+        ]
         return answers[0] if len(answers) == 1 else (min(wait for wait, _ in answers), choices[target].least)
 
-    def brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
+    def fastest_sync_of(
+        self, source: int, target: int, choices: Choices, together: bool
+    ) -> tuple[float, Sequence[float]]:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
         them. together: whether they are in one pool."""
         cache, key = choices[source].brought, (choices[target], together)
@@ -341,6 +354,6 @@ def _together(ends: tuple[int, int], home: Mapping[int, int]) -> list[bool]:
     return [True, False] if None in pools else [pools[0] == pools[1]]
 
 
-def least(rows: Sequence[Sequence[float]]) -> list[float]:
+def column_minima(rows: Sequence[Sequence[float]]) -> list[float]:
     """Return the least value of each column."""
     return [min(column) for column in zip(*rows, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.partitions import packed, sizes, used
+from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, used_devices
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """For each block the smallest and the largest index into the sizes of its node group."""
@@ -21,16 +21,16 @@ class Boxes:
         """candidates: the partitions of which there are boxes."""
         self.cluster = cluster
         self.sizes: dict[tuple[int, ...], tuple[int, ...]]
-        self.sizes = {(number,): sizes(island) for number, island in enumerate(cluster.islands)}
+        self.sizes = {(number,): allowed_sizes(island) for number, island in enumerate(cluster.islands)}
         """By the node groups that a pool lies on."""
         for block in {block for blocks in candidates for block in blocks if block.others or block.devices}:
             if block.islands not in self.sizes:
-                self.sizes[block.islands] = sizes(cluster.joined(block.islands))
+                self.sizes[block.islands] = allowed_sizes(cluster.join_groups(block.islands))
             # Pools that a schedule declares may have sizes that the search would not choose.
             if block.devices:
                 self.sizes[block.islands] = tuple(sorted({*self.sizes[block.islands], block.devices}))
 
-    def whole(self, blocks: Blocks) -> Box:
+    def full_box(self, blocks: Blocks) -> Box:
         """Return the box of all sizes of a partition's pools."""
         low, high = [], []
         for block in blocks:
@@ -40,11 +40,11 @@ class Boxes:
             high.append(len(pool_sizes) - 1 if fixed is None else fixed)
         return tuple(low), tuple(high)
 
-    def narrow(self, blocks: Blocks, box: Box) -> Box | None:
+    def narrow_box(self, blocks: Blocks, box: Box) -> Box | None:
         """Return the box without sizes that leave too few devices for the other pools; None if nothing is left."""
         low, high = box
-        counts = self.counts(blocks, low)
-        taken = used(self.cluster.islands, blocks, counts)
+        counts = self.pool_devices(blocks, low)
+        taken = used_devices(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
         tops = []
@@ -56,11 +56,11 @@ class Boxes:
             if top < bottom:
                 return None
             tops.append(top)
-        return (low, tuple(tops)) if self.packed(blocks, counts) else None
+        return (low, tuple(tops)) if self.has_room(blocks, counts) else None
 
-    def packed(self, blocks: Blocks, devices: Sequence[int]) -> bool:
+    def has_room(self, blocks: Blocks, devices: Sequence[int]) -> bool:
         """Return whether so many devices of each pool have room in the nodes."""
-        return packed(self.cluster.islands, blocks, devices)
+        return can_pack(self.cluster.islands, blocks, devices)
 
     def halves(self, blocks: Blocks, box: Box) -> list[Box]:
         """Return two boxes, cut where sizes differ most."""
@@ -78,7 +78,7 @@ class Boxes:
         below[widest], above[widest] = cut, cut + 1
         return [(low, tuple(below)), (tuple(above), high)]
 
-    def counts(self, blocks: Blocks, places: Sequence[int]) -> tuple[int, ...]:
+    def pool_devices(self, blocks: Blocks, places: Sequence[int]) -> tuple[int, ...]:
         """Return the devices of each pool."""
         return tuple(self.sizes[block.islands][place] for block, place in zip(blocks, places, strict=True))
 
@@ -91,17 +91,17 @@ class Boxes:
             if index == len(pool_sizes):
                 return None
             counts.append(pool_sizes[index])
-        taken = used(self.cluster.islands, blocks, counts)
+        taken = used_devices(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
-        return tuple(counts) if self.packed(blocks, counts) else None
+        return tuple(counts) if self.has_room(blocks, counts) else None
 
-    def middle(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
+    def middle_allocation(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
         """Return an allocation of a box that uses its devices: the least of each, and the rest in proportion to what
         each may have."""
-        low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
+        low, high = self.pool_devices(blocks, box[0]), self.pool_devices(blocks, box[1])
         counts = list(low)
-        taken = used(self.cluster.islands, blocks, low)
+        taken = used_devices(self.cluster.islands, blocks, low)
         for number, island in enumerate(self.cluster.islands):
             pools = [pool for pool, block in enumerate(blocks) if block.island == number]
             free = island.devices - taken[number]

@@ -28,11 +28,11 @@ class Caches(Generic[Strategy]):
         """Return the bytes of the cache of a number."""
         return int(self.smallest * STEP**number)
 
-    def below(self, size: float) -> int:
+    def largest_at_most(self, size: float) -> int:
         """Return the number of the largest cache of at most `size` bytes; 0 if there is none."""
         return max(0, int(math.log(max(1.0, size / self.smallest), STEP) + 1e-6))
 
-    def over(self, size: float) -> Strategy:
+    def smallest_at_least(self, size: float) -> Strategy:
         """Return the split with the smallest cache of at least `size` bytes."""
         return self.strategy(max(0, math.ceil(math.log(max(1.0, size / self.smallest), STEP) - 1e-6)))
 

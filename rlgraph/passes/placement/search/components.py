@@ -11,7 +11,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Placement, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import operations
+from rlgraph.ops.work import model_operations
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
@@ -66,16 +66,16 @@ class Component:
         return "train" if self.work == "train" else self.operations[0]
 
     @property
-    def brought(self) -> bool:
+    def gets_weights(self) -> bool:
         """Whether its weights come from the component that trains them."""
         return self.trained and self.work != "train"
 
     @property
-    def linked(self) -> bool:
+    def syncs_weights(self) -> bool:
         """Whether weights travel between it and another component."""
         return self.trained and (self.generates or bool(self.apart))
 
-    def tried(self, tasks: Sequence[Task]) -> Iterator[Batch]:
+    def tried_rows(self, tasks: Sequence[Task]) -> Iterator[Batch]:
         """Yield the rows for which micro-batches and replicas are tried."""
         for number in (*self.tasks, *self.beside):
             yield from tasks[number].batches
@@ -145,7 +145,7 @@ def schedule_lines(program: Program, schedule: Schedule) -> dict[str, Said]:
     """Return for each model what is done with it, and what the schedule says of that."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
     result: dict[str, Said] = {}
-    for model, done in operations(program).items():
+    for model, done in model_operations(program).items():
         order = sorted(done, key=MODEL_OPERATIONS.index)
         result[model] = {operation: pins.get((model, operation)) or pins.get((model, None)) for operation in order}
     return result

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, least
+from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, column_minima
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.incumbent import Incumbent
 from rlgraph.passes.placement.search.problem import Problem
@@ -21,7 +21,7 @@ class Decompositions:
     """The problem in which no model is read separately first, the one in which all of them are last."""
 
     @property
-    def parted(self) -> Problem:
+    def fully_split_problem(self) -> Problem:
         """The problem in which all of these models are read separately."""
         return self.problems[-1]
 
@@ -30,13 +30,13 @@ class Decompositions:
         """The components of the parted problem that are parts of others in some ways."""
         return [
             number
-            for number, component in enumerate(self.parted.components)
-            if component.apart == "chosen" and component.brought
+            for number, component in enumerate(self.fully_split_problem.components)
+            if component.apart == "chosen" and component.gets_weights
         ]
 
-    def translated(self, way: int, blocks: Blocks) -> Blocks:
+    def translate_partition(self, way: int, blocks: Blocks) -> Blocks:
         """Return a partition of the parted problem without its readers as one of another way."""
-        target, components = self.problems[way], self.parted.components
+        target, components = self.problems[way], self.fully_split_problem.components
         numbers = [target.own[component.model, component.operations[-1]] for component in components]
         return tuple(
             replace(block, components=tuple(sorted(numbers[number] for number in block.components))) for block in blocks
@@ -57,29 +57,29 @@ class DecompositionBounds(Bounds):
     with it."""
 
     def __init__(self, ways: Decompositions, incumbent: Incumbent) -> None:
-        super().__init__(_Open(*ways.parted.given), incumbent, -1)
+        super().__init__(_Open(*ways.fully_split_problem.constructor_arguments), incumbent, -1)
         self._undivided = ways.problems[0]
         self._with_training: dict[Candidates, Sequence[float]] = {}
 
-    def soonest(
+    def fastest_sync(
         self, source: int, target: int, choices: Choices, home: Mapping[int, int]
     ) -> tuple[float, Sequence[float]]:
         if target in home:
-            return super().soonest(source, target, choices, home)
+            return super().fastest_sync(source, target, choices, home)
         # A separate reader has to wait for weights; one with the training need not.
-        sync, separate = super().soonest(source, target, choices, home)
-        joined = self.joined(target, choices[target])
+        sync, separate = super().fastest_sync(source, target, choices, home)
+        joined = self.joined_seconds(target, choices[target])
         return 0.0, [
             min(separate_s + sync * (task == 0), joined_s)
             for task, (separate_s, joined_s) in enumerate(zip(separate, joined, strict=True))
         ]
 
-    def joined(self, number: int, anywhere: Candidates) -> Sequence[float]:
+    def joined_seconds(self, number: int, anywhere: Candidates) -> Sequence[float]:
         """Return the least seconds of a reader's tasks when it runs with its training, on as many devices."""
         if anywhere not in self._with_training:
             reader, islands_of, undivided = (
                 self.problem.components[number],
-                self.problem.cluster.joined,
+                self.problem.cluster.join_groups,
                 self._undivided,
             )
             together = undivided.components[undivided.own[reader.model, reader.operations[0]]]
@@ -89,8 +89,8 @@ class DecompositionBounds(Bounds):
                 for islands, devices in anywhere.devices
                 for option in undivided.options.of(together, islands_of(islands), devices)
             ]
-            self._with_training[anywhere] = least(seconds) if seconds else [math.inf] * len(indexes)
+            self._with_training[anywhere] = column_minima(seconds) if seconds else [math.inf] * len(indexes)
         return self._with_training[anywhere]
 
-    def waits(self, number: int, home: Mapping[int, int]) -> bool:
+    def may_wait_for_weights(self, number: int, home: Mapping[int, int]) -> bool:
         return number in home

@@ -15,7 +15,7 @@ from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.hosts import fits_hosts
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import peak
+from rlgraph.passes.placement.search.problem import device_peak_bytes
 from rlgraph.passes.placement.search.progress import SearchProgress
 
 MOST_TRIES = 4000
@@ -63,7 +63,7 @@ class AllocationSearch:
         self.colocation = self.problem.colocation(blocks)
         usable_bytes = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
         self.rooms = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
-        self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
+        self.beds = [self.problem.options.offload_room(self.problem.island(block)) for block in blocks]
         self.left = tries
         self.fathomed = True
 
@@ -73,10 +73,10 @@ class AllocationSearch:
         alone = self.bounds.alone(self.blocks, self.most)
         self.begin((), alone)
         late: dict[Pieces, list[Sequence[float]]] = {}
-        for pieces, shared in self.bounds.sharings(self.blocks, self.most):
+        for pieces, shared in self.bounds.ways_to_share(self.blocks, self.most):
             if not self.fathomed:
                 break
-            if not self.hopeless(shared, late.setdefault(pieces, [])):
+            if not self.is_hopeless(shared, late.setdefault(pieces, [])):
                 self.begin(pieces, {**alone, **{number: options.candidates for number, options in shared.items()}})
         return self.fathomed
 
@@ -94,7 +94,7 @@ class AllocationSearch:
         left = {number: self.fitting(number, {}) for number in self.sequence}
         self.choose({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
-    def hopeless(self, shared: Mapping[int, SharedOptions], late: list[Sequence[float]]) -> bool:
+    def is_hopeless(self, shared: Mapping[int, SharedOptions], late: list[Sequence[float]]) -> bool:
         """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
         are not; these are added if they are not either."""
         taken = {number: options.least for number, options in shared.items()}
@@ -103,10 +103,10 @@ class AllocationSearch:
             return True
         # All else that depends on the split is not counted.
         choices = self.bounds.choices(self.blocks, self.most)
-        value = self.bounds.loose(self.blocks, self.devices, choices, taken) if choices else 0.0
-        if value < self.incumbent.enough():
+        value = self.bounds.loose_bound(self.blocks, self.devices, choices, taken) if choices else 0.0
+        if value < self.incumbent.good_enough_bound():
             return False
-        self.incumbent.drop(value)
+        self.incumbent.note_pruned(value)
         late.append(seconds)
         return True
 
@@ -114,25 +114,28 @@ class AllocationSearch:
         """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of
         all components."""
         self.left -= 1
-        self.watch.look(self.incumbent.state)
+        self.watch.check_time(self.incumbent.state)
         if len(choices) < len(self.sequence):
             return
         if self.left < 0 and self.devices != self.most:
             self.fathomed = False
             return
-        value = self.bounds.sharp(self.blocks, self.devices, choices)
-        if value >= self.incumbent.enough() or self.left < 0:
-            self.incumbent.drop(value)
+        value = self.bounds.sharp_bound(self.blocks, self.devices, choices)
+        if value >= self.incumbent.good_enough_bound() or self.left < 0:
+            self.incumbent.note_pruned(value)
             return
         # The bound also holds for other lists, and for options that need no less of anything.
-        lists = self.listed(chosen, choices)
-        if lists and self.bounds.loose(self.blocks, self.devices, choices, lists) >= self.incumbent.enough():
-            self.incumbent.drop(value)
+        lists = self.shared_seconds(chosen, choices)
+        if (
+            lists
+            and self.bounds.loose_bound(self.blocks, self.devices, choices, lists) >= self.incumbent.good_enough_bound()
+        ):
+            self.incumbent.note_pruned(value)
             return
-        wide = self.wide(chosen, choices) if len(chosen) == len(self.sequence) else None
+        wide = self.component_to_split(chosen, choices) if len(chosen) == len(self.sequence) else None
         if wide is not None:
             for half in choices[wide].options[0].halves:
-                part = self.beside(wide, {**chosen, wide: half}, choices)
+                part = self.remaining_choices(wide, {**chosen, wide: half}, choices)
                 self.choose({**chosen, wide: half}, part)
             return
         if len(chosen) == len(self.sequence):
@@ -142,29 +145,29 @@ class AllocationSearch:
                 # The cluster has too few devices for all: with fewer of some, the plan may be as fast as it seems.
                 self.fathomed = False
                 return
-            self.keep(chosen, devices)
+            self.keep_plan(chosen, devices)
             if devices != self.devices and self.problem.goal != "time":
                 # The bound is that of a price for fewer devices.
                 self.fathomed = False
             if lists:
-                self.incumbent.drop(value)
+                self.incumbent.note_pruned(value)
             return
         number = self.sequence[len(chosen)]
         for option in choices[number].options:
             chosen[number] = option
-            self.choose(chosen, self.beside(number, chosen, choices))
+            self.choose(chosen, self.remaining_choices(number, chosen, choices))
             del chosen[number]
-            if value >= self.incumbent.enough():
-                self.incumbent.drop(value)
+            if value >= self.incumbent.good_enough_bound():
+                self.incumbent.note_pruned(value)
                 return
             if not self.fathomed:
                 return
 
-    def beside(self, last: int, chosen: Mapping[int, Option], choices: Choices) -> Choices:
+    def remaining_choices(self, last: int, chosen: Mapping[int, Option], choices: Choices) -> Choices:
         """Return what is left of the choices after the last option that was chosen: only its own pool has less room."""
         remaining = {**choices, last: Candidates((chosen[last],))}
         for number in self.blocks[self.colocation.home[last]].components:
-            if number in chosen and chosen[number].settled:
+            if number in chosen and chosen[number].has_one_cache:
                 continue
             candidates = self.fitting(number, chosen)
             if candidates is None:
@@ -177,11 +180,12 @@ class AllocationSearch:
                     piece, {member: _unshared(chosen[member]) for member in piece}, lower_bound
                 )
                 remaining |= {
-                    member: Candidates((_unshared(chosen[member]).lasting(taken[member]),)) for member in piece
+                    member: Candidates((_unshared(chosen[member]).with_pipeline_seconds(taken[member]),))
+                    for member in piece
                 }
         return remaining
 
-    def listed(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
+    def shared_seconds(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
         """Return the seconds of the tasks of those that share a pipeline, once they are chosen, by lists that are quick
         to make."""
         seconds = dict[int, Sequence[float]]()
@@ -191,14 +195,17 @@ class AllocationSearch:
                 seconds |= self.problem.fusing.shared(piece, alone, estimated_seconds)
         return seconds
 
-    def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
+    def component_to_split(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
         """Return the component whose cache matters most, where a pool has no room for the largest caches of all that is
         chosen."""
         for block, room in zip(self.blocks, self.rooms, strict=True):
             options = [choices[number].options[0] for number in block.components]
-            if all(option.settled for option in options) or peak([option.largest for option in options]) <= room:
+            if (
+                all(option.has_one_cache for option in options)
+                or device_peak_bytes([option.largest for option in options]) <= room
+            ):
                 continue
-            return max(block.components, key=lambda number: choices[number].options[0].range_s)
+            return max(block.components, key=lambda number: choices[number].options[0].cache_gain_s)
         return None
 
     def fitting(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
@@ -230,7 +237,7 @@ class AllocationSearch:
             wanted[home] = max(wanted[home], option.devices)
         return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.least(self.blocks, wanted)
 
-    def keep(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
+    def keep_plan(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
         """Keep a plan with so many devices of each pool, if it beats the best one."""
         options = [chosen[number] for number in sorted(chosen)]
         if self.pieces not in self.problem.sharings(self.blocks, options):
@@ -239,9 +246,9 @@ class AllocationSearch:
             # Pools with more devices than the least may be on other nodes.
             self.fathomed &= self.devices == self.most
             return
-        seconds = self.problem.whole(self.blocks, options, self.pieces, estimated_seconds)
+        seconds = self.problem.step_with(self.blocks, options, self.pieces, estimated_seconds)
         value = self.problem.value(seconds, self.blocks, devices)
-        self.incumbent.keep(
+        self.incumbent.offer(
             SearchResult(
                 self.blocks,
                 devices,
@@ -264,7 +271,7 @@ def _unshared(option: Option) -> Option:
 
 def _with_largest_cache(option: Option) -> Option:
     """Return the option with its largest cache."""
-    return _unshared(option) if option.settled else option.largest
+    return _unshared(option) if option.has_one_cache else option.largest
 
 
 def _within(candidates: Candidates, left: float, active: float, host: float) -> Candidates | None:

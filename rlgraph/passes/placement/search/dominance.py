@@ -57,7 +57,7 @@ def undominated_in_pipeline(found: Iterable[Option]) -> list[Option]:
     """Return, of options of one split, which may share a pipeline, those that no other one dominates there."""
     result: list[tuple[Key, Option]] = []
     for option in sorted(found, key=attrgetter("order")):
-        key = (*option.key, *chain.from_iterable(option.filled))
+        key = (*option.key, *chain.from_iterable(option.least_pipeline_seconds))
         if not any(all(map(le, other, key)) for other, _ in result):
             result.append((key, option))
     return [option for _, option in result]

@@ -27,7 +27,7 @@ def fill_caches(problem: Problem, found: SearchResult) -> SearchResult:
                 options[number] = _enlarged(problem, number, options[number], left, active)
     if options == list(found.options):
         return found
-    seconds = problem.whole(found.blocks, options, found.pieces)
+    seconds = problem.step_with(found.blocks, options, found.pieces)
     value = problem.value(seconds, found.blocks, found.devices)
     bound = found.bound if found.before else min(found.bound, value)
     return replace(found, options=tuple(options), seconds=seconds, value=value, bound=bound)

@@ -79,14 +79,16 @@ class PipelineSharing:
         for micro-batches in flight, those of the fullest and half of those of the others, which is about what is there
         where none has to wait. room: bytes besides what stays."""
         first, active = chosen[piece[0]], [chosen[number].active[self.training[number]] for number in piece]
-        same_mesh = all(chosen[number].fuses and chosen[number].split.ranks == first.split.ranks for number in piece)
+        same_mesh = all(
+            chosen[number].can_share_stages and chosen[number].split.ranks == first.split.ranks for number in piece
+        )
         return same_mesh and (max(active) + sum(active)) / 2 <= room
 
     def least(self, number: int, option: Option, others: Others | None) -> Sequence[float]:
         """Return the least seconds of the tasks of an option that shares its pipeline, no more than if it does not.
         others: those that it may share it with, where the seconds that all of them wait together are counted for this
         one."""
-        training, seconds = self.training[number], [least for least, *_ in option.filled]
+        training, seconds = self.training[number], [least for least, *_ in option.least_pipeline_seconds]
         if others:
             waits, least = others
             seconds[training] = max(
@@ -100,9 +102,15 @@ class PipelineSharing:
         waits, total = inf, 0.0
         for number, candidates in options.items():
             training = self.training[number]
-            least = min(option.filled[training][0] for option in candidates)
+            least = min(option.least_pipeline_seconds[training][0] for option in candidates)
             waits, total = (
-                min(waits, *(option.filled[training][0] - least + self._wait(number, option) for option in candidates)),
+                min(
+                    waits,
+                    *(
+                        option.least_pipeline_seconds[training][0] - least + self._wait(number, option)
+                        for option in candidates
+                    ),
+                ),
                 total + least,
             )
         return waits, total
@@ -110,8 +118,8 @@ class PipelineSharing:
     def _wait(self, number: int, option: Option) -> float:
         """Return the seconds that a stage in the middle waits for the first micro-batch of a pipeline, and those behind
         it for its last one, if none is shorter than an option's. The forward of another model whose micro-batch is as
-        long may be a quarter of it, where this one's is a third (`TaskModel.filled`)."""
-        _, _, forward, backward = option.filled[self.training[number]]
+        long may be a quarter of it, where this one's is a third (`TaskModel.least_in_pipeline`)."""
+        _, _, forward, backward = option.least_pipeline_seconds[self.training[number]]
         deployment = option.strategy.deployment
         return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks * _ALIKE
 
@@ -130,7 +138,7 @@ class PipelineSharing:
         """Return the seconds of the tasks of those that share a pipeline: their trainings count one after the other,
         each with its share of what all take. What they wait together is divided among them in proportion to how long
         they wait alone: as long as all take no longer than one after the other, none takes longer."""
-        filled = [chosen[number].filled[self.training[number]][0] for number in piece]
+        filled = [chosen[number].least_pipeline_seconds[self.training[number]][0] for number in piece]
         waits = [
             chosen[number].seconds[self.training[number]] - working
             for number, working in zip(piece, filled, strict=True)
@@ -153,7 +161,7 @@ class PipelineSharing:
             option, training = chosen[number], self.training[number]
             task, times = option.strategy.tasks[training], option.often[training]
             trainings.append(task.training(self.components[number].config, option.copies, turned=place % 2 == 1))
-            request_s, rows_s = task.beside(option.copies)
+            request_s, rows_s = task.request_and_arrival_seconds(option.copies)
             request_seconds.append(request_s)
             all_rows_s += rows_s
         return times * (taken(trainings) + max(request_seconds) + all_rows_s)

@@ -27,17 +27,17 @@ MOST = 64
 """The number of combinations of these that are looked at."""
 
 
-def unlike(problem: Problem, found: SearchResult, watch: SearchProgress, spare: float) -> SearchResult:
+def try_heterogeneous(problem: Problem, found: SearchResult, watch: SearchProgress, spare: float) -> SearchResult:
     """Return a better plan in which trainings with heterogeneous meshes share a pipeline, or else the plan `found`.
     spare: as `Incumbent` has it."""
-    seconds = problem.whole(found.blocks, found.options, found.pieces)
+    seconds = problem.step_with(found.blocks, found.options, found.pieces)
     incumbent = Incumbent(0.0, spare)
-    incumbent.keep(replace(found, seconds=seconds, value=problem.value(seconds, found.blocks, found.devices)))
+    incumbent.offer(replace(found, seconds=seconds, value=problem.value(seconds, found.blocks, found.devices)))
     for block in found.blocks:
         for pieces in problem.fusing.sharings([block.components]):
             for plan in _shared_plans(problem, found, pieces[0], incumbent) if len(pieces) == 1 else ():
-                watch.look(lambda: (found.seconds, found.gap))
-                incumbent.keep(plan)
+                watch.check_time(lambda: (found.seconds, found.gap))
+                incumbent.offer(plan)
     best = incumbent.best
     return best if best is not None and best.before is found else found
 
@@ -74,7 +74,9 @@ def _shared_plans(
         if not _fits(problem, found, options, piece):
             continue
         for pipeline_seconds in (lower_bound, estimated_seconds, None):
-            seconds = problem.whole(found.blocks, options, pieces, *([pipeline_seconds] if pipeline_seconds else []))
+            seconds = problem.step_with(
+                found.blocks, options, pieces, *([pipeline_seconds] if pipeline_seconds else [])
+            )
             value = problem.value(seconds, found.blocks, found.devices)
             if incumbent.best is not None and value >= incumbent.best.value:
                 break
@@ -92,7 +94,7 @@ def _shared_plans(
 
 def _least(option: Option) -> float:
     """Return the seconds of an option's tasks, where others work while its stages wait."""
-    return sum(task_seconds for task_seconds, *_ in option.filled)
+    return sum(task_seconds for task_seconds, *_ in option.least_pipeline_seconds)
 
 
 def _heterogeneous(splits: Sequence[Mesh]) -> bool:

@@ -24,7 +24,7 @@ def fits_hosts(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen:
             for node, share in _shares(problem.cluster.islands[island], first, size):
                 nodes[island, node] += share * offloaded[pool]
     islands = problem.cluster.islands
-    return all(size <= problem.options.lodges(islands[island]) for (island, _), size in nodes.items())
+    return all(size <= problem.options.offload_room(islands[island]) for (island, _), size in nodes.items())
 
 
 def _shares(island: NodeGroup, first: int, size: int) -> Iterator[tuple[int, float]]:

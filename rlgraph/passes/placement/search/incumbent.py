@@ -62,7 +62,7 @@ class Incumbent:
         self.left = 0.0
         """The least bound of what is still open."""
 
-    def enough(self) -> float:
+    def good_enough_bound(self) -> float:
         """Return the bound from which on nothing is worth looking at."""
         if self.best is None:
             return math.inf
@@ -70,20 +70,20 @@ class Incumbent:
         # A plan that is not tight may be better although it takes longer.
         return enough / (1 - self.spare) if self.best.tight else enough
 
-    def drop(self, bound: float) -> None:
+    def note_pruned(self, bound: float) -> None:
         """Record that something with this bound is pruned."""
         self.lowest = min(self.lowest, bound)
 
-    def keep(self, found: SearchResult) -> None:
+    def offer(self, found: SearchResult) -> None:
         """Keep a plan if it beats the best one; the loser of the two is pruned."""
         best = self.best
         if best is None:
             self.best = found
         elif self._beats(found, best):
             self.best = found
-            self.drop(best.value)
+            self.note_pruned(best.value)
         else:
-            self.drop(found.value)
+            self.note_pruned(found.value)
 
     def _beats(self, plan: SearchResult, best: SearchResult) -> bool:
         if plan.tight == best.tight:
@@ -96,13 +96,13 @@ class Incumbent:
         near = plan.value * (1 - max(self.gap, self.spare)) <= self.lowest
         return near and plan.value * (1 - self.spare) <= best.value
 
-    def proven(self) -> float:
+    def proven_bound(self) -> float:
         """Return the value that no plan can beat, as far as it is proven."""
         return min(self.lowest, self.left, self.best.value if self.best else math.inf)
 
     def found(self) -> SearchResult | None:
         """Return the best plan, with the bound that is proven of it."""
-        return self.best and replace(self.best, bound=self.proven(), looked=self.looked)
+        return self.best and replace(self.best, bound=self.proven_bound(), looked=self.looked)
 
     def state(self) -> tuple[float | None, float]:
         """Return the seconds of the best plan so far, and its gap."""

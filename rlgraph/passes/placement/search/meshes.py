@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
@@ -35,7 +35,7 @@ def legal_meshes(
     """Return the meshes that an engine can split one replica of a model by. said: sizes of axes that are not searched
     for. tokens: the most ranks over which those of a row are split. widest: those over which columns are, where two
     nodes are too few."""
-    if problems(shape, engine, mesh(), kind):
+    if layout_problems(shape, engine, mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
     sizes = dict(said)
@@ -46,13 +46,15 @@ def legal_meshes(
         [
             (axis.name, size)
             for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens, widest))
-            if not axis.spread or not problems(shape, engine, mesh(**{axis.name: size}), kind)
+            if not axis.spread or not layout_problems(shape, engine, mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
     ]
     columns = spec_of(engine).columns
     meshes = (mesh(**dict(sizes)) for sizes in product(*axis_sizes))
-    meshes = (split for split in meshes if split.axes == split.spread or not problems(shape, engine, split, kind))
+    meshes = (
+        split for split in meshes if split.axes == split.spread or not layout_problems(shape, engine, split, kind)
+    )
     unmixed = (split for split in meshes if sum(split.length(axis) > 1 for axis in columns) < 2)
     most = max(widest, _NODES * per_node)
     return tuple(split for split in unmixed if said or split.length("fsdp") * split.length("tp") <= most)

@@ -34,22 +34,22 @@ def partitions_worth_offloading(
 
     def among(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
         search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting)
-        search.watched()
+        search.run_until_deadline()
         return search
 
     all_components = range(len(problem.components))
     unlimited = among(candidates, frozenset(all_components))
     if not unlimited.could:
-        return [], unlimited.incumbent.proven()
+        return [], unlimited.incumbent.proven_bound()
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
-    brought = frozenset(number for number in all_components if problem.components[number].brought)
+    brought = frozenset(number for number in all_components if problem.components[number].gets_weights)
     limited = [among(remaining, brought)] if brought else []
     limited += [
         among(remaining, frozenset(all_components), number) for number in all_components if number not in brought
     ]
     could = set[Blocks]().union(*(search.could for search in limited))
     return [blocks for blocks in remaining if blocks in could], min(
-        search.incumbent.proven() for search in (unlimited, *limited)
+        search.incumbent.proven_bound() for search in (unlimited, *limited)
     )
 
 
@@ -71,7 +71,7 @@ class _OffloadSearch(Search):
         self.could: set[Blocks] = set()
         super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found)
 
-    def bounding(self, problem: Problem, way: int) -> Bounds:
+    def make_bounds(self, problem: Problem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)
 
     def bound(self, way: int, blocks: Blocks, box: Box) -> float:
@@ -80,10 +80,10 @@ class _OffloadSearch(Search):
     def sharp(self, way: int, blocks: Blocks, box: Box) -> float:
         return float("inf") if blocks in self.could else super().sharp(way, blocks, box)
 
-    def fathom(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         if high is None:
             return True
-        if low == high and self.boxes.packed(blocks, low):
+        if low == high and self.boxes.has_room(blocks, low):
             self.could.add(blocks)
         return low == high
 
@@ -96,8 +96,8 @@ class _OffloadBounds(Bounds):
         super().__init__(problem, incumbent)
         self.free, self.resting = free, resting
 
-    def held(self, number: int, options: Sequence[Option]) -> float:
-        return 0.0 if number in self.free else super().held(number, options)
+    def least_taken_bytes(self, number: int, options: Sequence[Option]) -> float:
+        return 0.0 if number in self.free else super().least_taken_bytes(number, options)
 
     def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
         pool, number = super()._fitting(block, devices), self.resting
@@ -119,6 +119,8 @@ class _OffloadBounds(Bounds):
         else:
             parts = [(component_, option)]
         for component, part in parts:
-            moved = self.problem.options.coming(component, part.strategy, part.copies)
+            moved = self.problem.options.onload_seconds(component, part.strategy, part.copies)
             added = tasks | dict(zip(component.tasks, moved, strict=True))
-            yield option.lasting([seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)])
+            yield option.with_pipeline_seconds(
+                [seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)]
+            )

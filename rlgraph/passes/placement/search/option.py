@@ -80,7 +80,7 @@ class Option:
         self.split = split
         self.kind, self.sent = kind, sent
         self.hosted, self.host = hosted, sum(hosted)
-        resident, active = self._bytes(*strategy.floor(copies))
+        resident, active = self._bytes(*strategy.lower_bound(copies))
         # Options of one split that are as fast with the smallest cache and with the largest one are as fast in between.
         self.floor: Key = (resident, *active, *hosted, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
         """Lower bounds of the numbers of the key, which are known earlier."""
@@ -101,11 +101,11 @@ class Option:
     # In a pipeline with others
 
     @property
-    def fuses(self) -> bool:
+    def can_share_stages(self) -> bool:
         """Whether others can work while its stages wait for each other."""
         return self.strategy.fuses and not self.offload
 
-    def lasting(self, seconds: Sequence[float]) -> Option:
+    def with_pipeline_seconds(self, seconds: Sequence[float]) -> Option:
         """Return the option in a pipeline in which its tasks take so long."""
         option = copy(self)
         option.alone, option.seconds, option.total = self, tuple(seconds), sum(seconds)
@@ -113,7 +113,7 @@ class Option:
         return option
 
     @property
-    def filled(self) -> tuple[tuple[float, ...], ...]:
+    def least_pipeline_seconds(self) -> tuple[tuple[float, ...], ...]:
         """The least seconds of each task in a pipeline in which others work while its stages wait for each other. Of a
         training also all else of which more is no better: the seconds by which its longest micro-batch takes longer
         than others, and those of a forward and of a backward of one."""
@@ -121,7 +121,7 @@ class Option:
             tasks = zip(self.strategy.tasks, self.seconds, self.often, strict=True)
             self._filled = tuple(
                 [
-                    tuple([times * part for part in task.filled(self.copies)]) if task.update else (seconds,)
+                    tuple([times * part for part in task.least_in_pipeline(self.copies)]) if task.update else (seconds,)
                     for task, seconds, times in tasks
                 ]
             )
@@ -141,18 +141,18 @@ class Option:
     def _bytes(self, held: float, active: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
         """Return what stays and what comes in addition, for a model that needs so much. A process is there all the
         time."""
-        process = self.strategy.held(self.copies)
+        process = self.strategy.bytes_beside_tensors(self.copies)
         return (float(process), tuple(held + extra for extra in active)) if self.offload else (held + process, active)
 
     # The range of its caches
 
     @property
-    def settled(self) -> bool:
+    def has_one_cache(self) -> bool:
         """Whether it has one cache, or none."""
         return self.high is self.strategy
 
     @property
-    def range_s(self) -> float:
+    def cache_gain_s(self) -> float:
         """The seconds by which it is faster with the largest cache than with the smallest."""
         return sum(self.slowest) - self.total
 
@@ -174,13 +174,13 @@ class Option:
         node's host."""
         if self.host > host or self.resident + max(active, *self.active) > left:
             return None
-        if self.settled:
+        if self.has_one_cache:
             return self
         assert self.strategy.caches
         caches, low = self.strategy.caches, self.strategy.cache
         # What an offloaded model has is there while nothing else works.
         others_active = max(self.active) if self.offload else max(active, *self.active)
-        high = min(self.high.cache, caches.below(caches.size(low) + left - self.resident - others_active))
+        high = min(self.high.cache, caches.largest_at_most(caches.size(low) + left - self.resident - others_active))
         if not self._fits(high, left, active):
             # With more rows it needs more than its cache: the largest cache that fits is between these.
             fit = low
@@ -272,7 +272,7 @@ class SeparateOption(Option):
         self._deployment, self._filled, self._ranges = None, (), {}
 
     @property
-    def fuses(self) -> bool:
+    def can_share_stages(self) -> bool:
         """False: the search shares pipelines only where one split does all."""
         return False
 

@@ -11,11 +11,11 @@ from operator import le, lt
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import at_once, cached_token_bytes
+from rlgraph.passes.cost.decoding import cached_token_bytes, most_slots
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.cost.peak import lodges, usable
-from rlgraph.passes.cost.predict import onload
-from rlgraph.passes.cost.task import Task, stays
+from rlgraph.passes.cost.peak import usable, usable_host_bytes
+from rlgraph.passes.cost.predict import onload_cost
+from rlgraph.passes.cost.task import Task, takeovers
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
@@ -101,7 +101,7 @@ class Options(Strategies):
                 options += self.separate(component, *part_options)
             if inner:
                 options = [*dict.fromkeys((*inner, *options))]
-            return tuple(undominated(options, usable(island, self.constants), self.lodges(island)))
+            return tuple(undominated(options, usable(island, self.constants), self.offload_room(island)))
 
         return memo(self._fronts, (id(component), id(island), *rooms, *map(id, part_options), id(inner)), compute)
 
@@ -110,9 +110,9 @@ class Options(Strategies):
         device memory is the host's memory already."""
         return self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
 
-    def lodges(self, island: NodeGroup) -> float:
+    def offload_room(self, island: NodeGroup) -> float:
         """Return the bytes of a node's host for offloaded models; infinity where none may be."""
-        return lodges(island, self.constants) if self.offload else math.inf
+        return usable_host_bytes(island, self.constants) if self.offload else math.inf
 
     def sharing(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
@@ -136,7 +136,7 @@ class Options(Strategies):
         def compute() -> Sharing:
             splits: dict[Ranks, list[Option]] = {}
             for option in self.fitting(component, own, most):
-                if option.fuses:
+                if option.can_share_stages:
                     splits.setdefault(option.split.ranks, []).append(option)
             return splits
 
@@ -145,7 +145,7 @@ class Options(Strategies):
     def room(self, component: Component, island: NodeGroup, most: int) -> int:
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
         few = max(EACH, island.per_node) + 1
-        return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
+        return most if most <= few else max(few, next(_copies(component, self.shardable_rows(component), most), 0))
 
     def fitting(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
         """Return the options of the strategies of one split, where there is room for so many replicas."""
@@ -156,7 +156,7 @@ class Options(Strategies):
                 option
                 for strategy in own
                 for copies in self.numbers(component, strategy, most)
-                for option in self.made(component, strategy, copies)
+                for option in self.options_of_count(component, strategy, copies)
             ],
         )
 
@@ -165,17 +165,17 @@ class Options(Strategies):
         there earlier by a tenth than if who trains it read, and no other reader is better in all."""
         for trainer in trainers:
             key = (id(whole), id(trainer), id(readers))
-            yield from memo(self._separate, key, partial(list, self.beside(whole, trainer, readers)))
+            yield from memo(self._separate, key, partial(list, self.separations_of(whole, trainer, readers)))
 
-    def beside(self, whole: Component, trainer: Option, readers: Sequence[Option]) -> Iterator[Option]:
+    def separations_of(self, whole: Component, trainer: Option, readers: Sequence[Option]) -> Iterator[Option]:
         """Yield these ways for one way to train."""
         _, _, read = self.parts[id(whole)]
-        together = [FASTER * task_s for task_s in self.together(whole, read, trainer)]
+        together = [FASTER * task_s for task_s in self.seconds_read_together(whole, read, trainer)]
         keys: list[Key] = []
         for reader in readers:
             if reader.total >= sum(together) and len(together) == 1:
                 break
-            wait = self.synced(whole, trainer, reader)
+            wait = self.sync_seconds(whole, trainer, reader)
             first, *others = reader.seconds
             seconds = (first + wait, *others)
             if trainer.split == reader.split or not any(map(lt, seconds, together)):
@@ -208,7 +208,7 @@ class Options(Strategies):
             (*sent, -trainer.copies) if self.apart else sent,
         )
 
-    def together(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
+    def seconds_read_together(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
         """Return the seconds of what is read, by those who train."""
         deployment, copies = trainer.strategy.deployment, trainer.copies
 
@@ -219,7 +219,7 @@ class Options(Strategies):
 
         return memo(self._together, (id(whole), deployment, copies), compute)
 
-    def synced(self, component: Component, source: Option, target: Option) -> float:
+    def sync_seconds(self, component: Component, source: Option, target: Option) -> float:
         """Return the seconds that weights take from some processes to others in their pool."""
         key = (id(component), source.split.weights, target.split.weights)
         config, constants = component.config, self.constants
@@ -235,7 +235,7 @@ class Options(Strategies):
             yield from self.all(component, island.inner, min(devices, island.inner.devices))
         for strategy in chain.from_iterable(self.known(component, island)):
             for copies in self.numbers(component, strategy, strategy.room(devices)):
-                yield from self.made(component, strategy, copies)
+                yield from self.options_of_count(component, strategy, copies)
 
     def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
@@ -243,26 +243,26 @@ class Options(Strategies):
         if isinstance(strategy, ChunkedStrategy):
             all_numbers = self.copies(component, strategy.room(strategy.deployment.island.devices))
             numbers = list(strategy.numbers(all_numbers, most))
-            if self.sleeps(strategy.deployment) and not component.brought:
+            if self.sleeps(strategy.deployment) and not component.gets_weights:
                 near = min(most, strategy.near)
                 numbers += [
                     number for number in strategy.records(all_numbers) if number <= near and number not in numbers
                 ]
             return numbers
-        numbers = list(self.paying(component, strategy, most))
+        numbers = list(self.faster_counts(component, strategy, most))
         # What replicas exchange takes a step less of time where all of them are on one node.
         if strategy.near < most:
-            for copies in self.paying(component, strategy, strategy.near):
+            for copies in self.faster_counts(component, strategy, strategy.near):
                 if copies in numbers:
                     break
                 numbers.append(copies)
         numbers += [number for number in self.lighter(component, strategy) if number <= most and number not in numbers]
-        if self.sleeps(strategy.deployment) and not component.brought:
+        if self.sleeps(strategy.deployment) and not component.gets_weights:
             # Fewer on a node offload less to it.
             numbers += [number for number in self.copies(component, min(most, strategy.near)) if number not in numbers]
         return [number for number in numbers if number > strategy.beyond] if strategy.beyond else numbers
 
-    def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+    def faster_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return, of at most so many replicas, the numbers that are faster than more of them, and the first that is
         not."""
 
@@ -273,7 +273,7 @@ class Options(Strategies):
                 if copies <= strategy.beyond:
                     break
                 numbers.append(copies)
-                seconds = self.made(component, strategy, copies)[0].seconds
+                seconds = self.options_of_count(component, strategy, copies)[0].seconds
                 # Fewer replicas have less to exchange. Where that does not pay, still fewer do not pay either.
                 if previous and not any(map(lt, seconds, previous)) and not no_sync:
                     break
@@ -285,9 +285,9 @@ class Options(Strategies):
     def copies(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
         key = (id(component), most)
-        return memo(self._copies, key, lambda: list(_copies(component, self.units(component), most)))
+        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_rows(component), most)))
 
-    def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
+    def options_of_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, computed once."""
         return memo(self._made, (strategy, copies), lambda: self.options(component, strategy, copies))
 
@@ -295,9 +295,9 @@ class Options(Strategies):
         """Return the numbers of replicas that may need less memory than more replicas do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
-            key = (id(component), id(island), strategy.process, *(model.loads for model in strategy.memory))
+            key = (id(component), id(island), strategy.process, *(model.load_key for model in strategy.memory))
             numbers = self.copies(component, island.devices)
-            strategy.fewer = memo(self._lighter, key, lambda: strategy.lighter(numbers))
+            strategy.fewer = memo(self._lighter, key, lambda: strategy.counts_with_less_memory(numbers))
         return strategy.fewer
 
     def batches(self, component: Component) -> list[Batch]:
@@ -307,26 +307,26 @@ class Options(Strategies):
     def filling(self, component: Component, deployment: Deployment, copies: int, longest: bool = False) -> float:
         """Return the bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest:
         if all of them are the longest."""
-        most, rows = at_once(deployment), self.batches(component)
+        most, rows = most_slots(deployment), self.batches(component)
         tokens = [
             min(most, batch.share(copies)) * (batch.row.longest if longest else batch.prompt.mean + batch.response.mean)
             for batch in rows
         ]
         return cached_token_bytes(component.config, deployment) * max(tokens, default=0.0)
 
-    def stays(self, component: Component) -> tuple[float, ...]:
+    def visits_per_step(self, component: Component) -> tuple[float, ...]:
         """Return for each of its tasks how often in a step it comes to its devices, if it is offloaded in between."""
         numbers = component.tasks
         return memo(
-            self._stays, id(component), lambda: tuple([stays(self.tasks, number, numbers) for number in numbers])
+            self._stays, id(component), lambda: tuple([takeovers(self.tasks, number, numbers) for number in numbers])
         )
 
-    def units(self, component: Component) -> list[float]:
+    def shardable_rows(self, component: Component) -> list[float]:
         """Return the numbers of rows of its tasks that can be sharded: samples of one prompt stay together."""
         return memo(
             self._units,
             id(component),
-            lambda: sorted({batch.rows / batch.samples for batch in component.tried(self.tasks)}) or [1.0],
+            lambda: sorted({batch.rows / batch.samples for batch in component.tried_rows(self.tasks)}) or [1.0],
         )
 
     def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
@@ -339,14 +339,14 @@ class Options(Strategies):
         high = strategy
         if strategy.caches:
             # With a cache of more than its rows fill it is no faster.
-            high = strategy.caches.over(self.filling(component, deployment, copies))
+            high = strategy.caches.smallest_at_least(self.filling(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
         still, sleeps = (0.0,) * len(times), self.sleeps(deployment)
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
         if not sleeps:
             return (staying,)
-        moved = self.coming(component, strategy, copies)
-        hosted = (0.0 if component.brought else strategy.kept(copies),)
+        moved = self.onload_seconds(component, strategy, copies)
+        hosted = (0.0 if component.gets_weights else strategy.host_bytes(copies),)
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
 
     def _sent(self, component: Component, deployment: Deployment, copies: int) -> tuple[Split, object, Key]:
@@ -357,12 +357,12 @@ class Options(Strategies):
         kind, sent = sent_weights(component, deployment, split)
         return split, kind, (*sent, -copies) if self.apart else sent
 
-    def coming(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
+    def onload_seconds(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
         offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needs(copies)
-        once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
-        return tuple([once * times for times in self.stays(component)])
+        once = onload_cost(component.kind, resident - deployment.kv_bytes, deployment, component.gets_weights).seconds
+        return tuple([once * times for times in self.visits_per_step(component)])
 
 
 def _rounded(devices: int) -> int:

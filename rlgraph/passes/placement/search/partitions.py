@@ -132,7 +132,7 @@ def distinct_partitions(
 def _kind(component: Component, tasks: Sequence[Task]) -> object:
     """Return what components that can be exchanged have in common. A component that is tied to another one, or pinned,
     is like no other."""
-    if component.pin or component.linked:
+    if component.pin or component.syncs_weights:
         return component.name
     task_numbers = set(component.tasks)
     work = []
@@ -161,11 +161,11 @@ def _distributed(free: Sequence[int], pools: list[list[int]], fixed: int, more: 
         yield from _distributed(rest, [*pools, [first]], fixed, more)
 
 
-def sizes(island: NodeGroup) -> tuple[int, ...]:
+def allowed_sizes(island: NodeGroup) -> tuple[int, ...]:
     """Return how many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no
     power of two, any number. Of several node groups it has all but the last one, and so many of that."""
     if island.inner:
-        return tuple(island.inner.devices + size for size in sizes(island.parts[-1]))
+        return tuple(island.inner.devices + size for size in allowed_sizes(island.parts[-1]))
     if _halves_evenly(island):
         parts = [2**power for power in range(island.per_node.bit_length() - 1)]
     else:
@@ -178,7 +178,7 @@ def _halves_evenly(island: NodeGroup) -> bool:
     return island.per_node & (island.per_node - 1) == 0
 
 
-def packed(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> bool:
+def can_pack(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> bool:
     """Return whether pools of so many devices, no more than there are, have room without one that lies on more nodes
     than it has to. Where a schedule says how large one is, it may."""
     for number, island in enumerate(islands):
@@ -197,7 +197,7 @@ def packed(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int])
     return True
 
 
-def used(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
+def used_devices(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
     """Return how many devices of each node group some pools have."""
     counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):

@@ -65,7 +65,7 @@ class ChunkedStrategy(Strategy):
                 for number in others
                 if any(map(lt, self.fastest(number)[1], seconds))
                 or any(map(lt, self._load(number), load))
-                or self.held(number) < self.held(first)
+                or self.bytes_beside_tensors(number) < self.bytes_beside_tensors(first)
             ]
         return self._numbers[first]
 
@@ -108,7 +108,7 @@ class ChunkedStrategy(Strategy):
         return self._best[copies]
 
     def _taken(self, copies: int, place: int) -> tuple[float, tuple[float, ...]]:
-        seconds = tuple([task.in_parts(copies, self.sizes[place]) for task in self.tasks])
+        seconds = tuple([task.chunked_seconds(copies, self.sizes[place]) for task in self.tasks])
         return self._total(seconds), seconds
 
     def _total(self, seconds: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.cost.predict import host, node_groups_cost
+from rlgraph.passes.cost.predict import host_cost, node_groups_cost
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.timetable import TaskOrder, lower_bound, makespan, pool_chains
 from rlgraph.passes.cost.weights import sync_cost
@@ -70,7 +70,7 @@ class Problem:
         self.syncs = [
             (trained[component.model], number)
             for number, component in enumerate(components)
-            if component.brought and component.tasks
+            if component.gets_weights and component.tasks
         ]
         """Pairs of components: the second one needs the new weights of the first one before it works in a step."""
         self.leading = {
@@ -82,12 +82,12 @@ class Problem:
         """Return whether a task needs what another component made."""
         return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].after)
 
-    def behind(self, older: int) -> Problem:
+    def with_lag(self, older: int) -> Problem:
         """Return the problem with weights which sample so many steps behind."""
-        return Problem(*self.given[:-1], older)
+        return Problem(*self.constructor_arguments[:-1], older)
 
     @property
-    def given(self) -> Given:
+    def constructor_arguments(self) -> Given:
         """The arguments that make another problem like this one."""
         return self.components, self.cluster, self.options, self.goal, self.code, self.pairs, self.older
 
@@ -108,20 +108,24 @@ class Problem:
         return TaskOrder.of(after, frozenset(brought[number] for number in brought.keys() - self.leading))
 
     @cached_property
-    def served(self) -> TaskOrder:
+    def tasks_with_pool_order(self) -> TaskOrder:
         """The order of the tasks, with the order in which the host, and each pool of cpus, does what it has to do."""
         on_host = [component is None for component in self.component_of]
         pools = [(self._place(task, 0),) if by_host else () for task, by_host in zip(self.tasks, on_host, strict=True)]
         takes_time = [not by_host or seconds > 0 for by_host, seconds in zip(on_host, self.host, strict=True)]
         count = len(self.syncs)
-        return self.order.served([*[()] * count, *pools], [*[False] * count, *takes_time])
+        return self.order.with_pool_order([*[()] * count, *pools], [*[False] * count, *takes_time])
 
     @cached_property
     def stages(self) -> tuple[tuple[int, ...], ...]:
         """The jobs that are not the host's, in stages: all of a stage are done before one of the next begins. For PPO
         the stages are bringing weights, sampling, reading and training."""
-        count, above = len(self.syncs), self.served.above
-        jobs = [job for job in self.served.sequence if job < count or self.component_of[job - count] is not None]
+        count, above = len(self.syncs), self.tasks_with_pool_order.above
+        jobs = [
+            job
+            for job in self.tasks_with_pool_order.sequence
+            if job < count or self.component_of[job - count] is not None
+        ]
         cuts = [
             index for index in range(1, len(jobs)) if all({*jobs[:index]}.issubset(above[job]) for job in jobs[index:])
         ]
@@ -130,7 +134,7 @@ class Problem:
     @cached_property
     def between(self) -> float:
         """The seconds of the host between the stages, while nothing else is done."""
-        count, above, total = len(self.syncs), self.served.above, 0.0
+        count, above, total = len(self.syncs), self.tasks_with_pool_order.above, 0.0
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             total += sum(
                 seconds
@@ -154,20 +158,22 @@ class Problem:
         return sum(seconds for number, seconds in enumerate(self.host) if not self._waits(number))
 
     @cached_property
-    def answered(self) -> dict[int, float]:
+    def environment_seconds(self) -> dict[int, float]:
         """The seconds in which a pool of cpus answers the rows of a task with a model, which waits meanwhile."""
         seconds = {}
         for number, task in enumerate(self.tasks):
             if task.turns and task.code in self.code:
                 rows = total_rows(task.batches)
                 _, cpus = self.code[task.code]
-                seconds[number] = task.times * host(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
+                seconds[number] = (
+                    task.times * host_cost(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
+                )
         return seconds
 
     def _hosted(self, task: Task) -> float:
         # The rows are sharded over all cpus of a pool, or over all processes that the program asks for.
         _, processes = self.code.get(task.code, (0, task.workers))
-        return host(task.op, task.rows / processes, self.constants).seconds
+        return host_cost(task.op, task.rows / processes, self.constants).seconds
 
     def colocation(self, blocks: Blocks) -> Colocation:
         """Return how jobs run on some pools; the host comes after them, and then the pools of cpus. Components that
@@ -183,7 +189,9 @@ class Problem:
             busy = tuple(
                 tuple(job for job, job_pools in enumerate(pools) if pool in job_pools) for pool in range(count)
             )
-            self._colocations[blocks] = Colocation(home, pools, pool_chains(self.served, pools, count), busy, trips)
+            self._colocations[blocks] = Colocation(
+                home, pools, pool_chains(self.tasks_with_pool_order, pools, count), busy, trips
+            )
         return self._colocations[blocks]
 
     def _trips(self, islands: Mapping[int, NodeGroup]) -> Iterator[GroupTransfer]:
@@ -194,7 +202,7 @@ class Problem:
             if component is not None and component not in islands:
                 continue
             island = first if component is None else islands[component]
-            if link := self.cluster.apart(first, island):
+            if link := self.cluster.link_between(first, island):
                 _, latency = link
                 yield GroupTransfer(number, (None, component), 2 * latency * task.times)
             for read in task.reads:
@@ -202,7 +210,7 @@ class Problem:
                 if source == component or (component, read.value) in sent or source not in {None, *islands}:
                     continue
                 sent.add((component, read.value))
-                link = self.cluster.apart(first if source is None else islands[source], island)
+                link = self.cluster.link_between(first if source is None else islands[source], island)
                 if link:
                     _, latency = link
                     seconds = node_groups_cost(read.tokens, link, self.constants).seconds - latency
@@ -224,7 +232,7 @@ class Problem:
         for number, task_seconds in durations.items():
             for task, taken in zip(self.components[number].tasks, task_seconds, strict=True):
                 seconds[len(syncs) + task] = taken
-        for task, taken in self.answered.items():
+        for task, taken in self.environment_seconds.items():
             seconds[len(syncs) + task] += taken
         for task, taken in trips.items():
             seconds[len(syncs) + task] += taken
@@ -243,7 +251,7 @@ class Problem:
         """Return the cost of bringing the new weights of a component to another one with the same model."""
         if together and source.split.shared and source.split == target.split:
             return Cost()
-        config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
+        config, apart = self.components[component].config, self.cluster.link_between(source.island, target.island)
         return sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
 
     def trips(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
@@ -260,7 +268,7 @@ class Problem:
 
     def _lanes(self, component: int, copies: int) -> float:
         """Return how many replicas send or receive at most, as long as the one that has most rows."""
-        rows = self.options.units(self.components[component])[-1]
+        rows = self.options.shardable_rows(self.components[component])[-1]
         return rows / ceil(rows / copies)
 
     def price(self, blocks: Blocks, devices: Sequence[int]) -> float:
@@ -280,7 +288,7 @@ class Problem:
 
     def island(self, block: Block) -> NodeGroup:
         """Return the node group that a pool lies on; several are joined into one."""
-        return self.cluster.joined(block.islands) if block.others else self.cluster.islands[block.island]
+        return self.cluster.join_groups(block.islands) if block.others else self.cluster.islands[block.island]
 
     def value(self, seconds: float, blocks: Blocks, devices: Sequence[int]) -> float:
         """Return what is minimized."""
@@ -295,7 +303,9 @@ class Problem:
     ) -> float:
         """Return seconds that no order of the jobs can beat."""
         seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
-        return self.steady(lower_bound(self.served, seconds, colocation.chained), seconds, colocation)
+        return self.steady_seconds(
+            lower_bound(self.tasks_with_pool_order, seconds, colocation.chained), seconds, colocation
+        )
 
     def step(
         self,
@@ -307,9 +317,9 @@ class Problem:
     ) -> float:
         """Return the seconds of a step, or of one of many where several are in flight."""
         seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
-        return self.steady(makespan(self.joined(pieces), seconds, colocation.pools), seconds, colocation)
+        return self.steady_seconds(makespan(self.joined_order(pieces), seconds, colocation.pools), seconds, colocation)
 
-    def steady(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
+    def steady_seconds(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
         """Return the seconds from the end of a step to the end of the next one, where a step alone takes `alone`: at
         least as long as the busiest pool, and a step begins when the one is done whose weights it samples with, or
         reads with."""
@@ -350,11 +360,11 @@ class Problem:
         _, trainer, reader = self.options.parts[id(component)]
         return [(trainer, option.trainer), (reader, option.reader)]
 
-    def every_part(self, chosen: Sequence[Option]) -> list[tuple[Component, Option]]:
+    def all_components(self, chosen: Sequence[Option]) -> list[tuple[Component, Option]]:
         """Return all components with their options, those that read separately from their training as two."""
         return [part for number, option in enumerate(chosen) for part in self.parts(number, option)]
 
-    def whole(
+    def step_with(
         self, blocks: Blocks, chosen: Sequence[Option], pieces: Pieces = (), taken: Taken = exact_seconds
     ) -> float:
         """Return the seconds of a step with an option of each component. taken: what trainings take that share a
@@ -379,7 +389,7 @@ class Problem:
         fits = self.fusing.fits
         return result + [way for way in ways if all(fits(rooms[piece[0]], piece, chosen) for piece in way)]
 
-    def joined(self, pieces: Pieces) -> TaskOrder:
+    def joined_order(self, pieces: Pieces) -> TaskOrder:
         """Return the order of the tasks in which the trainings of a pipeline begin and end together."""
         if not pieces:
             return self.order
@@ -398,17 +408,20 @@ class Problem:
     def fits(self, chosen: Sequence[Option], island: NodeGroup) -> bool:
         """Return whether options can share a pool."""
         offloaded = sum(option.host for option in chosen)
-        return peak(chosen) <= usable(island, self.constants) and offloaded <= self.options.lodges(island)
+        return device_peak_bytes(chosen) <= usable(island, self.constants) and offloaded <= self.options.offload_room(
+            island
+        )
 
     def tight(self, blocks: Blocks, chosen: Sequence[Option]) -> bool:
         """Return whether a pool is fuller than `TIGHT` with these options."""
         return any(
-            peak([chosen[number] for number in block.components]) > TIGHT * usable(self.island(block), self.constants)
+            device_peak_bytes([chosen[number] for number in block.components])
+            > TIGHT * usable(self.island(block), self.constants)
             for block in blocks
         )
 
 
-def peak(chosen: Sequence[Option]) -> float:
+def device_peak_bytes(chosen: Sequence[Option]) -> float:
     """Return the bytes of a device of a pool at the fullest moment."""
     return sum(option.resident for option in chosen) + max(
         (max(option.active, default=0.0) for option in chosen), default=0.0

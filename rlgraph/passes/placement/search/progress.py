@@ -70,7 +70,7 @@ class SearchProgress(ProgressLine):
         self.steps = 0
         """How often `look` was called."""
 
-    def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
+    def check_time(self, state: Callable[[], tuple[float | None, float]]) -> None:
         """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""
         self.steps += 1
         elapsed = self.elapsed()
@@ -78,7 +78,7 @@ class SearchProgress(ProgressLine):
             raise OutOfTime
         self.show(elapsed, lambda: _described(*state()))
 
-    def none(self) -> ProgramError:
+    def no_plan_error(self) -> ProgramError:
         """Return the error for a search whose time is over before there is a plan."""
         message = f"no plan was found in {self.seconds:g} s"
         return ProgramError(Diagnostic("E0938", message, NO_SPAN, "give the search more time with `--search-seconds`"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import axes
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
@@ -97,7 +97,7 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
     pin = component.pin
     if pin:
         config = component.config
-        faults = problems(config.shape, pin.engine, mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
+        faults = layout_problems(config.shape, pin.engine, mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
         why = f": {faults[0]}" if faults else ""
         return Diagnostic(
             "E0931",

@@ -27,7 +27,7 @@ from rlgraph.passes.placement.search.boxes import Box, Boxes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
-from rlgraph.passes.placement.search.heterogeneous import unlike
+from rlgraph.passes.placement.search.heterogeneous import try_heterogeneous
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.partitions import join_component
 from rlgraph.passes.placement.search.problem import Problem
@@ -83,11 +83,11 @@ class Search:
         self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
-            self.incumbent.keep(known)
+            self.incumbent.offer(known)
         self.ways = ways
         self.boxes = Boxes(problem.cluster, candidates)
         problems = ways.problems if ways else [problem]
-        self.bounds = [self.bounding(way_problem, way) for way, way_problem in enumerate(problems)]
+        self.bounds = [self.make_bounds(way_problem, way) for way, way_problem in enumerate(problems)]
         if ways:
             self.bounds.append(DecompositionBounds(ways, self.incumbent))
         self.fuse = fuse
@@ -102,7 +102,7 @@ class Search:
         self.fused: SearchResult | None = None
         """A plan whose trainings share pipelines, if it is better than the best of those that were searched."""
 
-    def bounding(self, problem: Problem, way: int) -> Bounds:
+    def make_bounds(self, problem: Problem, way: int) -> Bounds:
         """Return the bounds of the plans of a problem."""
         return Bounds(problem, self.incumbent, way)
 
@@ -112,12 +112,12 @@ class Search:
         try:
             return self.best()
         except OutOfTime:
-            raise self.watch.none() from None
+            raise self.watch.no_plan_error() from None
 
     def best(self) -> SearchResult | None:
         """Return the best plan, like `run`, but raise OutOfTime where the time is over before there is one."""
         try:
-            self.watched()
+            self.run_until_deadline()
         except OutOfTime:
             if self.incumbent.best is None:
                 raise
@@ -125,10 +125,10 @@ class Search:
 
     def fits(self) -> bool:
         """Return whether there is a plan. Raises OutOfTime where that is not known in time, and KeyboardInterrupt."""
-        self.watched()
+        self.run_until_deadline()
         return self.incumbent.best is not None
 
-    def watched(self) -> None:
+    def run_until_deadline(self) -> None:
         """Run `all` and `together` until the time is over, which raises OutOfTime."""
         try:
             with _uncollected():
@@ -144,9 +144,9 @@ class Search:
     def together(self) -> None:
         """Let trainings share pipelines where that comes after the best plan without."""
         if self.fuse == "last":
-            self.last()
+            self.fuse_last()
         if self.fuse != "none":
-            self.unlike()
+            self.fuse_heterogeneous()
 
     def all(self) -> None:
         """Look at all partitions until the best plan is near enough."""
@@ -154,67 +154,67 @@ class Search:
         heap: list[Entry] = []
         first = len(self.bounds) - 1
         for blocks in self.candidates:
-            box = self.boxes.narrow(blocks, self.boxes.whole(blocks))
-            self.watch.look(incumbent.state)
+            box = self.boxes.narrow_box(blocks, self.boxes.full_box(blocks))
+            self.watch.check_time(incumbent.state)
             if box is not None:
                 self.add(heap, self.bound(first, blocks, box), first, blocks, box)
         incumbent.left = heap[0][0] if heap else math.inf
         for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
-            translated = self.ways.translated(0, blocks) if self.ways else blocks
-            self.fathom(0, translated, self.boxes.middle(translated, box))
+            translated = self.ways.translate_partition(0, blocks) if self.ways else blocks
+            self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
         popped = 0
         while heap:
             least, number, way, blocks, box, sharp = heappop(heap)
             incumbent.left = least
-            self.watch.look(incumbent.state)
+            self.watch.check_time(incumbent.state)
             if (
-                least >= incumbent.enough()
+                least >= incumbent.good_enough_bound()
                 or incumbent.best is not None
-                and (incumbent.looked > MOST_LOOKS or self.stalled())
+                and (incumbent.looked > MOST_LOOKS or self.has_stalled())
             ):
                 return
-            tighter = self.stages[way].tighten(blocks, box)
+            tighter = self.stages[way].tighten_box(blocks, box)
             if tighter is None:
                 continue
             if tighter != box:
                 box, least, sharp = tighter, max(least, self.bound(way, blocks, tighter)), False
                 if heap and least > heap[0][0]:
-                    if least < incumbent.enough():
+                    if least < incumbent.good_enough_bound():
                         heappush(heap, (least, number, way, blocks, box, False))
                     else:
-                        incumbent.drop(least)
+                        incumbent.note_pruned(least)
                     continue
             if not sharp:
                 # The first entry is worth a bound that takes longer, and may then come later.
                 least = max(least, self.sharp(way, blocks, box))
-                if least >= incumbent.enough():
-                    incumbent.drop(least)
+                if least >= incumbent.good_enough_bound():
+                    incumbent.note_pruned(least)
                     continue
                 if heap and least > heap[0][0]:
                     heappush(heap, (least, number, way, blocks, box, True))
                     continue
-            parts = self.decided(way, blocks, box)
+            parts = self.with_decided_ways(way, blocks, box)
             if parts is None:
                 popped += 1
-                if self.fathom(way, blocks, *self.ends(blocks, box)):
+                if self.search_box(way, blocks, *self.device_range(blocks, box)):
                     continue
                 if popped % EVERY == 0:
-                    self.fathom(way, blocks, self.boxes.middle(blocks, box))
+                    self.search_box(way, blocks, self.boxes.middle_allocation(blocks, box))
                 parts = [(way, blocks, half) for half in self.boxes.halves(blocks, box)]
             for part_way, part, half in parts:
-                narrowed = self.boxes.narrow(part, half)
+                narrowed = self.boxes.narrow_box(part, half)
                 if narrowed is not None:
                     self.add(heap, max(least, self.bound(part_way, part, narrowed)), part_way, part, narrowed)
         incumbent.left = math.inf
 
-    def stalled(self) -> bool:
+    def has_stalled(self) -> bool:
         """Return whether the last steps brought neither a better plan nor a better bound."""
         _, gap = self.incumbent.state()
         if gap <= (1 - GAIN) * self._gap:
             self._gap, self._gained = gap, self.watch.steps
         return self.watch.steps - self._gained > self.patience
 
-    def last(self) -> None:
+    def fuse_last(self) -> None:
         """Keep in `fused` a plan whose trainings share pipelines in the pools of the best plan, or in one pool that has
         the devices of all pools that train so, if it is better."""
         alone = self.incumbent.found()
@@ -222,28 +222,28 @@ class Search:
             return
         problem = self.bounds[alone.way].problem
         incumbent = Incumbent(self.incumbent.gap, self.incumbent.spare)
-        incumbent.keep(alone)
+        incumbent.offer(alone)
         bounds, among = Bounds(problem, incumbent, alone.way), {frozenset(blocks) for blocks in self.candidates}
         for blocks, devices in {(alone.blocks, alone.devices): 0, self.joined(problem, alone): 0}:
             shared = problem.fusing.sharings([block.components for block in blocks])
-            possible = frozenset(blocks) in among and self.boxes.packed(blocks, devices)
+            possible = frozenset(blocks) in among and self.boxes.has_room(blocks, devices)
             if shared and possible and bounds.choices(blocks, devices):
                 AllocationSearch(self.boxes, bounds, self.watch, blocks, devices, devices).run()
         best = incumbent.best
         if best is None or not best.pieces:
             return
-        seconds = problem.whole(best.blocks, best.options, best.pieces)
+        seconds = problem.step_with(best.blocks, best.options, best.pieces)
         value = problem.value(seconds, best.blocks, best.devices)
         if value < alone.value:
             self.fused = replace(best, seconds=seconds, value=value, bound=alone.bound, before=alone)
 
-    def unlike(self) -> None:
+    def fuse_heterogeneous(self) -> None:
         """Keep in `fused` a plan whose trainings of one pipeline have heterogeneous meshes, if it is better."""
         found = self.fused or self.incumbent.found()
         problem = None if found is None else self.bounds[found.way].problem
         if found is None or problem is None or not problem.fusing.partners:
             return
-        best = unlike(problem, found, self.watch, self.incumbent.spare)
+        best = try_heterogeneous(problem, found, self.watch, self.incumbent.spare)
         if best is not found:
             self.fused = best
 
@@ -266,17 +266,17 @@ class Search:
 
     def add(self, heap: list[Entry], value: float, way: int, blocks: Blocks, box: Box) -> None:
         """Put something that is worth looking at onto the heap."""
-        if value < self.incumbent.enough():
+        if value < self.incumbent.good_enough_bound():
             self._count += 1
             heappush(heap, (value, self._count, way, blocks, box, False))
         else:
-            self.incumbent.drop(value)
+            self.incumbent.note_pruned(value)
 
-    def decided(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
+    def with_decided_ways(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
         """Return the entry once for each way, where that is open; else once for each pool that the first unplaced
         component may have. None if all have one."""
         if self.ways and way == len(self.ways.problems):
-            return [(number, self.ways.translated(number, blocks), box) for number in range(way)]
+            return [(number, self.ways.translate_partition(number, blocks), box) for number in range(way)]
         problem = self.bounds[way].problem
         unplaced = problem.unplaced(blocks)
         if not unplaced:
@@ -284,26 +284,26 @@ class Search:
         trainer = next(source for source, target in problem.syncs if target == unplaced[0])
         return [(way, part, box) for part in join_component(blocks, unplaced[0], trainer)]
 
-    def ends(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def device_range(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the fewest and the most devices of each pool."""
-        return self.boxes.counts(blocks, box[0]), self.boxes.counts(blocks, box[1])
+        return self.boxes.pool_devices(blocks, box[0]), self.boxes.pool_devices(blocks, box[1])
 
     def bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return what no allocation of a box can beat."""
         self.incumbent.looked += 1
-        low, high = self.ends(blocks, box)
+        low, high = self.device_range(blocks, box)
         bounds = self.bounds[way]
         choices = bounds.choices(blocks, high)
-        return math.inf if choices is None else bounds.loose(blocks, low, choices)
+        return math.inf if choices is None else bounds.loose_bound(blocks, low, choices)
 
     def sharp(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return a better bound of a box that takes longer to compute."""
-        low, high = self.ends(blocks, box)
+        low, high = self.device_range(blocks, box)
         bounds = self.bounds[way]
         choices = bounds.choices(blocks, high)
-        return math.inf if choices is None else bounds.sharp(blocks, low, choices)
+        return math.inf if choices is None else bounds.sharp_bound(blocks, low, choices)
 
-    def fathom(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         """Look for the best options of an allocation, or of all between two, and keep them if they beat the best plan.
         Return whether these allocations are done: not where some could be better with more devices than the least."""
         high = high or low
@@ -311,7 +311,7 @@ class Search:
             if (way, blocks, low) in self._seen_allocations:
                 return True
             self._seen_allocations.add((way, blocks, low))
-            if not self.boxes.packed(blocks, low):
+            if not self.boxes.has_room(blocks, low):
                 return True
         self.incumbent.looked += 1
         bounds = self.bounds[way]

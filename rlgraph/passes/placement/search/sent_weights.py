@@ -27,7 +27,7 @@ def sent_weights(component: Component, deployment: Deployment, split: Split) -> 
     """Return what decides how fast weights come from so many replicas of a component, or to them
     (`cost.weights.sync_cost`): of options of the same kind, they come at least as fast with the one that is no greater
     in each number. deployment: that of a replica."""
-    if not component.linked:
+    if not component.syncs_weights:
         return None, ()
     reach, per_node = deployment.size, deployment.island.per_node
     if needs_no_sync(component, deployment) or per_node & (per_node - 1) or deployment.island.parts:
@@ -35,9 +35,9 @@ def sent_weights(component: Component, deployment: Deployment, split: Split) -> 
         # good. The same holds for several node groups, with transfers from and to others that lie on one of them.
         return (split, deployment.adapters), ()
     width = -min(reach * split.copies, per_node)
-    if component.brought:
+    if component.gets_weights:
         kind = deployment.tp, deployment.adapters
-        return kind, (width, -deployment.parts, not deployment.island.near(reach))
+        return kind, (width, -deployment.parts, not deployment.island.reaches_within_node(reach))
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 

@@ -20,7 +20,7 @@ class StageBounds:
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
 
-    def tighten(self, blocks: Blocks, box: Box) -> Box | None:
+    def tighten_box(self, blocks: Blocks, box: Box) -> Box | None:
         """Return the box without sizes with which a pool alone would make the step too long, whatever the others have;
         None if nothing is left. Devices that a pool needs at least are taken from the others."""
         if self.problem.goal != "time" or self.incumbent.best is None:
@@ -28,22 +28,22 @@ class StageBounds:
         low, high = box
         while True:
             most = [self.loads(block, place) for block, place in zip(blocks, high, strict=True)]
-            others = _most([self.weights(blocks, high), *(loads for loads in most if loads is not None)])
+            others = _most([self.weight_seconds(blocks, high), *(loads for loads in most if loads is not None)])
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
-                least, lost = self.needed(block, bottom, top, others)
-                self.incumbent.drop(lost)
+                least, lost = self.smallest_place(block, bottom, top, others)
+                self.incumbent.note_pruned(lost)
                 if least > top:
                     return None
                 lows.append(least)
             if tuple(lows) == low:
                 return low, high
-            narrower = self.boxes.narrow(blocks, (tuple(lows), high))
+            narrower = self.boxes.narrow_box(blocks, (tuple(lows), high))
             if narrower is None:
                 return None
             low, high = narrower
 
-    def needed(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
+    def smallest_place(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
         """Return the smallest place from `bottom` to `top` with which a pool does not make the step too long, where no
         stage is shorter than in `others`; one more than `top` if there is none. Also return the least bound of the
         places below."""
@@ -57,7 +57,7 @@ class StageBounds:
                 step_s = self.problem.between + sum(map(max, loads, others))
                 # With several steps in flight a pool does one stage while others do the next.
                 value = max(sum(loads), step_s / (self.problem.older + 1))
-            if value < self.incumbent.enough():
+            if value < self.incumbent.good_enough_bound():
                 high = middle
             else:
                 low, lost = middle + 1, min(lost, value)
@@ -77,11 +77,11 @@ class StageBounds:
         seconds = self.problem.seconds(durations, [0.0] * len(self.problem.syncs))
         return [sum(seconds[job] for job in stage) for stage in self.problem.stages]
 
-    def weights(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
+    def weight_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
         """Return the least seconds of each stage until its new weights have arrived."""
-        choices = self.bounds.choices(blocks, self.boxes.counts(blocks, places)) or {}
+        choices = self.bounds.choices(blocks, self.boxes.pool_devices(blocks, places)) or {}
         home = self.problem.colocation(blocks).home
-        waits = [self.bounds.soonest(source, target, choices, home)[0] for source, target in self.problem.syncs]
+        waits = [self.bounds.fastest_sync(source, target, choices, home)[0] for source, target in self.problem.syncs]
         return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.stages]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
 
-from rlgraph.backends.enginespec.legal import adapter_choices, parts
+from rlgraph.backends.enginespec.legal import adapter_choices, chunk_counts
 from rlgraph.backends.enginespec.registry import embedded, preferred
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.spec import ReservedCache
@@ -92,7 +92,7 @@ class Strategies:
         pinned = component.pin is not None and "chunks" in component.pin.splits()
         if component.work != "train" or pinned or deployment.pp == 1:
             return
-        sizes = parts(deployment.spec, component.config.shape, deployment.pp)
+        sizes = chunk_counts(deployment.spec, component.config.shape, deployment.pp)
         if sizes:
 
             def divide(size: int) -> Strategy:
@@ -112,7 +112,7 @@ class Strategies:
         for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
             widest = self.widest(component, engine, island)
             for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
-                can_do = all(spec_of(engine).does(operation, split.splits) for operation in component.operations)
+                can_do = all(spec_of(engine).supports(operation, split.splits) for operation in component.operations)
                 rooms = [part.devices for part in island.parts or (island,)]
                 if can_do and split.size <= min(rooms):
                     deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
@@ -125,7 +125,7 @@ class Strategies:
                     )
                     gathers: Sequence[str] = ("",)
                     if component.work == "train":
-                        gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
+                        gathers = spec_of(engine).gather_choices(split, (pin.gather if pin else None) or "")
                     yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
 
     def widest(self, component: Component, engine: str, island: NodeGroup) -> int:
@@ -152,7 +152,7 @@ class Strategies:
             if component.work == "train":
                 capable &= config.optimizer.name in spec.optimizers
             if config.shape.adapters and spec.adapters:
-                capable &= bool(spec.adapts(config.shape, config.dtype, kind))
+                capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))
             if available and capable and legal_meshes(config.shape, spec.name, config.kind, 1, pinned):
                 return [spec.name]
         return [embedded().name]
@@ -217,7 +217,7 @@ class Strategies:
 
     def longest(self, component: Component) -> int:
         """Return the tokens of its longest row."""
-        return int(max((batch.row.longest for batch in component.tried(self.tasks)), default=1.0))
+        return int(max((batch.row.longest for batch in component.tried_rows(self.tasks)), default=1.0))
 
 
 def _power(most: int) -> int:

@@ -109,35 +109,35 @@ class Strategy:
         additional ones during each of the component's tasks."""
         return _together([model.totals(copies) for model in self.memory], [model.totals(copies) for model in self.idle])
 
-    def kept(self, copies: int) -> float:
+    def host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
         node."""
         tp = self.deployment.tp
         parts = self.deployment.island.parts or (self.deployment.island,)
         most = max(part.per_node if tp > part.per_node else part.per_node // tp * tp for part in parts)
-        replica_bytes = max((model.kept(copies) for model in (*self.memory, *self.idle)), default=0.0)
+        replica_bytes = max((model.host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
         return replica_bytes * min(most, copies * self.size)
 
     def seconds(self, copies: int) -> tuple[float, ...]:
         """Return the seconds of each of the component's tasks, once."""
         return memo(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
 
-    def floor(self, copies: int) -> tuple[float, tuple[float, ...]]:
+    def lower_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return a lower bound of `needs` that is quicker to compute."""
         key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
         return memo(
             self._floors,
             key,
             lambda: _together(
-                [model.floor(copies) for model in self.memory], [model.floor(copies) for model in self.idle]
+                [model.lower_bound(copies) for model in self.memory], [model.lower_bound(copies) for model in self.idle]
             ),
         )
 
     def least(self, copies: int) -> float:
         """Return the least bytes of a device that at most so many replicas need."""
-        return self.process[0] + max((sum(model.floor(copies)) for model in self.memory), default=0.0)
+        return self.process[0] + max((sum(model.lower_bound(copies)) for model in self.memory), default=0.0)
 
-    def held(self, copies: int) -> int:
+    def bytes_beside_tensors(self, copies: int) -> int:
         """Return the bytes that a process of so many replicas has besides tensors. Two components that are split alike
         share their processes; the search does not count on that."""
         return self.process[copies > 1]
@@ -146,14 +146,14 @@ class Strategy:
         """Return the strategy for so many replicas."""
         return self
 
-    def lighter(self, numbers: Sequence[int]) -> list[int]:
+    def counts_with_less_memory(self, numbers: Sequence[int]) -> list[int]:
         """Return, of numbers of replicas, most first, those that may need less memory than the number before: the rows
         of each replica may be cut into smaller micro-batches, or one replica has no other to exchange with."""
         loads = [[*chain.from_iterable(model.load(copies) for model in self.memory)] for copies in numbers]
         return [
             fewer
             for (more, fewer), (heavy, light) in zip(pairwise(numbers), pairwise(loads), strict=True)
-            if self.held(fewer) < self.held(more) or any(map(lt, light, heavy))
+            if self.bytes_beside_tensors(fewer) < self.bytes_beside_tensors(more) or any(map(lt, light, heavy))
         ]
 
 
