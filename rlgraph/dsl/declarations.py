@@ -157,12 +157,13 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
         name = value.value if isinstance(value, tree.String) else "folder or hub name"
         raise context.stop("E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example')
-    if value.func.id == "random":
+    if value.func.id in ("random", "gguf"):
+        does = "makes" if value.func.id == "random" else "reads"
         raise context.stop(
             "E0406",
-            "`random` makes weights, and the kind of model is missing",
+            f"`{value.func.id}` {does} weights, and the kind of model is missing",
             value.func.span,
-            "`causal_lm(random(...))` for example",
+            f"`causal_lm({value.func.id}(...))` for example",
         )
     record = constants.record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):

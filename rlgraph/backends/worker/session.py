@@ -31,6 +31,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.judging import apply_limits, limits
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.catalog.models.gguf import UnusableFile
 from rlgraph.catalog.models.heads import missing_head
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
@@ -50,7 +51,7 @@ from rlgraph.user_code import (
     open_environment,
     open_function,
 )
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import Folders, find_file
 from rlgraph.user_code.spec import Spec
 
 Note = Callable[[str], None]
@@ -253,7 +254,11 @@ class Session:
         except NoHead as error:
             raise ProgramError(missing_head(model.name, str(error), _place(model))) from None
         except EngineError as error:
-            hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
+            hint = (
+                error.hint
+                if isinstance(error, HubError)
+                else "give a folder, a hub name, `gguf(...)`, or `random(...)`"
+            )
             raise ProgramError(
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
             ) from None
@@ -301,6 +306,9 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
     learns = is_changed(program, model)
     adapters = adapters_of(model)
+    if isinstance(model.source, Record) and model.source.name == "gguf":
+        source = _gguf_folder(model, folders)
+        return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
     if not isinstance(model.source, Record):
         source = local_source(str(model.source), folders)
         try:
@@ -324,6 +332,19 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
     return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+
+
+def _gguf_folder(model: Model, folders: Folders) -> str:
+    """Return the folder with the model of `gguf(...)`. Raises ProgramError where the file cannot be used."""
+    from rlgraph.backends.engines.gguf import folder_of
+
+    assert isinstance(model.source, Record)
+    path, place = str(model.source.args[0]), dict(model.source.spans).get(0, _place(model))
+    file = find_file(path, folders, place, "model file")
+    try:
+        return str(folder_of(file))
+    except UnusableFile as error:
+        raise ProgramError(Diagnostic("E0756", f"{path!r} {error}", place, error.hint)) from None
 
 
 def local_source(source: str, folders: Folders) -> str:

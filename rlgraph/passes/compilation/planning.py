@@ -12,6 +12,7 @@ from typing import Any
 from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
 from rlgraph.catalog.models.configs import find_config
+from rlgraph.catalog.models.gguf import gguf_config
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
@@ -219,13 +220,20 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     try:
         if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
             source, adapters = saved
-        config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
+        config = _config(source, folders)
         return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
     except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         # The loader of the model reports what is wrong with it.
         return None
+
+
+def _config(source: Constant, folders: Folders) -> Mapping[str, Any] | None:
+    """Return the configuration of a source that is no adapter."""
+    if not isinstance(source, Record):
+        return find_config(_local(str(source), folders))
+    return gguf_config(folders.find(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
 
 
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
@@ -255,11 +263,6 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
         return None
     vocabulary = json.loads(file.read_text("utf-8"))
     return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
-
-
-def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
-    """Return the configuration of a folder of the program, or of a name on the hub."""
-    return find_config(_local(source, folders))
 
 
 def _local(source: str, folders: Folders) -> str:
