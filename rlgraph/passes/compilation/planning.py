@@ -12,8 +12,8 @@ from typing import Any
 from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.gguf import gguf_config
 from rlgraph.catalog.models.families import linear_layers
+from rlgraph.catalog.models.gguf import gguf_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
