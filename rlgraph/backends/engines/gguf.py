@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -49,8 +51,9 @@ def _write(file: Path, folder: Path) -> None:
     part = folder.with_name(f".{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+        with quiet_transformers():
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
         os.replace(part, folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -62,7 +65,8 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer as transformers reads them from the file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with TemporaryDirectory(prefix="rlgraph-") as place, quiet_transformers():
+    # Its progress bar for such files heeds no setting.
+    with TemporaryDirectory(prefix="rlgraph-") as place, quiet_transformers(), redirect_stderr(StringIO()):
         # Alone in a folder: transformers would read templates and settings that lie beside it.
         (Path(place) / "model.gguf").symlink_to(file.resolve())
         options = {"gguf_file": "model.gguf", "trust_remote_code": False}
