@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -69,7 +69,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with TemporaryDirectory(prefix="rlgraph-") as place, quiet_transformers(), redirect_stderr(StringIO()):
         # Alone in a folder: transformers would read templates and settings that lie beside it.
         (Path(place) / "model.gguf").symlink_to(file.resolve())
-        options = {"gguf_file": "model.gguf", "trust_remote_code": False}
+        options: dict[str, Any] = {"gguf_file": "model.gguf", "trust_remote_code": False}
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
             read, info = AutoModelForCausalLM.from_pretrained(
