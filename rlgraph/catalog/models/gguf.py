@@ -60,7 +60,7 @@ def _config(file: Path, _changed: int, _size: int) -> Mapping[str, Any]:
         raise UnusableFile(
             "does not say which architecture its model has", "it may hold a tokenizer or an adapter only"
         )
-    config = {"model_type": _FAMILIES.get(architecture, architecture)}
+    config: dict[str, Any] = {"model_type": _FAMILIES.get(architecture, architecture)}
     config |= {
         name: contents[f"{architecture}.{key}"] for key, name in _FIELDS.items() if f"{architecture}.{key}" in contents
     }
