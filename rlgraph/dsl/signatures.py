@@ -127,6 +127,7 @@ CONSTRUCTORS = _table(
         "Random weights for a Hugging Face model type; other options are its configuration's own.",
         open=True,
     ),
+    Signature("gguf", (Attribute("file", "text"),), doc="A model in a GGUF file, dequantized (extra `gguf`)."),
     Signature(
         "lora",
         options=(

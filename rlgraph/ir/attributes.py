@@ -12,8 +12,8 @@ AttributeType = Literal[
     "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "columns", "any"
 ]
 """`word`: one of the attribute's `names`, without quotes; `rate`: a number or a schedule of one (`cosine(...)`);
-`name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name or
-`random(...)`; `lora`: adapters."""
+`name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name,
+`gguf(...)` or `random(...)`; `lora`: adapters."""
 
 
 class Required:

@@ -214,7 +214,7 @@ class Model:
     kind: str
     """`causal_lm`, `value_lm` or `reward_lm`."""
     source: Constant
-    """A hub name, a folder or `random(...)`; unused with `copy_of`."""
+    """A hub name, a folder, `gguf(...)` or `random(...)`; unused with `copy_of`."""
     copy_of: str | None = None
     """The model with whose weights it starts."""
     frozen: bool = False

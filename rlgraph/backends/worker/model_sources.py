@@ -1,4 +1,4 @@
-"""Where the models of a program come from: folders, the hub, or random weights."""
+"""Where the models of a program come from: folders, the hub, GGUF files, or random weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.catalog.models.gguf import UnusableFile
+from rlgraph.errors import Diagnostic, ProgramError, Span
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.types import Handle
 from rlgraph.ops.bases import is_changed
 from rlgraph.ops.nodes import NODES, model_of
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import Folders, find_file
 
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
@@ -25,6 +27,9 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
     learns = is_changed(program, model)
     adapters = adapters_of(model)
+    if isinstance(model.source, Record) and model.source.name == "gguf":
+        source = _gguf_folder(model, folders)
+        return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
     if not isinstance(model.source, Record):
         source = local_source(str(model.source), folders)
         try:
@@ -48,6 +53,24 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
     return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+
+
+def _gguf_folder(model: Model, folders: Folders) -> str:
+    """Return the folder with the model of `gguf(...)`. Raises ProgramError where the file cannot be used."""
+    from rlgraph.backends.engines.gguf import folder_of
+
+    assert isinstance(model.source, Record)
+    path, place = str(model.source.args[0]), dict(model.source.spans).get(0, source_span(model))
+    file = find_file(path, folders, place, "model file")
+    try:
+        return str(folder_of(file))
+    except UnusableFile as error:
+        raise ProgramError(Diagnostic("E0756", f"{path!r} {error}", place, error.hint)) from None
+
+
+def source_span(model: Model) -> Span:
+    """Return the place of a model's source in the program."""
+    return model.source.span if isinstance(model.source, Record) and model.source.span.line else model.span
 
 
 def local_source(source: str, folders: Folders) -> str:

@@ -22,12 +22,12 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.judging import apply_limits, prompt_limits
-from rlgraph.backends.worker.model_sources import model_spec
+from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.catalog.models.heads import missing_head
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.ir.graph import External, Model, Node, Program, Record
+from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.ir.graph import External, Model, Node, Program
 from rlgraph.ir.plan import Holding
 from rlgraph.ops.bases import base_models
 from rlgraph.user_code import (
@@ -238,14 +238,18 @@ class Session:
         except ModelRefused as error:
             hint = "take a model of another architecture: `rlgraph explain E0746` says what is tried"
             raise ProgramError(
-                Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
+                Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", source_span(model), hint)
             ) from None
         except NoHead as error:
-            raise ProgramError(missing_head(model.name, str(error), _place(model))) from None
+            raise ProgramError(missing_head(model.name, str(error), source_span(model))) from None
         except EngineError as error:
-            hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
+            hint = (
+                error.hint
+                if isinstance(error, HubError)
+                else "give a folder, a hub name, `gguf(...)`, or `random(...)`"
+            )
             raise ProgramError(
-                Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
+                Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", source_span(model), hint)
             ) from None
         self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
@@ -296,10 +300,6 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
         yield
     except ProgramError as error:
         problems += error.diagnostics
-
-
-def _place(model: Model) -> Span:
-    return model.source.span if isinstance(model.source, Record) and model.source.span.line else model.span
 
 
 def engine_failure(node: Node, what: str, error: Exception) -> RunError:

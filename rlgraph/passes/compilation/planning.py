@@ -4,7 +4,7 @@ schedules."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rlgraph.catalog.models.adapters import adapters_of, find_adapter
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import linear_layers
+from rlgraph.catalog.models.gguf import gguf_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
@@ -220,13 +221,20 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     try:
         if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
             source, adapters = saved
-        config = _random(source, folders) if isinstance(source, Record) else find_config(_local(str(source), folders))
+        config = _config(source, folders)
         return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
     except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         # The loader of the model reports what is wrong with it.
         return None
+
+
+def _config(source: Constant, folders: Folders) -> Mapping[str, Any] | None:
+    """Return the configuration of a source that is no adapter."""
+    if not isinstance(source, Record):
+        return find_config(_local(str(source), folders))
+    return gguf_config(folders.find(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
 
 
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:

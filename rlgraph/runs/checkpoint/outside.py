@@ -11,7 +11,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.catalog.models.configs import find_snapshot
 from rlgraph.data.sources import files as data_files
 from rlgraph.digests import fingerprint
-from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, quoted_list
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Span, UsageMistake, quoted_list
 from rlgraph.ir.graph import External, Program
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.user_code.files import Folders
@@ -121,7 +121,7 @@ def _models(program: Program, folders: Folders) -> Iterator[tuple[str, ModelSpec
         if model.copy_of is None:
             try:
                 yield model.name, model_spec(program, model, folders)
-            except EngineError:
+            except (EngineError, ProgramError):
                 continue
 
 
