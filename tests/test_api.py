@@ -70,11 +70,11 @@ def test_a_compiled_program() -> None:
     found = rlgraph.compile("tiny.rlf")
     assert (found.name, found.folder, found.diagnostics, found.set) == ("tiny", Path(), (), {})
     assert [stage.name for stage in found.stages][0] == "check"
-    assert found.program_after(found.stages[-1].name) is found.program
+    assert found.after(found.stages[-1].name) is found.program
     assert found.graph is found.program.phases[-1].graph
     assert found.text("check") != found.text() and found.text().startswith("program tiny\n")
     with pytest.raises(LookupError, match="there is no pass fold: there are check, simplify"):
-        found.program_after("fold")
+        found.after("fold")
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.folder = Path("/")  # type: ignore[misc]
 

@@ -78,7 +78,7 @@ def test_every_example_is_a_program(fence: Fence, tmp_path: Path, monkeypatch: p
     partial = fence.words != ["rlf"] or "change:" in text
     said = [d for d in rlgraph.check(text) if d.code != "W0201" or not partial]
     assert not said, "\n\n".join(d.render() for d in said)
-    assert rlgraph.compile(small(text, fence.files)).program_after("check")
+    assert rlgraph.compile(small(text, fence.files)).after("check")
 
 
 @pytest.mark.parametrize("fence", few(RIGHT, *RUN), ids=str)
@@ -90,7 +90,7 @@ def test_every_example_runs(fence: Fence, tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_text(other, "utf-8")
     compiled = rlgraph.compile(small(text, fence.files))
     whole = fence.words == ["rlf"]
-    last = compiled.program if whole else run_passes(compiled.program_after("check"), PLAIN)[-1].program
+    last = compiled.program if whole else run_passes(compiled.after("check"), PLAIN)[-1].program
     backend = LocalBackend(last, Settings(folder=tmp_path))
     try:
         steps = [step.metrics for step in backend.steps(2 if whole else 1)]

@@ -218,7 +218,7 @@ class Asks:
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def takes(self, name: str) -> bool:
+    def accepts_column(self, name: str) -> bool:
         return name in self.names
 
 

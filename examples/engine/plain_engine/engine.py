@@ -39,7 +39,7 @@ class PlainEngine:
         return dict(self.model.named_parameters())
 
     def weights_were_written(self):
-        self._optimizer.reread()
+        self._optimizer.refresh_master_weights()
 
     def state(self):
         return clone_tensors(self.tensors())
@@ -75,7 +75,7 @@ class PlainEngine:
         if not len(where):
             return torch.zeros(0)
         ids, _ = sequences.padded(self.codec.pad_id)
-        logits = self.model(ids).logits[sequences.row_of[where], sequences.column_of[where] - 1]
+        logits = self.model(ids).logits[sequences.row_of_token[where], sequences.token_positions[where] - 1]
         return -cross_entropy(logits / (temperature or 1.0), sequences.tokens[where], reduction="none")
 
     def train_step(self, blocks, micro, options, step):

@@ -78,7 +78,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             read, info = loaded
         # Files from elsewhere can make the code that reads them fail in any way.
         except Exception as error:
-            message = f"cannot be read by transformers: {(str(error).strip().splitlines() or [repr(error)])[0][:300]}"
+            message = f"cannot be read: {(str(error).strip().splitlines() or [repr(error)])[0][:300]}"
             raise UnusableFile(message, "take the Hugging Face folder that it was made of") from None
         if info["missing_keys"]:
             message = f"lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}"

@@ -67,7 +67,7 @@ class RowRefs(RemoteRows):
             numbers.append(renumbered[part.piece] if len(part.pieces) else part.piece)
             places.append(part.place)
         joined = RowRefs(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
-        joined.__dict__["numbers"] = pieces
+        joined.__dict__["piece_numbers"] = pieces
         return joined
 
     @cached_property

@@ -64,7 +64,7 @@ class Compilation:
         """The name of the algorithm."""
         return self.program.name
 
-    def program_after(self, name: str) -> Program:
+    def after(self, name: str) -> Program:
         """Return the program after the pass of this name; `check` is before all passes. Raise LookupError for other
         names."""
         programs = {stage.name: stage.program for stage in self.stages}
@@ -75,7 +75,7 @@ class Compilation:
 
     def text(self, after: str | None = None) -> str:
         """Return the graph as text, after one pass or after all."""
-        return print_program(self.program_after(after) if after else self.program)
+        return print_program(self.after(after) if after else self.program)
 
     # Placement
 

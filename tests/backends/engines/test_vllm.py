@@ -284,7 +284,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
         try:
             return engine.generate(prompts, 3, sampling, keys(3 * len(prompts)), admission=admission)
         finally:
-            engine.dismiss(admission.number)
+            engine.dismiss_call(admission.number)
 
     with ThreadPoolExecutor(4) as threads:
         made = [threads.submit(call, each, how) for each, how in zip(prompts, joining, strict=True)]
@@ -292,7 +292,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
         while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2, 3, 4):
-            engine.drive(number)
+            engine.sample_until_done(number)
         for found, expected in zip(made, alone, strict=True):
             assert found.result().sequences.rows() == expected.sequences.rows()
             torch.testing.assert_close(found.result().logprobs, expected.logprobs, rtol=0, atol=1e-5)
@@ -323,14 +323,14 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
             return found
         finally:
             begun[which] = len(turns)
-            engine.dismiss(admission.number)
+            engine.dismiss_call(admission.number)
 
     with ThreadPoolExecutor(2) as threads:
         made = [threads.submit(play, which) for which in range(2)]
         while len(engine._desk._calls) < 2 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2):
-            engine.drive(number)
+            engine.sample_until_done(number)
         for each in made:
             for found, expected in zip(each.result(), alone, strict=True):
                 assert found.sequences.rows() == expected.sequences.rows()
@@ -415,7 +415,7 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
         try:
             return engine.generate(LONG, n, sampling, keys(4 * n), refresh=coming, admission=admission)
         finally:
-            engine.dismiss(admission.number)
+            engine.dismiss_call(admission.number)
 
     try:
         with ThreadPoolExecutor(2) as threads:
@@ -423,9 +423,9 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
             made = threads.submit(call, 3, long, Admission(2, True))
             while len(engine._desk._calls) < 2 and not made.done():
                 time.sleep(0.001)
-            engine.drive(1)
+            engine.sample_until_done(1)
             coming.take()
-            engine.drive(2)
+            engine.sample_until_done(2)
             found = made.result()
     finally:
         engine.load_state(own)

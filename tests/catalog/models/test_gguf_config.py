@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.gguf import UnusableFile, gguf_config
-from rlgraph.catalog.models.shape import shape_of
 from tests.gguf_file import write
 
 pytest.importorskip("gguf")

@@ -50,7 +50,7 @@ class CallSampler(RankWeights):
         finally:
             self._drop(call)
 
-    def drive(self, number: int) -> None:
+    def sample_until_done(self, number: int) -> None:
         """Sample until nothing more comes of the call of this number, once its rows are handed over; rows of calls that
         join come in between two tokens."""
         call = self._desk.wait(number)
@@ -81,15 +81,15 @@ class CallSampler(RankWeights):
             else:
                 self._desk.await_more(number)
 
-    def leave(self, number: int) -> None:
+    def give_up_rows(self, number: int) -> None:
         """Make the call of this number give up its unfinished rows."""
         self._desk.request_give_up(number)
 
-    def limit(self, number: int, tokens: int) -> None:
+    def give_up_longer_rows(self, number: int, tokens: int) -> None:
         """Make the call of this number give up the unfinished rows that have so many tokens."""
         self._desk.set_limit(number, tokens)
 
-    def dismiss(self, number: int) -> None:
+    def dismiss_call(self, number: int) -> None:
         """Note that the caller of the call of this number is done with it, or failed to make it."""
         self._desk.dismiss(number)
 
