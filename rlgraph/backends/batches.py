@@ -31,7 +31,7 @@ class CollectBatch:
     def restore_inputs(cls, given: Frame) -> CollectBatch:
         """Restore a batch of another process from the values with which it began: whoever goes on with it begins it
         again."""
-        # No step of this process has this attempt, so `go_on` takes its work for lost.
+        # No step of this process has this attempt, so `continue_batch` takes its work for lost.
         frame = replace(given, step=replace(given.step, attempt=-1))
         return cls(frame, cast(GraphRun, None))
 

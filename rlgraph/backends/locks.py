@@ -47,7 +47,7 @@ class Lock(ABC):
     def acquire_partly_releasable(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
     ) -> Iterator[HeldPlaces]:
-        """Take places as `take` does, for a user who may give some back before the others."""
+        """Take places as `acquire` does, for a user who may give some back before the others."""
         waiter = self._waiter()
         with self._mutex:
             self._grant(self._places.request(rank, wanted, key, joins, waiter))

@@ -127,7 +127,7 @@ def read_header(folder: Path, program: str | None) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes what this process samples into a folder that `recording` has claimed."""
+    """Writes what this process samples into a folder that `claim_folder` has claimed."""
 
     def __init__(self, folder: Path, who: str = "") -> None:
         """who: the name of this process, if it has one."""

@@ -117,8 +117,8 @@ class StepRunner:
     loops: Mapping[str, LoopPolicy] = LOOPS
     """The policy of each loop, by its operation."""
     lasting: Sequence[str] = ()
-    """Names of what it keeps from step to step beside the program's things: `kept` has it, and a run that goes on gets
-    it."""
+    """Names of what it keeps from step to step beside the program's things: `last_value` has it, and a run that goes
+    on gets it."""
     done = 0
     """The number of the last step that was run."""
     left: Things | None = None

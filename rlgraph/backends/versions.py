@@ -81,8 +81,8 @@ class WeightVersions:
         return self.allowed_versions(model, step, node)[-1]
 
     def step_that_made(self, model: str, version: int) -> int:
-        """Return the step that made a version which `after` or `at` has returned; 0: it was there before the first
-        step."""
+        """Return the step that made a version which `version_after` or `version_at` has returned; 0: it was there
+        before the first step."""
         with self._lock:
             return self._changed[model][version - 1] if version else 0
 

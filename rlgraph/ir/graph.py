@@ -137,7 +137,7 @@ class Node:
     """Set by the pass `granularity`."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     id: int | None = field(default=None, compare=False, repr=False)
-    """Its index in `Program.walk`, which is the same in every process; set by `numbered`."""
+    """Its index in `Program.walk`, which is the same in every process; set by `with_node_ids`."""
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or `default` where the node does not give one."""

@@ -57,7 +57,7 @@ def ranks_per_stage(split: Mesh) -> int:
 
 
 def shared_stages(splits: Sequence[Mesh]) -> SharedStages:
-    """Return the shared stages of meshes for which there is no `misfit`."""
+    """Return the shared stages of meshes for which there is no `stage_misfit`."""
     return SharedStages(max(split.length("pp") for split in splits), max(map(ranks_per_stage, splits)))
 
 

@@ -54,7 +54,7 @@ class TimedStep:
     unadjusted_seconds: float
     """The seconds of the step, with those in which processes had no core."""
     waited: float
-    """The seconds of `whole` in which processes had no core."""
+    """The seconds of `unadjusted_seconds` in which processes had no core."""
     done: tuple[TimedWork, ...]
     """The works in the order in which they ended; loops are left out, but their nodes are included."""
 

@@ -106,7 +106,7 @@ class Environment:
     def __call__(self, name: object) -> Episode:
         """Return an episode for the row called `name`; its `reset` makes the user's object.
 
-        Calls of one process wait for each other: `together` steps episodes side by side.
+        Calls of one process wait for each other: `run_calls` steps episodes side by side.
         """
         worker = next(self.turns)
         return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))

@@ -36,7 +36,8 @@ def block_sums(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
 
 
 def blocks_by_replica(expected: Sequence[float] | None, sizes: Sequence[int], copies: int) -> list[list[int]]:
-    """Return for each replica its blocks, of so many rows: in turn, or as `dealt` by what is expected of their rows."""
+    """Return for each replica its blocks, of so many rows: in turn, or as `balance_rows` by what is expected of their
+    rows."""
     if expected is None:
         return [list(range(copy, len(sizes), copies)) for copy in range(copies)]
     return [sorted(shard) for shard in balance_rows(block_sums(expected, sizes), copies)]

@@ -2,8 +2,8 @@
 groups, and weights between them.
 
 The backend decides who does what, on which rows, with which weights; a transport decides how it gets there. It takes
-the turns of the pools on which it has work done (`rlgraph.backends.clocks.Queues`), because nothing has to wait for a
-turn while it is on its way.
+the turns of the pools on which it has work done (`rlgraph.backends.turns.DeviceQueues`), because nothing has to wait
+for a turn while it is on its way.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from rlgraph.backends.engines.errors import EngineError
 
 
 def device_here(wanted: str | None) -> str:
-    """Return `choose` among the devices that this process sees."""
+    """Return `choose_device` among the devices that this process sees."""
     return choose_device(wanted, torch.cuda.device_count())
 
 

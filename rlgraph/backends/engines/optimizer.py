@@ -120,7 +120,7 @@ class Optimizer:
         return kinds
 
     def begin(self, kinds: Iterable[str], steps: float) -> None:
-        """Continue after so many updates, with what is then written into the tensors of `kept`."""
+        """Continue after so many updates, with what is then written into the tensors of `state_by_weight`."""
         self._torch, self._loaded = None, {}
         state_kinds = [kind for kind in kinds if kind != MASTER]
         for target in (self._masters or self._parameters) if state_kinds else ():

@@ -74,8 +74,8 @@ class HasWeights(Protocol):
 
 class WeightRefresh(Protocol):
     """Provides new weights for a model while it samples. An engine that `rereads` asks for them before it samples each
-    token, also the first one. Whoever brings them writes into its `tensors` and calls `written`, in the thread that
-    asked."""
+    token, also the first one. Whoever brings them writes into its `tensors` and calls `weights_were_written`,
+    in the thread that asked."""
 
     @property
     def version(self) -> int:
@@ -148,7 +148,7 @@ class Streams(Generates, Protocol):
 class Admits(Streams, Protocol):
     """The role of an engine that `admits`. Its `generate` and `parts` take an `admission: Admission | None`: with one,
     the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the thread that calls
-    `drive` samples."""
+    `sample_until_done` samples."""
 
     def sample_until_done(self, number: int) -> None:
         """Sample until the rows of the call of this number have ended, once they are handed over, or where `more` may

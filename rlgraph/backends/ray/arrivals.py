@@ -54,8 +54,8 @@ class ArrivedRequests:
 
 class WeightArrivals:
     """The new weights of one model. Implements `rlgraph.backends.engines.base.WeightRefresh` for the engine that
-    samples with it. All methods but `bring` are called by the thread that does the process's requests, or while it
-    waits."""
+    samples with it. All methods but `announce_weights` are called by the thread that does the process's requests,
+    or while it waits."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -144,7 +144,7 @@ class RankModels:
         return moved
 
     def refresh(self, name: str, model: str, version: int, number: int) -> ExchangeCost:
-        """Take part in a transfer to a model that samples, before its next token or in `settle`."""
+        """Take part in a transfer to a model that samples, before its next token or in `wait_for_refresh`."""
 
         def receive() -> ExchangeCost:
             engine = self.session.models[model].engine
@@ -240,7 +240,7 @@ class RankModels:
 
     def hold_weights(self, model: str, number: int) -> ModelPart:
         """Return what step `number` left of a model here, and keep it from being changed until `checkpoint` has written
-        it, or `free`. Is answered while later steps run."""
+        it, or `release_weights`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
             return ModelPart(0, 0, (), (), ())

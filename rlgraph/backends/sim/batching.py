@@ -107,7 +107,7 @@ class SharedBatches:
         ]
 
     def pause_sampling(self, seats: DeviceSet, now: float, why: Mapping[str, float]) -> None:
-        """Sample nothing there for so many seconds. Only where `going` returns rows."""
+        """Sample nothing there for so many seconds. Only where `unfinished_rows` returns rows."""
         session = self._sessions[seats]
         for copy in session.copies:
             copy.pause(now, sum(why.values()))

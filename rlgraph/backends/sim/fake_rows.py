@@ -148,7 +148,7 @@ def normal_scores(shares: np.ndarray) -> np.ndarray:
 
 
 def normal_shares(scores: np.ndarray) -> np.ndarray:
-    """Return the share of each score, the inverse of `normal`."""
+    """Return the share of each score, the inverse of `normal_scores`."""
     return np.array([_NORMAL.cdf(score) for score in scores.tolist()])
 
 

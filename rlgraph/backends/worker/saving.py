@@ -92,8 +92,8 @@ def snapshot_of(state: ModelState, before: ModelSnapshot | None = None) -> Model
 
 
 def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
-    """Return what step `number` has left, with older weights that later steps may read: until `release` nothing changes
-    it. A model that a later step has begun to change is not held, nor one that no step has changed."""
+    """Return what step `number` has left, with older weights that later steps may read: until `release_model` nothing
+    changes it. A model that a later step has begun to change is not held, nor one that no step has changed."""
     with state.gate:
         changed, past = state.past.changed, state.past.snapshot(number)
         state.held = 0 < changed <= number

@@ -63,7 +63,7 @@ class Settings:
     here: Path = field(default_factory=Path.cwd)
     """The folder in which the command runs, whatever that of this process is."""
     record: Path | None = None
-    """A folder for all that is sampled, which `recording` has claimed."""
+    """A folder for all that is sampled, which `rlgraph.backends.recording.claim_folder` has claimed."""
     replay: Path | None = None
     """A recording, whose rows take the place of sampling."""
     skips: bool = False

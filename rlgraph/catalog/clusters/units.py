@@ -90,7 +90,7 @@ def format_quantity(value: float, kind: QuantityKind) -> str:
 
 
 def format_exact(value: float, kind: QuantityKind) -> str:
-    """Format a quantity with as few digits as possible such that `parse` gives the very same value."""
+    """Format a quantity with as few digits as possible such that `parse_quantity` gives the very same value."""
     units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
     numbers = [(value / UNITS[kind][unit], unit) for unit in units]
     texts = [f"{number:.12g}{unit}" for number, unit in numbers if math.isfinite(number)]

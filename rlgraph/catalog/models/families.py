@@ -65,7 +65,7 @@ def linear_layers(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def matrices(shape: Shape) -> Iterator[Matrix]:
-    """Return the linear layers that `linear` names, with how many decoder layers have each."""
+    """Return the linear layers that `linear_layers` names, with how many decoder layers have each."""
     for parameter in parameters(shape):
         name, _, field = parameter.name.rpartition(".")
         if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):

@@ -99,7 +99,7 @@ class Lengths:
 
     @cached_property
     def _spread(self) -> dict[int, tuple[float, ...]]:
-        """Cache the results of `spread` by the number of points."""
+        """Cache the results of `quantile_points` by the number of points."""
         return {}
 
     def capped(self, limit: float) -> Lengths:

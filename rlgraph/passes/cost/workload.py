@@ -15,7 +15,7 @@ class Workload:
 
     prompt: Lengths = Lengths.lognormal(mean=256, p99=1024)
     response: Lengths | None = None
-    """The lengths of responses; None: `usual`, for the limit of the program."""
+    """The lengths of responses; None: `usual_lengths`, for the limit of the program."""
     kept: float = 1.0
     """The share of the rows that `keep` keeps."""
     alike: float = 0.0

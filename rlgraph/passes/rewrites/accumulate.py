@@ -8,7 +8,7 @@ divided at the end. Where a plan streams rows to a `train`, this pass splits the
     actor@1 <- apply(actor@0, 1 / n)               once all rows are there: reduces, clips, steps
 
 All gradients are of the weights at the beginning of the step, and there is one update, so it is as on-policy as before.
-The plan requests this pass, so it is not in the pipeline: see `accumulated`.
+The plan requests this pass, so it is not in the pipeline: see `with_accumulation`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class MegatronEngine(RankWeights, RowScores):
     All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
     rows, and those along cp the tokens of each row. Ranks of different replicas (dp) have rows of their own, and call
     `open`, `copy`, `train_step`, `clear_gradients` and `apply_gradients` together. Nothing but training keeps
-    gradients. All ranks of the last stage have results, not the one alone that `speaks`.
+    gradients. All ranks of the last stage have results, not the one alone that `has_results`.
     """
 
     def __init__(self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: Options) -> None:

@@ -38,7 +38,7 @@ class Trainer:
     def __init__(self, model: GPTModel, distributed: bool, later: bool) -> None:
         """distributed: the moments, and the float32 copies, are sharded over the data-parallel ranks. later: weights
         that the other ranks have updated travel while other work goes on; whoever needs them waits for them
-        (`arrived`)."""
+        (`wait_for_weights`)."""
         dtype = model.config.params_dtype
         # The distributed optimizer does not support float64.
         distributed = distributed and dtype != torch.float64

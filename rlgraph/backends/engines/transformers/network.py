@@ -78,7 +78,7 @@ class Network:
 
     def packed_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it
-        `packs`."""
+        `can_pack`."""
         tokens, positions = rows.tokens[packing.taken], rows.token_positions[packing.taken]
         with packed_rows(packing.spans):
             return self.states(tokens[None].to(self.device), positions[None].to(self.device))

@@ -68,7 +68,7 @@ class SearchProgress(ProgressLine):
         super().__init__("searching")
         self.seconds = seconds
         self.steps = 0
-        """How often `look` was called."""
+        """How often `check_time` was called."""
 
     def check_time(self, state: Callable[[], tuple[float | None, float]]) -> None:
         """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""

@@ -98,7 +98,7 @@ class Strategy:
         """The caches that it can have, of a generating engine; `cache` is the number of the one that it has."""
         self.cache = 0
         self.fewer: list[int] | None = None
-        """The result of `lighter` for all numbers that there may be, once it is known."""
+        """The result of `counts_with_less_memory` for all numbers that there may be, once it is known."""
 
     def room(self, devices: int) -> int:
         """Return how many replicas so many devices in a row have room for."""
