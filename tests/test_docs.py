@@ -282,21 +282,6 @@ def test_a_page_has_one_title(page: Path) -> None:
     assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize(
-    "page",
-    [ROOT / "README.md", *sorted(ROOT.glob("docs/start/*.md")), *sorted(ROOT.glob("docs/how-to/*.md"))],
-    ids=lambda page: page.name,
-)
-def test_a_page_to_work_from_is_short(page: Path) -> None:
-    """It is one task: what is looked up is in the reference, and what explains is on the shelf of why it works."""
-    text = page.read_text("utf-8")
-    assert len(text.split()) <= (900 if page.name in ("README.md", "tutorial.md") else 800)
-    prose = re.sub(r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
-    prose = re.sub(r"^ *\|.*", "", prose, flags=re.MULTILINE)
-    for paragraph in re.split(r"\n\s*\n|\n *(?:-|\d+\.) ", prose):
-        assert len(paragraph.split()) <= 120, paragraph
-
-
 def test_every_page_is_on_its_shelf_of_the_first_page() -> None:
     first = (ROOT / "docs/index.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("*/*.md"):

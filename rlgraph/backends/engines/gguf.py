@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlgraph.backends.engines.errors import first_line
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.catalog.models.gguf import UnusableFile, gguf_config
 from rlgraph.digests import fingerprint
@@ -78,7 +79,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             read, info = loaded
         # Files from elsewhere can make the code that reads them fail in any way.
         except Exception as error:
-            message = f"cannot be read: {(str(error).strip().splitlines() or [repr(error)])[0][:300]}"
+            message = f"cannot be read: {(first_line(error) or repr(error))[:300]}"
             raise UnusableFile(message, "take the Hugging Face folder that it was made of") from None
         if info["missing_keys"]:
             message = f"lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}"
