@@ -32,6 +32,12 @@ class Folders:
         places = [folder / os.path.expanduser(path) for folder in self.all()]
         return next((place for place in places if os.path.exists(place)), places[0])
 
+    def model_source(self, source: str) -> str:
+        """Return the folder that the source of a model or a tokenizer names, if there is one; else the source, a name
+        of the hub."""
+        local = self.find(source)
+        return str(local) if local.is_dir() else source
+
     def all(self) -> list[Path]:
         """Return the folders in their order, each once."""
         same = self.program.absolute() == self.here.absolute()

@@ -31,14 +31,14 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
         source = _gguf_folder(model, folders)
         return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
     if not isinstance(model.source, Record):
-        source = local_source(str(model.source), folders)
+        source = folders.model_source(str(model.source))
         try:
             adapter = find_adapter(source)
         except UnsupportedAdapter as error:
             raise EngineError(str(error)) from None
         if adapter is None:
             return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
-        base = local_source(adapter[0], folders)
+        base = folders.model_source(adapter[0])
         if Path(base).is_absolute() and not Path(base).is_dir():
             where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
             raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
@@ -73,12 +73,6 @@ def source_span(model: Model) -> Span:
     return model.source.span if isinstance(model.source, Record) and model.source.span.line else model.span
 
 
-def local_source(source: str, folders: Folders) -> str:
-    """Return a folder, where a program's source is one."""
-    local = folders.find(source)
-    return str(local) if local.is_dir() else source
-
-
 def _generating(program: Program) -> Iterator[str]:
     """Yield the models that make rows."""
     making = {name for name, op in NODES.items() if op.generates}
@@ -98,5 +92,5 @@ def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
         if value.name == "bytes":
             return Bytes()
     if isinstance(value, str):
-        return local_source(value, folders)
+        return folders.model_source(value)
     raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")

@@ -16,7 +16,6 @@ def missing_heads(program: Program, folders: Folders) -> list[Diagnostic]:
         if model.copy_of or model.kind == "causal_lm" or isinstance(model.source, Record) or is_changed(program, model):
             continue
         source = str(model.source)
-        local = folders.find(source)
-        if lacks_head(str(local) if local.is_dir() else source):
+        if lacks_head(folders.model_source(source)):
             diagnostics.append(missing_head(model.name, missing_head_message(model.kind, source), model.span))
     return diagnostics

@@ -219,7 +219,7 @@ def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | Unsuppo
 def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     source, adapters = model.source, adapters_of(model)
     try:
-        if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
+        if not isinstance(source, Record) and (saved := find_adapter(folders.model_source(str(source)))):
             source, adapters = saved
         config = _config(source, folders)
         return replace(shape_of(config), adapters=adapters) if config is not None else None
@@ -233,7 +233,7 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
 def _config(source: Constant, folders: Folders) -> Mapping[str, Any] | None:
     """Return the configuration of a source that is no adapter."""
     if not isinstance(source, Record):
-        return find_config(_local(str(source), folders))
+        return find_config(folders.model_source(str(source)))
     return gguf_config(folders.find(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
 
 
@@ -264,8 +264,3 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
         return None
     vocabulary = json.loads(file.read_text("utf-8"))
     return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
-
-
-def _local(source: str, folders: Folders) -> str:
-    local = folders.find(source)
-    return str(local) if local.is_dir() else source
