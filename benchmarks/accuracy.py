@@ -35,10 +35,10 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
-from rlgraph.ir.plan import Holding
-from rlgraph.ops import work_of
-from rlgraph.passes.compilation.target import read_workload
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.ir.plan import ModelHolding
+from rlgraph.ops import model_work_of
+from rlgraph.passes.compilation.target import parse_workload
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
 
@@ -88,7 +88,7 @@ def _compiled(experiment: Experiment, lengths: Workload, offload: bool) -> Compi
 
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
-    lengths = read_workload(experiment.prompts, experiment.answers, 1.0)
+    lengths = parse_workload(experiment.prompts, experiment.answers, 1.0)
     if not experiment.work:
         # What those who measured leave of a device to generation is not in the rows: models sleep only where nothing
         # fits without, as was so when constants were fitted.
@@ -100,9 +100,9 @@ def predicted(experiment: Experiment) -> float:
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
     group = made.plan.owner("actor").name
-    held = Holding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
+    held = ModelHolding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
-    constants = defaults(cluster.islands[0].device.kind)
+    constants = default_constants(cluster.islands[0].device.kind)
     measured = made.plan.owner("actor").engine
     rates = {
         (engine, kind): replace(each, **experiment.differs) if engine == measured else each
@@ -112,11 +112,13 @@ def predicted(experiment: Experiment) -> float:
     if experiment.work == "generates":
         # Rows of the next step, with the same weights, would be sampled beside these.
         backend = SimBackend(made.program, plan, predictor, lengths)
-        for _ in backend.steps(1):
-            return sum(work.seconds for work in backend.works if work_of(work.op) == experiment.work)
+        for _ in backend.run_steps(1):
+            return sum(work.seconds for work in backend.works if model_work_of(work.op) == experiment.work)
     found = simulate_plan(made, plan, cluster, predictor, lengths)
     return sum(
-        work.seconds_within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work
+        work.seconds_within(found.began, found.ends[-1])
+        for work in found.works
+        if model_work_of(work.op) == experiment.work
     )
 
 

@@ -27,7 +27,7 @@ import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import simulate
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.passes.compilation.target import parse_workload
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 PROGRAMS = ("grpo", "ppo", "dapo", "remax", "online_dpo", "async_grpo", "distill", "safe_rlhf")
@@ -77,7 +77,7 @@ def draw(dice: random.Random) -> Triple:
 def measured(triples: Iterator[Triple]) -> Iterator[tuple[Triple, float, float]]:
     """Of those that fit the seconds that `compile` and `simulate` say."""
     for triple in triples:
-        rows = read_workload(triple.prompts, triple.answers, triple.kept)
+        rows = parse_workload(triple.prompts, triple.answers, triple.kept)
         given = {"schedule": triple.schedule, "cluster": triple.cluster, "workload": rows}
         try:
             made = rlgraph.compile((ALGORITHMS / f"{triple.program}.rlf").read_text(), triple.changes, **given)

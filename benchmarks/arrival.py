@@ -27,8 +27,8 @@ import torch.distributed as dist
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.backends.engines.tokenizers import WordTokenizer
+from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.ranks import Ranks
 
 SIZES = {
@@ -54,7 +54,7 @@ def job(mesh: Mesh, tokens: int, updates: int, times: int) -> list[list[float]]:
 
     # A layer or two at a time, as in models whose layers are larger.
     training.BUCKET = 2_000_000
-    spec = ModelSpec("causal_lm", RandomSource("llama", SIZES, Words(" ".join(f"t{at}" for at in range(60)))))
+    spec = ModelSpec("causal_lm", RandomSource("llama", SIZES, WordTokenizer(" ".join(f"t{at}" for at in range(60)))))
     engines = [MegatronEngine.open(spec, mesh, later=later) for later in (False, True)]
     seconds: list[list[float]] = [[], []]
     # The first time of either makes connections.
@@ -75,7 +75,7 @@ def measured(sizes: list[int], updates: int, times: int) -> list[dict[str, Any]]
     ranks, found = Ranks(2), []
     try:
         for tokens in sizes:
-            waiting, later = ranks.run(mesh(dp=2), job, tokens, updates, times)[0]
+            waiting, later = ranks.run(make_mesh(dp=2), job, tokens, updates, times)[0]
             ratio = statistics.median(one / other for one, other in zip(waiting, later, strict=True))
             middle = statistics.median(waiting), statistics.median(later)
             found.append({"tokens": tokens, "waiting": middle[0], "later": middle[1], "faster": ratio})

@@ -36,8 +36,8 @@ import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.simulation import Simulation
-from rlgraph.ops import work_of
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.ops import model_work_of
+from rlgraph.passes.compilation.target import parse_workload
 
 HERE = Path(__file__).resolve().parent / "asynchrony"
 STEPS = 4
@@ -84,7 +84,7 @@ class Case:
             assert found == 1, pool
         if "span" in str(self.lag):
             schedule += "refresh actor on play(by=keep)\n"
-        lengths = replace(read_workload(prompts, answers, 1.0), alike=alike)
+        lengths = replace(parse_workload(prompts, answers, 1.0), alike=alike)
         made = rlgraph.compile(
             program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths, stream=False
         )
@@ -251,7 +251,7 @@ def rows(experiment: Experiment) -> Iterator[dict[str, Any]]:
 
 def seconds(found: Simulation, phase: str) -> float:
     """Of a step, in which a model does such work."""
-    works = (work for work in found.works if work_of(work.op) == phase)
+    works = (work for work in found.works if model_work_of(work.op) == phase)
     return sum(work.seconds_within(found.began, found.ends[-1]) for work in works) / found.steps
 
 

@@ -24,8 +24,8 @@ from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.failures import CallContext
-from rlgraph.backends.ray.links import HeldWeights
-from rlgraph.backends.ray.orders import AxisRows, RankRequest, Receipt, pickled, unpickled_request
+from rlgraph.backends.ray.links import WeightsReport
+from rlgraph.backends.ray.orders import AxisRows, RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.processes import Losing, Processes
 from rlgraph.backends.ray.remote import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.transport import RayTransport
@@ -84,7 +84,7 @@ class AtOnce(Processes):
         specs = {
             (group.name, rank): WorkerSpec(program, group, rank, Settings(), frozenset(), 1.0)
             for group in plan.groups
-            for rank in range(group.mesh.size)
+            for rank in range(group.mesh.rank_count)
         }
         super().__init__(specs, 1.0)
         self.program, self.shapes, self.batch = program, shapes, batch
@@ -106,7 +106,7 @@ class AtOnce(Processes):
         self.seconds += time.thread_time() - began
         return answer
 
-    def pass_on(
+    def call_through_leader(
         self, through: Address, to: Sequence[Address], method: Callable[..., Any], *args: Any, **named: Any
     ) -> Any:
         self._count(method.__name__, args, named)
@@ -130,7 +130,7 @@ class AtOnce(Processes):
     ) -> list[Any]:
         return [each() if callable(each) else each for each in references]
 
-    def first(self, references: Sequence[Any], beside: Sequence[Any] = ()) -> int:
+    def wait_for_first(self, references: Sequence[Any], beside: Sequence[Any] = ()) -> int:
         # All are as fast: they tell of their parts in turn.
         return next(self._turn) % len(references)
 
@@ -141,7 +141,7 @@ class AtOnce(Processes):
 
     def allow_calls(self) -> None: ...
 
-    def replace(self, plan: Plan, names: Collection[str]) -> None:
+    def replace_groups(self, plan: Plan, names: Collection[str]) -> None:
         raise AssertionError("nobody is lost who answers at once")
 
     def stop(self) -> None: ...
@@ -172,9 +172,9 @@ class AtOnce(Processes):
         return [kind.name for kind in kinds if isinstance(kind, Handle) and kind.kind != "model"]
 
     def _fire(self, who: Address, told: bytes, *arrived: Any) -> bytes:
-        order = unpickled_request(told)
-        if not order.parts or not order.keeps:
-            return pickled(self._receipt(order, len(arrived)))
+        order = unpickle_request(told)
+        if not order.parts or not order.returns_results:
+            return pickle_message(self._receipt(order, len(arrived)))
         self._parts[who, order.number] = self._in_parts(order, len(arrived))
         return self._next_part(who, order.number)
 
@@ -182,7 +182,7 @@ class AtOnce(Processes):
         return self._fire(who, told, *arrived)
 
     def _next_part(self, who: Address, number: int) -> bytes:
-        return pickled(next(self._parts[who, number]))
+        return pickle_message(next(self._parts[who, number]))
 
     def _next_sampled(self, who: Address, number: int, model: str) -> bytes:
         return self._next_part(who, number)
@@ -196,9 +196,9 @@ class AtOnce(Processes):
 
     def _receipt(self, order: RankRequest, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
         node = self.nodes[order.node]
-        if not order.keeps:
-            return Receipt(0.0, 0.0, came=(0,) * senders)
-        there = {told.axis: told.size for told in order.rows} | dict(part or {})
+        if not order.returns_results:
+            return Receipt(0.0, 0.0, received_bytes=(0,) * senders)
+        there = {told.axis: told.row_count for told in order.rows} | dict(part or {})
         made, sizes = [], dict[str, int | None]()
         for value in node.outputs:
             if isinstance(value.type, Handle) and value.type.kind == "model":
@@ -207,19 +207,19 @@ class AtOnce(Processes):
             if axis is None:
                 sizes[value.name] = None
                 continue
-            key = axis.row.key
+            key = axis.row_axis.key
             if key not in there:
                 counts = None
-                if axis.row.parent is None:
+                if axis.row_axis.parent is None:
                     there[key] = self.batch
                 else:
-                    counts = np.full(there[axis.row.parent.key], node.attr("n"))
+                    counts = np.full(there[axis.row_axis.parent.key], node.attr("n"))
                     there[key] = int(counts.sum())
                 made.append(AxisRows(key, there[key], counts, None))
             sizes[value.name] = there[key]
         named = tuple(told.axis for told in made)
         metrics = dict.fromkeys(node.attr("names", ()), 0.0) if node.op == "report" else {}
-        return Receipt(0.0, 0.0, tuple(made), named, sizes, metrics=metrics, came=(0,) * senders)
+        return Receipt(0.0, 0.0, tuple(made), named, sizes, metrics=metrics, received_bytes=(0,) * senders)
 
     def _held_weights(self, who: Address, model: str) -> Any:
         group = self.specs[who].group
@@ -227,7 +227,7 @@ class AtOnce(Processes):
             layout = engine(group.engine).layout(self.shapes[model], group.mesh, who[1], "causal_lm")
             self._layouts[who] = pickle.dumps(layout)
         machine = f"{group.name} {group.devices[who[1]] // NODE}"
-        return lambda: HeldWeights(pickle.loads(self._layouts[who]), torch.bfloat16, machine)
+        return lambda: WeightsReport(pickle.loads(self._layouts[who]), torch.bfloat16, machine)
 
     def _exchange(self, *_: Any) -> ExchangeCost:
         return ExchangeCost(0, 0, 0.0, 0)
@@ -246,7 +246,9 @@ class Controlled(DistributedBackend):
         """batch: rows that are read in a step. clock: that of a run on Ray, where none is given."""
         program, clock, observer = with_node_ids(program), clock or ThreadClock(), SilentObserver()
         self.processes = AtOnce(program, plan, shapes, batch)
-        first: Things = {name: ValueRef(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.open(plan)}
+        first: Things = {
+            name: ValueRef(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.load_models(plan)
+        }
         transport = RayTransport(
             program, plan, self.processes, DeviceQueues(plan, clock), observer, TraceNotes(program)
         )

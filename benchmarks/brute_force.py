@@ -33,19 +33,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import FEWEST, run_steps
+from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
 from rlgraph.passes.compilation import blocks as streamed
 from rlgraph.passes.compilation import tails as moved
-from rlgraph.passes.compilation.finalists import refine
+from rlgraph.passes.compilation.finalists import refine_blocks_and_tails
 from rlgraph.passes.compilation.overlap import make_simulator as in_time
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose
-from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose_placement
+from rlgraph.passes.placement.found_plan import plan_from_search
 from rlgraph.passes.placement.question import PlacementQuery, decomposed_problems
 from rlgraph.passes.placement.search import caches, strategies
 from rlgraph.passes.placement.search.colocation import Blocks
@@ -53,7 +53,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, used_devices
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, used_device_counts
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.tails import sampling_replicas
@@ -109,7 +109,7 @@ def coarse() -> Iterator[None]:
 def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[PlacementChoice]:
     """All plans that fit: what is read apart from training, partitions, sizes of pools, options with any number of
     copies; on one device also who sleeps, where steps do not overlap. None where there are more than `most`."""
-    asleep = choice.question.cluster.devices == 1 and not choice.problem.older
+    asleep = choice.question.cluster.devices == 1 and not choice.problem.staleness_steps
     asked = replace(choice.question, offload=asleep)
     problems = list(zip(*decomposed_problems(asked), strict=True))
     if sum(prod(map(len, own)) for each in problems for *_, own in shares(*each)) > most:
@@ -118,23 +118,28 @@ def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[Place
         for blocks, devices, own in shares(question, problem):
             for chosen in product(*own):
                 pools = [[chosen[number] for number in block.components] for block in blocks]
-                if all(problem.fits(pool, problem.island(at)) for pool, at in zip(pools, blocks, strict=True)):
+                if all(
+                    problem.can_share_pool(pool, problem.pool_node_group(at))
+                    for pool, at in zip(pools, blocks, strict=True)
+                ):
                     found = SearchResult(blocks, devices, chosen, 0.0, 0.0, 0.0, 0)
-                    yield replace(choice, question=question, problem=problem, found=found)
+                    yield replace(choice, question=question, problem=problem, search_result=found)
 
 
 def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
     """Partitions with sizes of their pools, and the options of each component."""
     islands = problem.cluster.islands
     for blocks in candidate_partitions(problem, question):
-        for devices in product(*(allowed_sizes(problem.island(block)) for block in blocks)):
-            taken = zip(used_devices(islands, blocks, devices), islands, strict=True)
+        for devices in product(*(allowed_pool_sizes(problem.pool_node_group(block)) for block in blocks)):
+            taken = zip(used_device_counts(islands, blocks, devices), islands, strict=True)
             room = all(count <= island.devices for count, island in taken)
             if room and can_pack(islands, blocks, devices):
                 own: list[list[Option]] = [[] for _ in problem.components]
                 for block, count in zip(blocks, devices, strict=True):
                     for number in block.components:
-                        own[number] = list(options(problem, problem.components[number], problem.island(block), count))
+                        own[number] = list(
+                            options(problem, problem.components[number], problem.pool_node_group(block), count)
+                        )
                 yield blocks, devices, own
 
 
@@ -144,7 +149,7 @@ def options(problem: Problem, component: Component, island: NodeGroup, devices: 
     if id(component) in made.parts:
         _, *halves = made.parts[id(component)]
         for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
-            yield from made.separations_of(component, trainer, [reader])
+            yield from made.separate_options_of_trainer(component, trainer, [reader])
 
 
 def _alike(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
@@ -153,35 +158,39 @@ def _alike(problem: Problem, component: Component, island: NodeGroup, devices: i
     if island.inner:
         # A pool over several islands has all but the last of them whole.
         yield from _alike(problem, component, island.inner, island.inner.devices)
-    for split in made.splits(component, island):
-        for full in made.knobs(component, split):
-            for strategy, copies in _tried(made, component, made.whole(component, full), devices):
-                for each in made.options(component, strategy, copies):
-                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
+    for split in made.legal_deployments(component, island):
+        for full in made.deployments_with_settings(component, split):
+            for strategy, copies in _tried(made, component, made.strategy_with_caches(component, full), devices):
+                for each in made.make_options(component, strategy, copies):
+                    yield from (each.with_cache_range(cache, cache) for cache in range(each.high.cache + 1))
 
 
 def _tried(made: Options, component: Component, plain: Strategy, devices: int) -> Iterator[tuple[Strategy, int]]:
     """With any number of copies, and in several parts with any that are faster than fewer, and by 1% than one part."""
-    yield from ((plain, copies) for copies in range(plain.beyond + 1, plain.room(devices) + 1))
-    every = range(plain.room(plain.deployment.island.devices), 0, -1)
-    for several in made.parted(component, plain):
-        yield from ((several, copies) for copies in several.records(every) if copies <= plain.room(devices))
+    yield from ((plain, copies) for copies in range(plain.beyond + 1, plain.most_replicas(devices) + 1))
+    every = range(plain.most_replicas(plain.deployment.island.devices), 0, -1)
+    for several in made.chunked_strategies(component, plain):
+        yield from (
+            (several, copies)
+            for copies in several.record_replica_counts(every)
+            if copies <= plain.most_replicas(devices)
+        )
 
 
 def simulated(choice: PlacementChoice) -> float:
     """Seconds of a step in the middle of a run."""
-    asked, plan = choice.question, make_plan(choice.question, choice.problem, choice.found)
-    predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
-    steps = 2 if choice.problem.older else 1
-    return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
+    asked, plan = choice.question, plan_from_search(choice.question, choice.problem, choice.search_result)
+    predictor = Predictor(plan, choice.model_configs, asked.cluster, asked.constants)
+    steps = 2 if choice.problem.staleness_steps else 1
+    return simulate_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).mean_step_seconds
 
 
 def streaming(choice: PlacementChoice) -> Iterator[PlacementChoice]:
     """A plan with each block that is tried of the table `rollout`, and the whole batch, or with each block and each
     tail."""
     asked = choice.question
-    plan, [line] = make_plan(asked, choice.problem, choice.found), asked.schedule.streams
-    sizes: list[int | None] = [*streamed.block_sizes(choice, line)]
+    plan, [line] = plan_from_search(asked, choice.problem, choice.search_result), asked.schedule.streams
+    sizes: list[int | None] = [*streamed.block_sizes_to_try(choice, line)]
     tails: list[tuple[Tail, ...]] = [()]
     if asked.schedule.tails:
         copies = sampling_replicas(line.table, plan, asked.program)
@@ -197,7 +206,7 @@ def streaming(choice: PlacementChoice) -> Iterator[PlacementChoice]:
 
 def seconds(choice: PlacementChoice, steps: int = FEWEST) -> float:
     """Of a step of a plan as it is, as the compiler tells them."""
-    return run_steps(in_time(choice), steps).seconds
+    return simulate_steps(in_time(choice), steps).mean_step_seconds
 
 
 def draw_streaming(dice: random.Random) -> tuple[str, str, str, Workload]:
@@ -211,7 +220,7 @@ def draw_streaming(dice: random.Random) -> tuple[str, str, str, Workload]:
     text += f"    minibatch rollout(parts={dice.choice((1, 1, 2))}):\n"
     text += "        train actor(lr=1e-6):\n            minimize mean(-actor.logprobs(rollout) * gain)\n"
     lines = dice.choice(("stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"))
-    lengths = read_workload(dice.choice(("100", "400")), dice.choice(("200", "mean=100,p99=400", "mean=200,p99=500")))
+    lengths = parse_workload(dice.choice(("100", "400")), dice.choice(("200", "mean=100,p99=400", "mean=200,p99=500")))
     return text, f"schedule small\n{lines}", dice.choice(TWO), lengths
 
 
@@ -244,9 +253,9 @@ def beside_all(
     tried = [each for plan in plans for each in streaming(plan)]
     best = sorted(tried, key=lambda each: seconds(each, steps))[:BEST]
     least = min(seconds(each, LONG) for each in best)
-    alone = choose(replace(choice.question, apart=()))
+    alone = choose_placement(replace(choice.question, read_separately=()))
     assert alone
-    return len(tried), seconds(choice, LONG) / least - 1, seconds(refine(alone), LONG) / least - 1
+    return len(tried), seconds(choice, LONG) / least - 1, seconds(refine_blocks_and_tails(alone), LONG) / least - 1
 
 
 def compare(cases: int, seed: int) -> None:
@@ -285,7 +294,7 @@ def draw(dice: random.Random) -> tuple[str, str, Workload]:
     return (
         text,
         dice.choice(CLUSTERS),
-        read_workload(dice.choice(("100", "400")), dice.choice(("100", "mean=100,p99=250"))),
+        parse_workload(dice.choice(("100", "400")), dice.choice(("100", "mean=100,p99=250"))),
     )
 
 
@@ -313,8 +322,8 @@ def main() -> None:
             if len(tried) < 2:
                 continue
             slower = simulated(choice) / min(tried) - 1
-            worse["overlapping" if choice.problem.older else "alone"].append(slower)
-            lag = "one step off, " if choice.problem.older else ""
+            worse["overlapping" if choice.problem.staleness_steps else "alone"].append(slower)
+            lag = "one step off, " if choice.problem.staleness_steps else ""
             models = ", ".join(each.name for each in choice.problem.components)
             print(
                 f"{slower:>+7.1%} of {len(tried):>4} plans, the worst {max(tried) / min(tried) - 1:>+7.0%}"

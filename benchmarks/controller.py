@@ -102,7 +102,7 @@ def counted(ranks: int, steps: int, block: int) -> dict[str, float]:
     """Of processes that answer at once."""
     half = ranks // 2
     run = grpo(half // (HEADS * STAGES), half // HEADS, block=block)
-    found, coming = [], run.steps(2 + steps)
+    found, coming = [], run.run_steps(2 + steps)
     for _ in range(2 + steps):
         run.processes.forget()
         began = time.process_time()

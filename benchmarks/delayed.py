@@ -17,7 +17,7 @@ from typing import Any
 
 from rlgraph.backends.engines.transformers.spec import SPEC as TRANSFORMERS
 from rlgraph.backends.engines.vllm.spec import SPEC as VLLM
-from rlgraph.backends.enginespec.registry import opener
+from rlgraph.backends.enginespec.registry import rank_opener
 from rlgraph.backends.enginespec.spec import EngineSpec
 
 SLEEPS = "DELAYS"
@@ -90,8 +90,8 @@ LATE_TRANSFORMERS, LATE_VLLM = _delayed(TRANSFORMERS), _delayed(VLLM)
 
 
 def open_transformers(model: Any, rank: Any) -> Delayed:
-    return Delayed(opener(TRANSFORMERS)(model, rank))
+    return Delayed(rank_opener(TRANSFORMERS)(model, rank))
 
 
 def open_vllm(model: Any, rank: Any) -> Delayed:
-    return Delayed(opener(VLLM)(model, rank))
+    return Delayed(rank_opener(VLLM)(model, rank))

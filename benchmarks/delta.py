@@ -72,11 +72,11 @@ def transfers(model: Path, rate: float, steps: int) -> Iterator[tuple[int, int, 
     backend = LocalBackend(program, Settings(folder=DEMO))
     senders: dict[str, DeltaSender] = {}
     try:
-        for step in backend.steps(steps):
+        for step in backend.run_steps(steps):
             weights = backend.session.models["actor"].engine.tensors()
             numbers = changed = size = 0
             for name, tensor in weights.items():
-                head, body = senders.setdefault(name, DeltaSender()).next(tensor.detach().bfloat16().contiguous())
+                head, body = senders.setdefault(name, DeltaSender()).encode(tensor.detach().bfloat16().contiguous())
                 numbers, changed = numbers + tensor.numel(), changed + int(head[1])
                 size += head.nbytes + body.nbytes
             if step.number > 1:

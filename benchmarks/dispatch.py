@@ -50,7 +50,7 @@ from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.worker.session import Settings
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool
 
 ROWS = 256
@@ -113,29 +113,29 @@ class Ours:
         (folder / "rows.py").write_text(FUNCTIONS)
         (folder / "rows.rlf").write_text(PROGRAM)
         program = rlgraph.compile(folder / "rows.rlf").program
-        host = Group(HOST, HOST, HOST, mesh(), ())
+        host = Group(HOST, HOST, HOST, make_mesh(), ())
         plan = Plan(program.name, (Pool(HOST, 0), Pool("all", most)), (host, self.copies(most)), (), ())
         self.backend = RayBackend(program, plan, Settings(folder=folder), seconds=120)
         graph = self.backend.program.phases[-1].graph
-        self.frame = self.backend.frame(self.backend.program.phases[-1], 1)
+        self.frame = self.backend.new_frame(self.backend.program.phases[-1], 1)
         for value in graph.inputs:
-            self.frame.values[value.name] = self.backend.first[value.name.rsplit("@", 1)[0]]
+            self.frame.values[value.name] = self.backend.initial_things[value.name.rsplit("@", 1)[0]]
         for self.node in graph.walk():
             if self.node.op == "tensor":
                 break
-            made = self.backend.transport.fire(NodeRequest(self.node, self.frame, host))
+            made = self.backend.transport.run_request(NodeRequest(self.node, self.frame, host))
             for rows in made.rows:
                 self.frame.add_rows(rows)
             self.frame.values.update(made.values)
 
     def copies(self, count: int) -> Group:
-        return Group("copies", "all", "transformers", mesh(dp=count), tuple(range(count)))
+        return Group("copies", "all", "transformers", make_mesh(dp=count), tuple(range(count)))
 
     def ways(self, count: int) -> dict[str, Way]:
         copies = self.copies(count)
 
         def fire() -> object:
-            return self.backend.transport.fire(NodeRequest(self.node, self.frame, copies))
+            return self.backend.transport.run_request(NodeRequest(self.node, self.frame, copies))
 
         # In this order: after the first the rows are here.
         return {"rows away": fire, "rows here": fire}
@@ -144,7 +144,10 @@ class Ours:
         """Lets the copies lack their rows again."""
         self.backend.transport.dispatch.ledger.finish(self.frame.step)
         ray.get(
-            [self.backend.processes.call(("copies", rank), Worker.retain, self.frame.step, []) for rank in range(count)]
+            [
+                self.backend.processes.call(("copies", rank), Worker.forget_step_except, self.frame.step, [])
+                for rank in range(count)
+            ]
         )
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     from rlgraph.backends.engines.base import MicroBatch, Sampling, TrainOptions
     from rlgraph.backends.engines.sequences import Sequences
     from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-    from rlgraph.backends.engines.tokenizers import Words
+    from rlgraph.backends.engines.tokenizers import WordTokenizer
     from rlgraph.backends.engines.transformers.engine import TransformersEngine
 
     shape = {
@@ -64,7 +64,7 @@ def main() -> None:
         "max_position_embeddings": 512,
         "tie_word_embeddings": False,
     }
-    words = Words(" ".join(f"t{i}" for i in range(3, toy.VOCAB)))
+    words = WordTokenizer(" ".join(f"t{i}" for i in range(3, toy.VOCAB)))
     engine = TransformersEngine.open(
         ModelSpec("causal_lm", RandomSource("qwen2", shape, words, options.seed)), threads=options.threads
     )

@@ -51,12 +51,12 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import measured
 from rlgraph.passes.pipelines.fuse import FusedSchedule, search_schedule
-from rlgraph.passes.pipelines.problem import Model, Problem, read_problem
-from rlgraph.passes.pipelines.timetable import timetable
-from rlgraph.viz.gantt import gantt
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem, read_problem
+from rlgraph.passes.pipelines.timetable import compute_timetable
+from rlgraph.viz.gantt import gantt_svg
 from rlgraph.viz.marks import with_fonts
-from rlgraph.viz.pipeline import pipeline
-from rlgraph.viz.png import render
+from rlgraph.viz.pipeline import draw_pipeline
+from rlgraph.viz.png import svg_to_png
 
 PUBLISHED = {
     0: (("33B", 8, 32, 5, 1.95), ("13B", 4, 16, 4, 2.0), 708, 19.7),
@@ -76,8 +76,8 @@ def published(number: int) -> Problem:
     (name, stages, batches, seconds, memory), (other, fewer, few, short, less) = large, small
     return Problem(
         (
-            Model(name, stages, batches, seconds, 2 * seconds, memory=memory),
-            Model(other, fewer, few, short, 2 * short, copies=stages // fewer, memory=less, reverse=True),
+            PipelineModel(name, stages, batches, seconds, 2 * seconds, memory=memory),
+            PipelineModel(other, fewer, few, short, 2 * short, copies=stages // fewer, memory=less, reverse=True),
         )
     )
 
@@ -97,8 +97,8 @@ def told(found: FusedSchedule, seconds: float) -> dict[str, Any]:
         "peak": found.peak,
         "serial": found.serial,
         "serial_peak": found.serial_peak,
-        "in_turn": found.in_turn,
-        "in_turn_peak": found.in_turn_peak,
+        "in_turn": found.published_seconds,
+        "in_turn_peak": found.published_peak,
         "speedup": found.serial / found.makespan,
         "seconds": seconds,
     }
@@ -137,12 +137,14 @@ def drawn(name: str, asked: Problem, found: FusedSchedule) -> str:
         f"memory of micro-batches in flight on the fullest stage {found.peak:g}; one after the other by 1F1B "
         f"{found.serial_peak:g}" + ("" if asked.capacity is None else f"; there is room for {asked.capacity:g}"),
     ]
-    chart = pipeline(asked, found.lists, timetable(asked, found.lists), f"{names} on {asked.stages} stages", notes)
-    return gantt(name, "what each stage does when", [chart])
+    chart = draw_pipeline(
+        asked, found.lists, compute_timetable(asked, found.lists), f"{names} on {asked.stages} stages", notes
+    )
+    return gantt_svg(name, "what each stage does when", [chart])
 
 
 def write_picture(path: Path, svg: str) -> None:
-    path.write_bytes(render(svg) if path.suffix == ".png" else with_fonts(svg).encode())
+    path.write_bytes(svg_to_png(svg) if path.suffix == ".png" else with_fonts(svg).encode())
 
 
 def main() -> None:

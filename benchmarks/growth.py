@@ -226,7 +226,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
 
 def plot(found: Sequence[Grown], steps: int, title: str) -> str:
     """A panel for the driver, each rank of a group and Ray's control process, as SVG."""
-    from rlgraph.viz.plot import Axis, Panel, lines
+    from rlgraph.viz.plot import Panel, PanelAxis, lines_svg
 
     at = [step for step, _ in found[0].points]
     chosen = at[:: max(1, len(at) // 40)]
@@ -236,8 +236,8 @@ def plot(found: Sequence[Grown], steps: int, title: str) -> str:
             continue
         known = dict(each.points)
         panels.append(Panel(f"{each.name} (MB)", tuple(known.get(step) for step in chosen)))
-    axis = Axis("steps", tuple(str(step) for step in chosen), tuple(map(float, chosen)))
-    return lines(title, f"pages that belong to no file, over {steps:,} steps", axis, panels)
+    axis = PanelAxis("steps", tuple(str(step) for step in chosen), tuple(map(float, chosen)))
+    return lines_svg(title, f"pages that belong to no file, over {steps:,} steps", axis, panels)
 
 
 def main() -> int:

@@ -29,8 +29,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import SIZES
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.backends.engines.tokenizers import WordTokenizer
+from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.ranks import Ranks
 
 ROWS, TOKENS, TIMES = 4, 64, 5
@@ -41,12 +41,12 @@ def job(over: Mesh) -> dict[str, Any]:
     from torch.utils.flop_counter import FlopCounterMode
 
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
-    from rlgraph.backends.engines.megatron.shim import on_cpu
+    from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
-    words = Words(" ".join(f"t{number}" for number in range(60)))
+    words = WordTokenizer(" ".join(f"t{number}" for number in range(60)))
     engine = MegatronEngine.open(ModelSpec("causal_lm", RandomSource("llama", SIZES, words)), over)
     layers = engine.model.decoder.layers
-    packed = engine._pipeline._angles.of([TOKENS] * ROWS, None, torch.device("cpu"))
+    packed = engine._pipeline._angles.packed_rows([TOKENS] * ROWS, None, torch.device("cpu"))
     start, gradient = torch.randn(2, ROWS * TOKENS, 1, SIZES["hidden_size"])
     found: dict[str, list[tuple[int, float]]] = {"whole": [], "inputs": [], "weights": []}
 
@@ -68,7 +68,7 @@ def job(over: Mesh) -> dict[str, Any]:
         layers.zero_grad()
         return own
 
-    with on_cpu(), torch.enable_grad():
+    with redirect_cuda_to_cpu(), torch.enable_grad():
         for _ in range(TIMES):
             came, made = ahead()
             counted("whole", lambda made=made: torch.autograd.backward(made, gradient))
@@ -89,7 +89,7 @@ def job(over: Mesh) -> dict[str, Any]:
 def main() -> None:
     ranks = Ranks(1)
     try:
-        [found] = ranks.run(mesh(), job)
+        [found] = ranks.run(make_mesh(), job)
     finally:
         ranks.close()
     error = found.pop("error")

@@ -249,7 +249,7 @@ class Killed:
             file.write(f"{self.fault}:{kind}\n")
         inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
-    def starting(self, what: str) -> None: ...
+    def report_progress(self, what: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None:
         self._passed()
@@ -259,10 +259,10 @@ class Killed:
 
     def weights_sent(self, *_: Any) -> None: ...
 
-    def span(self, *_: Any, **__: Any) -> int:
+    def add_span(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def flow(self, *_: Any) -> None: ...
+    def add_flow(self, *_: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -523,13 +523,15 @@ def _load(compiled: Any) -> None:
     import tensorboard.summary.writer.record_writer  # noqa: F401
 
     from rlgraph.runs.backends import open_backend
-    from rlgraph.runs.checkpoint.values import encoded  # noqa: F401
-    from rlgraph.runs.observer import Interrupts
-    from rlgraph.runs.options import Options
-    from rlgraph.runs.progress import Quiet
+    from rlgraph.runs.checkpoint.values import encode_value  # noqa: F401
+    from rlgraph.runs.observer import InterruptHandler
+    from rlgraph.runs.options import RunOptions
+    from rlgraph.runs.progress import QuietDisplay
     from rlgraph.runs.run import RunObserver
 
-    with open_backend(compiled, Options(threads=1), RunObserver(Quiet(), Interrupts(Quiet()), None, None)):
+    with open_backend(
+        compiled, RunOptions(threads=1), RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()), None, None)
+    ):
         pass
 
 

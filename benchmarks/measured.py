@@ -149,7 +149,7 @@ class Experiment:
     answers: str
     """Lengths, as `--prompt-tokens` and `--response-tokens` have them."""
     work: str
-    """The kind of work whose seconds count, as `rlgraph.ops.work_of` has it; empty: the whole step."""
+    """The kind of work whose seconds count, as `rlgraph.ops.model_work_of` has it; empty: the whole step."""
     measured: float
     """Seconds of it."""
     group: str
@@ -255,7 +255,9 @@ class _Facts:
             return self.flops(found[1] == "hardware" and self.recompute) / (value * 1e12 * devices)
         if unit in ("mfu", "% mfu", "mfu %"):
             share = value / 100 if "%" in unit or value > 1 else value
-            return self.flops(False) / (known_devices()[self.device].device.peak("bfloat16") * share * self.devices)
+            return self.flops(False) / (
+                known_devices()[self.device].device.peak_flops("bfloat16") * share * self.devices
+            )
         if found := re.match(r"(?:tokens?/s|tok/s|tokens?/second)(/gpu)?$", unit):
             return tokens / (value * (self.devices if found[1] else 1))
         raise Inexpressible(f"unit `{self.row.cells['unit']}` is not known here")

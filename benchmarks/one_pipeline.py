@@ -14,13 +14,13 @@ import torch.distributed as dist
 from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.pipelines.bounds import serial_seconds
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.timetable import timetable
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.timetable import compute_timetable
 from tests.backends.engines.ranks import Ranks
 
 STAGES = 2
@@ -47,9 +47,9 @@ def micro(kind: ModelKind, block: int) -> MicroBatch:
 
 def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], float]:
     """On one stage: the seconds of either way, and how far the gradients differ."""
-    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_gradients
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_joint_gradients
 
-    words = Words(" ".join(f"t{number}" for number in range(60)))
+    words = WordTokenizer(" ".join(f"t{number}" for number in range(60)))
     engines = [
         MegatronEngine.open(
             ModelSpec(kind, RandomSource("llama", SIZES, words), dtype=dtype), mesh, turned=kind == "value_lm"
@@ -57,7 +57,10 @@ def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], fl
         for kind in KINDS
     ]
     parts = [(engine, range(count), partial(micro, kind)) for engine, kind in zip(engines, KINDS, strict=True)]
-    ways: list[Callable[[], Any]] = [lambda: [add_gradients([part]) for part in parts], lambda: add_gradients(parts)]
+    ways: list[Callable[[], Any]] = [
+        lambda: [add_joint_gradients([part]) for part in parts],
+        lambda: add_joint_gradients(parts),
+    ]
     seconds: list[list[float]] = [[], []]
     gradients: list[list[torch.Tensor]] = []
     # The first time of either makes connections.
@@ -80,17 +83,19 @@ def measured(counts: list[int], times: int = 5) -> Iterator[dict[str, Any]]:
     ranks = Ranks(STAGES)
     try:
         for count in counts:
-            fast = ranks.run(mesh(pp=STAGES), job, "float32", count, times)
-            exact = ranks.run(mesh(pp=STAGES), job, "float64", count, 1)
+            fast = ranks.run(make_mesh(pp=STAGES), job, "float32", count, times)
+            exact = ranks.run(make_mesh(pp=STAGES), job, "float64", count, 1)
             serial, fused = (max(each[0][way] for each in fast) for way in range(2))
-            problem = Problem(tuple(Model(kind, STAGES, count, 1, 2, reverse=kind == "value_lm") for kind in KINDS))
+            problem = Problem(
+                tuple(PipelineModel(kind, STAGES, count, 1, 2, reverse=kind == "value_lm") for kind in KINDS)
+            )
             yield {
                 "what": "one pipeline",
                 "micro_batches": count,
                 "serial": serial,
                 "fused": fused,
                 "speedup": serial / fused,
-                "promised": serial_seconds(problem) / timetable(problem, best_of_rules(problem)).makespan,
+                "promised": serial_seconds(problem) / compute_timetable(problem, best_rule_schedule(problem)).makespan,
                 "error": max(each[1] for each in exact),
             }
     finally:

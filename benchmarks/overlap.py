@@ -215,7 +215,7 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
 
     from rlgraph.catalog.clusters.read import read_cluster
     from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
-    from rlgraph.ops import work_of
+    from rlgraph.ops import model_work_of
     from rlgraph.passes.cost.batch import Batch
     from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
@@ -225,24 +225,28 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from rlgraph.profiles.calibration import read_calibration
 
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()
-    asked = Lengths.of(len(tokenizer(row["prompt"])["input_ids"]) for row in prompts())
+    asked = Lengths.from_lengths(len(tokenizer(row["prompt"])["input_ids"]) for row in prompts())
     rows = Workload(asked, Lengths((float(options.new),)))
     devices = sum(pool.devices for pool in made.plan.pools)
     cluster = read_cluster(f"1x{devices}:{calibration.device.name}")
     found = simulate(made, cluster, steps=8, workload=rows, calibration=calibration)
     thought: dict[str, float] = {}
     for work in found.works:
-        kind = work_of(work.op) or ""
+        kind = model_work_of(work.op) or ""
         thought[kind] = thought.get(kind, 0.0) + work.seconds_within(found.began, found.ends[-1]) / found.steps
     times = {kind: seconds / thought[kind] for kind, seconds in took.items() if seconds and thought.get(kind)}
 
     class Measured(Predictor):
         """Each kind of work takes as long as it was measured to."""
 
-        def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
-            return super().work(model, operation, batches, copies).times(times.get(work_of(operation) or "", 1.0))
+        def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+            return (
+                super()
+                .work_cost(model, operation, batches, copies)
+                .scaled(times.get(model_work_of(operation) or "", 1.0))
+            )
 
-        def sampled(
+        def sampling_result(
             self,
             model: str,
             operation: str,
@@ -252,10 +256,10 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
             copy: int,
         ) -> SamplingResult:
             alone, factor = (
-                super().sampled(model, operation, prompts, answers, samples, copy),
+                super().sampling_result(model, operation, prompts, answers, samples, copy),
                 times.get("generates", 1.0),
             )
-            return SamplingResult(alone.cost.times(factor), [factor * end for end in alone.ends])
+            return SamplingResult(alone.cost.scaled(factor), [factor * end for end in alone.end_times])
 
     known = Measured(found.plan, model_configs(made), found.cluster, calibration.constants)
     timed = simulate_plan(made, found.plan, found.cluster, known, rows, 8)

@@ -33,7 +33,7 @@ from planners.shapes import SHAPES, named
 
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import partitions
+from rlgraph.passes.placement.search.partitions import component_partitions
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import Search, SearchResult
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 def found(problem: Problem, gap: float, among: Sequence[Blocks] | None = None) -> SearchResult | None:
     """Our search, among all partitions or among some."""
-    every = list(partitions(problem.components, problem.cluster, ()))
+    every = list(component_partitions(problem.components, problem.cluster, ()))
     return Search(problem, [blocks for blocks in every if among is None or blocks in among], gap).run()
 
 
@@ -109,7 +109,7 @@ def shapes(options: argparse.Namespace) -> None:
     wanted += [Case("ppo", "13B", count, "70B") for count in options.devices or DEVICES[1:]]
     for case in wanted:
         problem = case.problem(PaperOptions if options.paper_splits else Options)
-        every = list(partitions(problem.components, problem.cluster, ()))
+        every = list(component_partitions(problem.components, problem.cluster, ()))
         best = {
             name: found(problem, options.gap, [b for b in every if belongs(problem, b)])
             for name, belongs in SHAPES.items()

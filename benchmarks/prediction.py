@@ -27,12 +27,12 @@ from statistics import median
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.engines.device import device_here
+from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.recording import claim_folder
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs, simulate_plan
 from rlgraph.explain.simulation import Simulation
-from rlgraph.ops import work_of
+from rlgraph.ops import model_work_of
 from rlgraph.ops.work import model_operations
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.lengths import Lengths
@@ -40,8 +40,8 @@ from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observe_run
-from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, undisturbed_seconds
-from rlgraph.runs.options import LOCAL, RAY, Options
+from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile_machine, undisturbed_seconds
+from rlgraph.runs.options import LOCAL, RAY, RunOptions
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 WARM = 1
@@ -52,7 +52,7 @@ def exact_match(prompts, completions, completion_ids, **columns):
 """
 
 
-GPU = device_here(None) != "cpu"
+GPU = choose_visible_device(None) != "cpu"
 
 
 def model(hidden: int, layers: int, vocab: int, seed: int = 1) -> str:
@@ -176,7 +176,7 @@ def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
     lines = []
     for model_name, does in work.items():
         for operation in does:
-            generates = work_of(operation) == "generates"
+            generates = model_work_of(operation) == "generates"
             where, engine, how = (
                 ("play" if apart and generates else "all"),
                 *((samples, spread) if generates else (trains, split)),
@@ -206,17 +206,19 @@ def data(folder: Path) -> None:
 def workload(case: Case, compiled: Compiled, folder: Path) -> Workload:
     """Of the data, and of the answers that a run in this process samples."""
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    prompt = Lengths.of(len(row["prompt"]) for row in rows)
+    prompt = Lengths.from_lengths(len(row["prompt"]) for row in rows)
     if case.program == "sft":
-        return Workload(prompt, Lengths.of(len(row["response"]) + 1 for row in rows))
+        return Workload(prompt, Lengths.from_lengths(len(row["response"]) + 1 for row in rows))
     if case.program == "reward_model":
-        return Workload(prompt, Lengths.of(len(row[name]) + 1 for row in rows for name in ("chosen", "rejected")))
+        return Workload(
+            prompt, Lengths.from_lengths(len(row[name]) + 1 for row in rows for name in ("chosen", "rejected"))
+        )
     kept = folder / f"kept-{case.program}"
     if not kept.exists():
-        with claim_folder(kept, compiled.name, 0), observe_run(compiled, Options(record=kept)) as run:
-            run.go_on(WARM + ROUNDS)
+        with claim_folder(kept, compiled.name, 0), observe_run(compiled, RunOptions(record=kept)) as run:
+            run.run_steps(WARM + ROUNDS)
     lines = [json.loads(line) for file in kept.glob("step-*") for line in file.read_text().splitlines()]
-    return Workload(prompt, Lengths.of(len(line["tokens"]) for line in lines))
+    return Workload(prompt, Lengths.from_lengths(len(line["tokens"]) for line in lines))
 
 
 # Prediction and measurement
@@ -239,9 +241,9 @@ PHASES = ("generate", "read", "train", "sync", "host")
 
 
 def phase_of(op: str) -> str:
-    if work_of(op) == "generates":
+    if model_work_of(op) == "generates":
         return "generate"
-    return "read" if work_of(op) == "scores" else op if op in ("train", "sync") else "host"
+    return "read" if model_work_of(op) == "scores" else op if op in ("train", "sync") else "host"
 
 
 def phases_measured(seen: Sequence[TimedStep]) -> dict[str, float]:
@@ -283,7 +285,7 @@ class Trial:
     run: TimedRun
 
     def result(self, calibration: Calibration) -> Result:
-        seen = self.run.seen[WARM:]
+        seen = self.run.timed_steps[WARM:]
         told = simulation(self.case, self.compiled, calibration, self.workload)
         measured, predicted = phases_measured(seen), phases_predicted(told)
         parts = {phase: (predicted[phase], measured[phase]) for phase in PHASES}
@@ -311,7 +313,7 @@ class Trials:
         compiled = program.compiled(self.folder, schedule(case, work))
         known = workload(case, compiled, self.folder)
         backend = LOCAL if case.threads else RAY
-        options = Options(backend=backend.name, threads=case.threads or 1, timeout=300)
+        options = RunOptions(backend=backend.name, threads=case.threads or 1, timeout=300)
         return Trial(case, compiled, known, self.open.enter_context(observe_run(compiled, options)))
 
 
@@ -373,9 +375,9 @@ def taken(trials: Trials, options: argparse.Namespace) -> Calibration:
             runs = trials.beside(kind)
             for _ in range(WARM + ROUNDS):
                 for run in runs:
-                    run.go_on()
+                    run.run_steps()
         return read_calibration(options.calibration)
-    found = profile(
+    found = profile_machine(
         ["transformers"] if options.local else options.engines and options.engines.split(","),
         quick=options.quick,
         beside=trials.beside,

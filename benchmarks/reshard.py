@@ -1,7 +1,7 @@
 """Moving weights between layouts, beside what else there is: bytes on the wire and time, in memory that processes share
 and on gloo over the loopback device.
 
-    shared    our plan, carried out by `Exchange`, through memory that both processes have mapped: as on one machine
+    shared    our plan, carried out by `TransferEnd`, through memory that both processes have mapped: as on one machine
     planned   the same over gloo, as between machines
     floor     the fewest bytes, as flat buffers with isend and irecv: no packing and no unpacking
     gather    every parameter gathered in full on every rank that takes part, then cut
@@ -37,13 +37,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.backends.engines.process_groups import connect, listen
-from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.engines.process_groups import connect_to_store, open_store
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.shared import SharedMemoryLink
-from rlgraph.ir.layout import LocalTensor, Parameter, Piece, even_range, full_box
+from rlgraph.ir.layout import LocalTensor, ParameterShape, TensorPiece, even_range, full_box
 from rlgraph.ir.transfer import Topology
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 WORLD = 4
 DTYPE = torch.bfloat16
@@ -58,7 +58,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Weight(Parameter):
+class Weight(ParameterShape):
     split: int | None = None
     """The dimension that tensor parallelism cuts."""
     late: bool = False
@@ -115,7 +115,7 @@ class Layout:
             if self.holds(weight, rank):
                 box = self.box(weight, rank)
                 shape = tuple(high - low for low, high in box)
-                found.append(LocalTensor(weight.name, shape, (Piece(weight.name, box, (0,) * len(box)),)))
+                found.append(LocalTensor(weight.name, shape, (TensorPiece(weight.name, box, (0,) * len(box)),)))
         return tuple(found)
 
     def team(self, weight: Weight, rank: int) -> tuple[int, ...]:
@@ -165,13 +165,15 @@ def values(layout: Layout, model: list[Weight], rank: int, *, empty: bool = Fals
 
 
 def planned(
-    case: Case, model: list[Weight], rank: int, mailbox: Mailbox, bucket: int, shared: bool = False
+    case: Case, model: list[Weight], rank: int, mailbox: GlooLink, bucket: int, shared: bool = False
 ) -> tuple[Callable[[], Any], int]:
     sides = [{r: layout.locals(model, r) for r in layout.ranks} for layout in (case.source, case.destination)]
-    transfer = reshard(*sides, itemsize=DTYPE.itemsize, topology=Topology.separate(range(WORLD)), bucket=bucket)
+    transfer = plan_resharding(
+        *sides, itemsize=DTYPE.itemsize, topology=Topology.one_per_device(range(WORLD)), bucket=bucket
+    )
     links = dict.fromkeys(range(WORLD), SharedMemoryLink(mailbox, torch.device("cpu"))) if shared else {}
     ends = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
-    end = Exchange(transfer, mailbox, **ends, dtype=DTYPE, links=links)
+    end = TransferEnd(transfer, mailbox, **ends, dtype=DTYPE, links=links)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
     def run() -> ExchangeCost:
@@ -186,11 +188,13 @@ def planned(
 def floor(case: Case, model: list[Weight], rank: int) -> Callable[[], Any]:
     """The bytes between each two ranks that the plan has: it moves no more than has to be moved."""
     sides = [{r: layout.locals(model, r) for r in layout.ranks} for layout in (case.source, case.destination)]
-    transfer = reshard(
-        *sides, itemsize=DTYPE.itemsize, topology=Topology.separate(range(WORLD)), bucket=1 << 40, forward=False
+    transfer = plan_resharding(
+        *sides, itemsize=DTYPE.itemsize, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 40, forward=False
     )
     buffers = [
-        (pair, torch.ones(size, dtype=torch.uint8)) for pair, size in sorted(transfer.pairs().items()) if rank in pair
+        (pair, torch.ones(size, dtype=torch.uint8))
+        for pair, size in sorted(transfer.bytes_by_pair().items())
+        if rank in pair
     ]
 
     def run() -> None:
@@ -287,17 +291,17 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
     dist.all_reduce(total)
     timed.seconds.append(slowest.item())
     timed.cpu.append(total.item())
-    peak = torch.tensor(did.peak if isinstance(did, ExchangeCost) else 0)
+    peak = torch.tensor(did.peak_buffer_bytes if isinstance(did, ExchangeCost) else 0)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     timed.buffers = max(timed.buffers, int(peak))
 
 
 def work(rank: int, address: str, size: Size, rounds: int, bucket: int) -> None:
     torch.set_num_threads(1)
-    store = connect(address, 300)
+    store = connect_to_store(address, 300)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=rank, world_size=WORLD)
     groups = {team: dist.new_group(team) for team in ((0, 1), (2, 3), (0, 2), (1, 3), (0, 2, 3), ALL)}
-    mailbox = Mailbox(rank, range(WORLD), store)
+    mailbox = GlooLink(rank, range(WORLD), store)
     model = weights(size)
     for case in CASES:
         ours, least = planned(case, model, rank, mailbox, bucket)
@@ -341,7 +345,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=64, help="MiB")
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     size = Size(asked.hidden, asked.layers, asked.ffn, asked.vocab)
     torch.multiprocessing.spawn(work, (meeting.address, size, asked.rounds, asked.bucket << 20), nprocs=WORLD)
 

@@ -59,9 +59,9 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlgraph.runs.checkpoint import disk
     from rlgraph.runs.checkpoint.saving import Saver
     from rlgraph.runs.folder import RunFolder
-    from rlgraph.runs.observer import Interrupts, RunObserver
-    from rlgraph.runs.options import Options
-    from rlgraph.runs.progress import Quiet
+    from rlgraph.runs.observer import InterruptHandler, RunObserver
+    from rlgraph.runs.options import RunOptions
+    from rlgraph.runs.progress import QuietDisplay
     from tests.passes.cost.live import Live
 
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     )
     compiled = rlgraph.compile(folder / "saving.rlf")
-    options = Options(threads=1, device="cpu", save_every="1000000", keep=1)
+    options = RunOptions(threads=1, device="cpu", save_every="1000000", keep=1)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     cores: list[float] = []
     written: list[float] = []
@@ -81,8 +81,11 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     source = random.Random(given.seed)
     # The first step makes what the optimizer keeps.
     turns = [*["nothing"] * 2, *(way for _ in range(given.rounds) for way in source.sample(WAYS, len(WAYS)))]
-    saved = RunFolder.take_folder(folder / "run")
-    with open_backend(compiled, options, RunObserver(Quiet(), Interrupts(Quiet()), None, None)) as (opened, models):
+    saved = RunFolder.claim_folder(folder / "run")
+    with open_backend(compiled, options, RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()), None, None)) as (
+        opened,
+        models,
+    ):
         backend: Any = opened
         saver = Saver(saved, compiled, options, backend)
         steps = backend.steps(len(turns) + 1)
@@ -92,7 +95,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             began, worked, clock = time.perf_counter(), time.process_time(), time.time()
             gate.seconds = 0.0
             if way == "beside":
-                saver.begin()
+                saver.start_saving()
                 held.append(time.perf_counter() - began)
             elif way == "waits":
                 saver.save()
@@ -101,10 +104,10 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             taken = time.perf_counter() - began
             worked = time.process_time() - worked
             if way == "beside":
-                saver.wait()
+                saver.wait_until_written()
                 held[-1] += gate.seconds
                 # Its name is the last thing that changes it.
-                written.append((saver.place / disk.LATEST).stat().st_mtime - clock)
+                written.append((saver.checkpoints_folder / disk.LATEST).stat().st_mtime - clock)
             if number >= 2:
                 seconds[way].append(taken)
                 cores += [worked] * (way == "nothing")
@@ -114,7 +117,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         weights = sum(each.numel() * each.element_size() for each in tensors.values())
         room = _room(backend, folder / "alone", Live)
     saved.close()
-    newest = disk.newest(saver.place)
+    newest = disk.newest_checkpoint(saver.checkpoints_folder)
     assert newest is not None
     size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return {

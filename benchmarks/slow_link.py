@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.placement.choose import PlacementChoice
 
 PROGRAM = Path(__file__).resolve().parent / "asynchrony" / "streamrl.rlf"
@@ -49,11 +49,11 @@ def rows(models: tuple[str, ...] = MODELS) -> Iterator[dict[str, Any]]:
 
 
 def row(model: str, cluster: str, goal: str) -> dict[str, Any]:
-    lengths = read_workload(PROMPTS, ANSWERS, 1.0)
+    lengths = parse_workload(PROMPTS, ANSWERS, 1.0)
     made = rlgraph.compile(PROGRAM, {"base": f'"{model}"'}, cluster=cluster, workload=lengths, minimize=goal)
     choice = made.choice
     seconds = made.plan_file_sections["predicted"]["seconds"]
-    dollars = seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
+    dollars = seconds * choice.problem.dollars_per_second(choice.search_result.blocks, choice.search_result.devices)
     batch = next(task for task in choice.problem.tasks if task.op == "generate").batches
     where = [choice.plan.role("actor", op) for op in ("train", "generate")]
     pools = {pool.name: pool for pool in choice.plan.pools}
@@ -72,7 +72,7 @@ def row(model: str, cluster: str, goal: str) -> dict[str, Any]:
 def device(first: int, choice: PlacementChoice) -> str:
     """What kind it is, as people call it."""
     cluster = choice.question.cluster
-    return cluster.islands[cluster.node_group_of_device(first)].device.name.partition("-")[0].upper()
+    return cluster.islands[cluster.node_group_number(first)].device.name.partition("-")[0].upper()
 
 
 def shown(found: dict[str, Any]) -> str:

@@ -184,7 +184,7 @@ class _Case:
 
         rows = Workload(Lengths((float(PROMPT),)), self.lengths, foresight=self.asked.foresight)
         backend = SimBackend(made.program, made.plan, Toy(scoring, self.asked.slots), rows, seed)
-        next(iter(backend.steps(1)))
+        next(iter(backend.run_steps(1)))
         works = backend.works
         return max(work.end for work in works), max(work.end for work in works if work.op == "generate")
 
@@ -193,7 +193,7 @@ def _lengths(limit: int) -> Lengths:
     from rlgraph.passes.cost.lengths import Lengths
 
     chance = random.Random(0)
-    return Lengths.of([min(limit, max(1, round(500 * chance.lognormvariate(0, 1)))) for _ in range(4000)])
+    return Lengths.from_lengths([min(limit, max(1, round(500 * chance.lognormvariate(0, 1)))) for _ in range(4000)])
 
 
 def _compiled(folder: Path, program: str, streams: str) -> Compiled:

@@ -40,15 +40,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.process_groups import RendezvousStore, join, listen
+from rlgraph.backends.engines.process_groups import RendezvousStore, join_process_group, open_store
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
-from rlgraph.backends.exchange.exchange import Exchange
+from rlgraph.backends.engines.tokenizers import WordTokenizer
+from rlgraph.backends.exchange.exchange import TransferEnd
 from rlgraph.backends.ray.links import Links
-from rlgraph.ir.layout import LocalTensor, Piece
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.layout import LocalTensor, TensorPiece
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 TRAINERS, GENERATORS = 2, 2
 PLACES = TRAINERS + GENERATORS
@@ -77,7 +77,7 @@ class End:
         self.trains = place < TRAINERS
 
     def address(self) -> str:
-        self.meetings.append(listen("127.0.0.1"))
+        self.meetings.append(open_store("127.0.0.1"))
         return self.meetings[-1].address
 
     def open(self, address: str) -> tuple[LocalTensor, ...]:
@@ -85,8 +85,8 @@ class End:
         if self.trains:
             from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
-            join(self.place, TRAINERS, address, 120)
-            self.engine: Any = MegatronEngine.open(self.spec, mesh(tp=TRAINERS))
+            join_process_group(self.place, TRAINERS, address, 120)
+            self.engine: Any = MegatronEngine.open(self.spec, make_mesh(tp=TRAINERS))
         else:
             from rlgraph.backends.engines.vllm.engine import VllmEngine
 
@@ -96,12 +96,12 @@ class End:
     def prepare(self, address: str, transfer: Transfer, layouts: list[tuple[LocalTensor, ...]]) -> None:
         self.layouts = layouts
         ends = {"source" if self.trains else "destination": layouts[self.place]}
-        self.links.meet("all", self.place, PLACES, address)
-        self.links.prepare(
+        self.links.join_link("all", self.place, PLACES, address)
+        self.links.prepare_exchange(
             "all", "planned", transfer, ends.get("source", ()), ends.get("destination", ()), torch.float32
         )
         self.parcels = Parcels(self.place)
-        self.stored = Exchange(transfer, self.parcels, **ends)  # type: ignore[arg-type]
+        self.stored = TransferEnd(transfer, self.parcels, **ends)  # type: ignore[arg-type]
 
     # What the trainer's weights are
 
@@ -129,10 +129,10 @@ class End:
     def planned(self) -> tuple[float, int, int]:
         with Grown() as grown:
             tensors = self.engine.tensors()
-            moved = self.links.run("planned", *((tensors, {}) if self.trains else ({}, tensors)), None)
+            moved = self.links.run_exchange("planned", *((tensors, {}) if self.trains else ({}, tensors)), None)
             if not self.trains:
                 self.engine.weights_were_written()
-        return grown.seconds, moved.sent, grown.bytes + moved.peak
+        return grown.seconds, moved.sent_bytes, grown.bytes + moved.peak_buffer_bytes
 
     def pack(self) -> Any:
         """For each generator what the plan sends it."""
@@ -256,7 +256,7 @@ def single(layout: tuple[LocalTensor, ...]) -> list[LocalTensor]:
                 found.append(local)
                 continue
             pieces = tuple(
-                Piece(piece.name.replace("*", str(layer)), piece.box[1:], piece.at[1:]) for piece in local.pieces
+                TensorPiece(piece.name.replace("*", str(layer)), piece.box[1:], piece.at[1:]) for piece in local.pieces
             )
             found.append(LocalTensor(local.name.replace("*", str(layer)), local.shape[1:], pieces))
     return found
@@ -268,7 +268,7 @@ def shape_of(name: str, layouts: list[tuple[LocalTensor, ...]]) -> tuple[int, ..
     return tuple(max(box[dim][1] for box in boxes) for dim in range(len(boxes[0])))
 
 
-def assembled(pieces: list[tuple[Piece, Tensor]]) -> Tensor:
+def assembled(pieces: list[tuple[TensorPiece, Tensor]]) -> Tensor:
     """A parameter from its pieces, each in a local tensor."""
     shape = tuple(max(piece.box[dim][1] for piece, _ in pieces) for dim in range(len(pieces[0][0].box)))
     found = torch.empty(shape)
@@ -326,7 +326,7 @@ def main() -> None:
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
     }
-    words = Words(" ".join(f"t{number}" for number in range(options.vocab - 3)))
+    words = WordTokenizer(" ".join(f"t{number}" for number in range(options.vocab - 3)))
     spec = ModelSpec("causal_lm", RandomSource("qwen2", sizes, words, 0))
     ray.init(
         address="local",
@@ -343,7 +343,9 @@ def main() -> None:
         layouts = ray.get([end.open.remote(meeting) for end in ends])
         sides = dict(enumerate(layouts[:TRAINERS])), dict(enumerate(layouts[TRAINERS:], TRAINERS))
         # The object store passes nothing on from one generator to the other, so the plan does not, either.
-        transfer = reshard(*sides, itemsize=4, topology=Topology.separate(range(PLACES)), bucket=BUCKET, forward=False)
+        transfer = plan_resharding(
+            *sides, itemsize=4, topology=Topology.one_per_device(range(PLACES)), bucket=BUCKET, forward=False
+        )
         link = ray.get(ends[0].address.remote())
         ray.get([end.prepare.remote(link, transfer, layouts) for end in ends])
         found = measure(ends, layouts, options.rounds)
@@ -376,7 +378,7 @@ def measure(ends: list[Any], layouts: list[tuple[LocalTensor, ...]], rounds: int
     return found
 
 
-def piece_size(piece: Piece) -> int:
+def piece_size(piece: TensorPiece) -> int:
     size = 1
     for start, stop in piece.box:
         size *= stop - start

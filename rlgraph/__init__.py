@@ -72,6 +72,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the cell magic `%%rlf`; IPython calls this for `%load_ext rlgraph`."""
-    from rlgraph.api.notebook import load
+    from rlgraph.api.notebook import register_magic
 
-    load(shell)
+    register_magic(shell)

@@ -41,7 +41,7 @@ WIDEST = 3.4028235677973366e38
 """The smallest magnitude that becomes infinite in 32-bit floats."""
 
 
-def kind_of(value: Any) -> str:
+def value_kind(value: Any) -> str:
     """Return the key of `WORDS` for a value of a row."""
     if isinstance(value, str):
         return "text"
@@ -78,7 +78,7 @@ def _real(value: float) -> str:
 def _foreign(value: Any) -> str:
     """Return the kind of a value of another library: a table's decimals, or NumPy's numbers."""
     if isinstance(value, Integral):
-        return kind_of(int(value))
+        return value_kind(int(value))
     if not isinstance(value, Real | Decimal):
         # NumPy's own type, which is called `bool_` before NumPy 2.
         return "truth" if type(value).__name__ in ("bool", "bool_") else "other"
@@ -98,7 +98,7 @@ class Column:
     longest: int | None = None
     """An upper bound on the bytes of its longest text in UTF-8; None where nobody has counted."""
 
-    def where(self, kind: str) -> str:
+    def kind_with_row(self, kind: str) -> str:
         """Return the words for a kind of value in the column, and the first row that has one."""
         place = self.first[kind]
         return f"{WORDS[kind]} in {place}" if place else WORDS[kind]
@@ -130,7 +130,7 @@ class ColumnInspector:
     _longest: dict[str, int] = field(default_factory=dict)
     """For each column an upper bound on the bytes of its longest text."""
 
-    def add(self, row: Mapping[str, Any], number: int) -> None:
+    def add_row(self, row: Mapping[str, Any], number: int) -> None:
         """Take in the next row, which has this number."""
         signature = (*row, *map(type, row.values()))
         columns = self._signatures.get(signature)
@@ -138,7 +138,7 @@ class ColumnInspector:
             columns = self._add_signature(signature, row, number)
         inspected, texts = columns
         for name, first in inspected:
-            kind = kind_of(row[name])
+            kind = value_kind(row[name])
             if kind not in first:
                 first[kind] = number
         longest = self._longest
@@ -151,7 +151,7 @@ class ColumnInspector:
     ) -> tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]:
         for name, value in row.items():
             first = self._first.setdefault(name, {} if self._first_number is None else {"missing": self._first_number})
-            first.setdefault(kind_of(value), number)
+            first.setdefault(value_kind(value), number)
         for name in self._first.keys() - row.keys():
             self._first[name].setdefault("missing", number)
         self._first_number = number if self._first_number is None else self._first_number

@@ -32,7 +32,7 @@ class DamagedFile(ValueError):
 
 
 @dataclass(frozen=True)
-class Digests:
+class FileDigests:
     """The size and digests that a file must have."""
 
     bytes: int
@@ -44,19 +44,19 @@ class Digests:
         return {"bytes": self.bytes, "stretches": self.stretches}
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Digests:
+    def from_plain(cls, plain: Mapping[str, Any]) -> FileDigests:
         """Read what `plain` returned. Raises LookupError, ValueError or TypeError for values that no file has."""
         digests = cls(plain["bytes"], plain["stretches"])
         if len(digests.stretches) != _WIDTH * -(-digests.bytes // STRETCH):
             raise ValueError("there are not as many digests as the file has stretches")
         return digests
 
-    def of(self, stretch: int) -> str:
+    def stretch_digest(self, stretch: int) -> str:
         """Return the digest of the stretch with this index."""
         return self.stretches[stretch * _WIDTH : (stretch + 1) * _WIDTH]
 
 
-def digest(content: bytes) -> str:
+def digest_bytes(content: bytes) -> str:
     """Return the digest of a text or a stretch."""
     return hashlib.sha256(content).hexdigest()[:_WIDTH]
 
@@ -82,29 +82,29 @@ class DigestWriter:
                 self._end()
         self._file.write(view)
 
-    def digests(self) -> Digests:
+    def written_digests(self) -> FileDigests:
         """Return the digests of all that was written. Nothing may be written afterwards."""
         if self._size % STRETCH:
             self._end()
-        return Digests(self._size, "".join(self._ended))
+        return FileDigests(self._size, "".join(self._ended))
 
     def _end(self) -> None:
         self._ended.append(self._hash.hexdigest()[:_WIDTH])
         self._hash = hashlib.sha256()
 
 
-def digests_of(path: Path) -> Digests:
+def digests_of(path: Path) -> FileDigests:
     """Return the digests of an existing file. Raises OSError."""
     with path.open("rb") as file:
         chunks = iter(lambda: file.read(STRETCH), b"")
-        stretches = [(len(chunk), digest(chunk)) for chunk in chunks]
-    return Digests(sum(size for size, _ in stretches), "".join(hexadecimal for _, hexadecimal in stretches))
+        stretches = [(len(chunk), digest_bytes(chunk)) for chunk in chunks]
+    return FileDigests(sum(size for size, _ in stretches), "".join(hexadecimal for _, hexadecimal in stretches))
 
 
 class VerifiedFile:
     """A file whose stretches are verified before they are read, each of them once."""
 
-    def __init__(self, path: Path, told: Digests) -> None:
+    def __init__(self, path: Path, told: FileDigests) -> None:
         """Raises OSError, and Damaged if the size is not that of `told`."""
         self.path, self.told = path, told
         self._verified: set[int] = set()
@@ -120,13 +120,15 @@ class VerifiedFile:
             return
         with self.path.open("rb", buffering=0) as file:
             for stretch in (index for index in wanted if index not in self._verified):
-                if digest(os.pread(file.fileno(), STRETCH, stretch * STRETCH)) != self.told.of(stretch):
+                if digest_bytes(os.pread(file.fileno(), STRETCH, stretch * STRETCH)) != self.told.stretch_digest(
+                    stretch
+                ):
                     last = min((stretch + 1) * STRETCH, self.told.bytes)
                     where = f"between byte {stretch * STRETCH:,} and byte {last:,}"
                     raise DamagedFile(self.path, f"is not as it was written: it differs {where}")
                 self._verified.add(stretch)
 
-    def content(self) -> bytes:
+    def read_verified(self) -> bytes:
         """Return the whole verified content. Raises OSError, Damaged."""
         self.verify_range(0, self.told.bytes)
         return self.path.read_bytes()
@@ -138,7 +140,7 @@ _SAMPLES = 256
 """How many stretches it reads of a larger file."""
 
 
-def fingerprint(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
     """Return one digest of a file that others have written. It covers all of the file; of a file with more than `WHOLE`
     bytes it covers the size and 256 MiB, spread evenly and including the first and the last MiB. Raises OSError."""
     with path.open("rb", buffering=0) as file:

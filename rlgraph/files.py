@@ -43,11 +43,11 @@ def _regular(mode: int) -> None:
 
 def failure_reason(error: OSError | ValueError) -> str:
     """Return why a file cannot be read or written, as text that follows a colon."""
-    text = cause(error)
+    text = cause_text(error)
     return text[:1].lower() + text[1:]
 
 
-def cause(error: BaseException) -> str:
+def cause_text(error: BaseException) -> str:
     """Return what went wrong, in the words of the system or of a library."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 

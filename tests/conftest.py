@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from rlgraph.errors import Source, Span
 from rlgraph.user_code import Workers
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 from tests import times
 
 # The models are tiny: more threads would only wait for one another, above all where tests run side by side. torch reads
@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         times.tell(terminalreporter, suite, config.option.update_times, whole)
 
 
-def declare(line: str) -> Spec:
+def declare(line: str) -> CallSpec:
     """The call in `func f = python("a.py:f", batch=2)`; it is written as Python would write it."""
     source = Source("p.rlf", line)
     begin = line.index("= ") + 2
@@ -87,7 +87,7 @@ def declare(line: str) -> Spec:
     spans |= {name: span(node) for name, node in options.items()}
     args = tuple(ast.literal_eval(node) for node in call.args)
     values = {name: ast.literal_eval(node) for name, node in options.items()}
-    return Spec(call.func.id, args, values, span(call), spans)
+    return CallSpec(call.func.id, args, values, span(call), spans)
 
 
 def pytest_unconfigure() -> None:
@@ -104,7 +104,7 @@ def settled() -> None:
 
 
 @pytest.fixture(name="declare")
-def _declare() -> Callable[[str], Spec]:
+def _declare() -> Callable[[str], CallSpec]:
     return declare
 
 

@@ -301,10 +301,10 @@ def _lines() -> str:
 
 
 def _warnings() -> str:
-    from rlgraph.errors.codes import registry
+    from rlgraph.errors.codes import all_codes
 
     return _table(
-        ("code", "warns of"), [(f"`{code.name}`", code.title) for code in registry().values() if code.name[0] == "W"]
+        ("code", "warns of"), [(f"`{code.name}`", code.title) for code in all_codes().values() if code.name[0] == "W"]
     )
 
 

@@ -17,7 +17,7 @@ from programs_on_disk import PROGRAM, start, write_tiny
 
 import rlgraph
 from rlgraph import cli
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from tests.waits import NEVER
 
 ALGORITHMS = Path(cli.__file__).parents[1] / "algorithms"
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    code = status(list(arguments))
+    code = run_command(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -466,7 +466,7 @@ def test_a_terminal_obeys_nothing_that_a_file_is_called(
     folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     (folder / NAMED).write_text((folder / "tiny.rlf").read_text() + "\n\n")
-    status(arguments)
+    run_command(arguments)
     shown = "".join(capfd.readouterr())
     assert shown and "\x1b" not in shown and "\x07" not in shown
 
@@ -488,17 +488,17 @@ def test_an_algorithm_that_ships_is_called_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert status(["check", "grpo"]) == 0
-    assert status(["check", "grpoo"]) != 0 and "there is no file `grpoo`" in capsys.readouterr().err
+    assert run_command(["check", "grpo"]) == 0
+    assert run_command(["check", "grpoo"]) != 0 and "there is no file `grpoo`" in capsys.readouterr().err
     (tmp_path / "ppo").write_text("no program")
-    assert status(["check", "ppo"]) != 0, "a file of that name is taken first"
+    assert run_command(["check", "ppo"]) != 0, "a file of that name is taken first"
 
 
 def test_the_algorithms_that_ship_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert status(["list"]) == 0
+    assert run_command(["list"]) == 0
     shown = capsys.readouterr().out
     assert "grpo          Group Relative Policy Optimization (arXiv 2402.03300)" in shown and "safe_rlhf" in shown
-    assert status(["list", "grpo"]) == 0
+    assert run_command(["list", "grpo"]) == 0
     program = capsys.readouterr().out
     assert program == (Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf").read_text()
-    assert status(["list", "gropo"]) == 2 and "did you mean `grpo`?" in capsys.readouterr().err
+    assert run_command(["list", "gropo"]) == 2 and "did you mean `grpo`?" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.backends.enginespec.registry import engines
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.passes.compilation import planning
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    code = status(list(arguments))
+    code = run_command(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -226,7 +226,7 @@ def test_a_plan_that_was_changed_since(folder: Path, plans: tuple[str, str]) -> 
     assert rlgraph.load_plan("a.json").diagnostics == ()
     (folder / "small.rlf").write_text(PROGRAM.replace("max_tokens=8", "max_tokens=9"))
     (warning,) = rlgraph.load_plan("a.json").diagnostics
-    assert (warning.code, warning.severity, warning.span.text) == ("W0950", "warning", '"small.rlf"')
+    assert (warning.code, warning.severity, warning.span.covered_text) == ("W0950", "warning", '"small.rlf"')
     (folder / "small.rlf").unlink()
     assert rlgraph.load_plan("a.json").diagnostics == ()
 
@@ -298,7 +298,7 @@ def test_a_schedule_of_another_program() -> None:
 def test_the_transfers_of_the_schedule_that_ships(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(planning, "installed", lambda: frozenset(engines()))
+    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset(engines_by_name()))
     code, out, err = told(capsys, "compile", *PPO, "--emit", "transfers")
     assert (code, err) == (0, "")
     assert "weights of actor: learn.megatron (pp2 x tp4) -> play.vllm (dp4 x tp2)\n" in out

@@ -11,7 +11,7 @@ import pytest
 from programs_on_disk import FAILS_AT_THIRD, start, write_tiny
 
 import rlgraph
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake
 from tests.suites import few
 from tests.waits import NEVER
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    code = status(list(arguments))
+    code = run_command(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -14,7 +14,7 @@ import pytest
 
 import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.lengths import Lengths
@@ -31,7 +31,7 @@ CODES = (Path(rlgraph.__file__).parent / "errors" / "codes" / "simulation.md").r
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    code = status(["simulate", *arguments])
+    code = run_command(["simulate", *arguments])
     return code, *capsys.readouterr()
 
 
@@ -127,7 +127,7 @@ def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
                         piece.stage,
                         piece.number,
                         piece.entry.part == "B",
-                        fusion.problem.replicas[piece.entry.line].model.name,
+                        fusion.problem.replicas[piece.entry.replica].model.name,
                     )
                     for piece in timed_entries(fusion.problem, fusion.lists, fusion.table)
                 )
@@ -184,7 +184,7 @@ def test_every_program_that_ships(name: str) -> None:
 def test_a_plan_file_is_simulated_as_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Also with the lengths that it was made for, which nobody says again."""
     given = *PPO, *CLUSTER, "--response-tokens", "64"
-    assert status(["compile", *given, "--emit", "plan", "-o", str(tmp_path)]) == 0
+    assert run_command(["compile", *given, "--emit", "plan", "-o", str(tmp_path)]) == 0
     capsys.readouterr()
     [plan] = tmp_path.glob("*.json")
     assert told(capsys, str(plan))[1] == told(capsys, *given)[1]

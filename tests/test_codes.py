@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import NO_SPAN, Diagnostic
-from rlgraph.errors.codes import PAGES, registry
+from rlgraph.errors.codes import PAGES, all_codes
 
 ROOT = PAGES.parents[1]
 LITERAL = re.compile(r'"([EW]\d{4})"')
@@ -24,7 +24,7 @@ def uses() -> dict[str, set[Path]]:
 
 
 def test_every_code_that_is_used_is_explained_and_every_one_that_is_explained_is_used() -> None:
-    assert set(uses()) == set(registry())
+    assert set(uses()) == set(all_codes())
 
 
 def test_a_code_has_one_name() -> None:
@@ -36,14 +36,14 @@ def test_a_code_has_one_name() -> None:
     assert {code: found for code, found in names.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("code", registry())
+@pytest.mark.parametrize("code", all_codes())
 def test_a_section_has_a_title_and_a_text(code: str) -> None:
-    found = registry()[code]
+    found = all_codes()[code]
     assert re.fullmatch(r"[EW]\d{4}", code)
     assert found.title and not found.title.endswith(".")
     assert found.section.startswith(f"{code} {found.title}\n\n")
 
 
 def test_the_letter_says_how_bad_it_is() -> None:
-    assert {Diagnostic(code, "", NO_SPAN).severity for code in registry() if code[0] == "E"} == {"error"}
-    assert {Diagnostic(code, "", NO_SPAN).severity for code in registry() if code[0] == "W"} == {"warning"}
+    assert {Diagnostic(code, "", NO_SPAN).severity for code in all_codes() if code[0] == "E"} == {"error"}
+    assert {Diagnostic(code, "", NO_SPAN).severity for code in all_codes() if code[0] == "W"} == {"warning"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph import digests
-from rlgraph.digests import Digests, digests_of, fingerprint
+from rlgraph.digests import FileDigests, digests_of, file_fingerprint
 
 
 def test_what_is_written_piece_by_piece_has_the_digests_of_the_file(
@@ -20,14 +20,14 @@ def test_what_is_written_piece_by_piece_has_the_digests_of_the_file(
             out = digests.DigestWriter(opened)
             for start, end in ((0, 3), (3, 4), (4, 30), (30, size)):
                 out.write(content[start:end])
-            told = out.digests()
+            told = out.written_digests()
         assert file.read_bytes() == content
         assert told == digests_of(file) and told.bytes == size
-        assert Digests.read(told.to_plain()) == told
-        assert len({told.of(stretch) for stretch in range(-(-size // 8))}) == -(-size // 8)
+        assert FileDigests.from_plain(told.to_plain()) == told
+        assert len({told.stretch_digest(stretch) for stretch in range(-(-size // 8))}) == -(-size // 8)
         if size:
             with pytest.raises(ValueError, match="as many digests"):
-                Digests.read({**told.to_plain(), "bytes": size + 8})
+                FileDigests.from_plain({**told.to_plain(), "bytes": size + 8})
 
 
 def test_of_a_large_file_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,18 +37,18 @@ def test_of_a_large_file_a_part_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(digests, "_SAMPLES", 8)
     file, content = tmp_path / "data", bytes(16 * 64)
     file.write_bytes(content)
-    whole = fingerprint(file)
+    whole = file_fingerprint(file)
     monkeypatch.setattr(digests, "WHOLE", 16 * 63)
-    part = fingerprint(file)
+    part = file_fingerprint(file)
     assert part != whole
 
     def changed(place: int) -> str:
         file.write_bytes(content[:place] + b"x" + content[place + 1 :])
-        return fingerprint(file)
+        return file_fingerprint(file)
 
     assert changed(0) != part and changed(16 * 64 - 1) != part and changed(16 * 9) != part
     assert changed(16 * 10) == part
     file.write_bytes(content + b"\0")
-    assert fingerprint(file) != part
+    assert file_fingerprint(file) != part
     file.write_bytes(content)
-    assert fingerprint(file) == part
+    assert file_fingerprint(file) == part

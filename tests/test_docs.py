@@ -21,9 +21,9 @@ import torch
 import rlgraph
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
-from rlgraph.errors.codes import registry
+from rlgraph.errors.codes import all_codes
 from rlgraph.passes.rewrites.pipeline import PIPELINE, run_passes
 from tests.documents import (
     MODEL,
@@ -93,7 +93,7 @@ def test_every_example_runs(fence: Fence, tmp_path: Path, monkeypatch: pytest.Mo
     last = compiled.program if whole else run_passes(compiled.after("check"), PLAIN)[-1].program
     backend = LocalBackend(last, Settings(folder=tmp_path))
     try:
-        steps = [step.metrics for step in backend.steps(2 if whole else 1)]
+        steps = [step.metrics for step in backend.run_steps(2 if whole else 1)]
     finally:
         backend.session.close()
     assert all(math.isfinite(value) for step in steps for value in step.values()), steps
@@ -147,7 +147,7 @@ def test_the_reference_names_every_column_and_word() -> None:
     text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/reference/language").glob("*.md"))
     row = Axis("r", "r")
     full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
-    assert {name for name in full.columns() if f"`{name}`" not in text} == set()
+    assert {name for name in full.column_types() if f"`{name}`" not in text} == set()
     assert KEYWORDS - {word for code in re.findall(r"`([^`\n]+)`", index) for word in re.findall(r"\w+", code)} == set()
 
 
@@ -239,7 +239,7 @@ def test_commands_exist(page: Path) -> None:
 
 def test_every_group_of_codes_is_told() -> None:
     text = (ROOT / "docs/reference/errors.md").read_text("utf-8")
-    assert {code[:3] for code in registry() if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
+    assert {code[:3] for code in all_codes() if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
 
 
 def test_nothing_of_a_workplace_is_named() -> None:
@@ -266,7 +266,7 @@ def test_the_commands_for_data_of_ones_own_run(
     ]
     assert [command[:2] for command in commands] == [["rlgraph", word] for word in ("check", "compile", "run")]
     for command in commands:
-        assert status(command[1:]) == 0, capsys.readouterr().err
+        assert run_command(command[1:]) == 0, capsys.readouterr().err
     assert len(Path("runs/grpo-1/metrics.jsonl").read_text().splitlines()) == 1
 
 

@@ -10,18 +10,18 @@ import pytest
 
 import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.files import read_bytes
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.lengths import read_fitted
+from rlgraph.profiles.lengths import read_fitted_lengths
 
 READERS: dict[str, Callable[[str], object]] = {
     ".rlf": lambda path: rlgraph.compile(Path(path)),
     "plan.json": rlgraph.load_plan,
     "calibration.json": read_calibration,
-    "lengths.json": read_fitted,
+    "lengths.json": read_fitted_lengths,
     "lengths.txt": read_lengths,
     ".toml": read_cluster,
 }
@@ -53,7 +53,7 @@ def test_a_link_shows_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "link.rlf").symlink_to("secret.txt")
     (tmp_path / "user.rlf").write_text('algorithm a\nuse "link.rlf"\n')
     for name in ("link.rlf", "user.rlf"):
-        assert status(["check", str(tmp_path / name)]) == 1
+        assert run_command(["check", str(tmp_path / name)]) == 1
         told = capsys.readouterr()
         assert "it is a link to a file that does not end in .rlf or .rls" in told.err
         assert "s3cret" not in told.out + told.err

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rlgraph import cli
-from rlgraph.cli.namesake import namesake
+from rlgraph.cli.namesake import namesake_warning
 from rlgraph.errors import DISTRIBUTION
 from tests.suites import few
 from tests.waits import NEVER
@@ -210,12 +210,12 @@ def test_another_project_of_our_name_is_told(
     ours = installed_in(tmp_path / "ours", "0.1.0", "[console_scripts]\nrlgraph = rlgraph.cli:main\n")
     (tmp_path / "plain" / "rlgraph_compiler-0.1.0.dist-info").mkdir(parents=True)
     plain = str(tmp_path / "plain")
-    found = namesake([plain, "", str(tmp_path / "nowhere"), ours, other])
+    found = namesake_warning([plain, "", str(tmp_path / "nowhere"), ours, other])
     assert found is not None and found.render() == (
         "warning[W0801]: another project called `rlgraph` (0.5.5) is installed here, and its files are among ours\n"
         "help: `pip uninstall rlgraph`, then `pip install --force-reinstall rlgraph-compiler`"
     )
-    assert namesake([ours]) is None
+    assert namesake_warning([ours]) is None
     monkeypatch.setattr(sys, "path", [*sys.path, other])
     monkeypatch.setattr(sys, "argv", ["rlgraph", "--version"])
     with pytest.raises(SystemExit) as ended:
@@ -223,7 +223,7 @@ def test_another_project_of_our_name_is_told(
     assert ended.value.code == 0 and "warning[W0801]" in capsys.readouterr().err
     # It takes what `check` has no time for only where there may be one.
     monkeypatch.setattr("importlib.metadata.distributions", None)
-    assert namesake([plain]) is None
+    assert namesake_warning([plain]) is None
 
 
 def test_what_pip_is_told_to_install_is_this_project() -> None:
@@ -246,7 +246,7 @@ def needed_by_extra(extras: dict[str, list[str]], name: str) -> set[str]:
 
 
 def test_every_extra_that_is_advised_is_there() -> None:
-    from rlgraph.backends.enginespec.registry import engines
+    from rlgraph.backends.enginespec.registry import engines_by_name
     from rlgraph.runs.options import BACKENDS
     from rlgraph.user_code.spec import EXTRAS
 
@@ -257,7 +257,7 @@ def test_every_extra_that_is_advised_is_there() -> None:
         ROOT / "README.md",
     ]
     found = "\n".join(path.read_text("utf-8") for path in texts)
-    found += "".join(spec.install for spec in engines().values())
+    found += "".join(spec.install for spec in engines_by_name().values())
     lists = re.findall(rf"{DISTRIBUTION}\[([a-z_,]+)\]", found)
     advised = {extra for each in lists for extra in each.split(",")} | {each.extra for each in BACKENDS.values()}
     extras = PROJECT["optional-dependencies"]

@@ -10,7 +10,13 @@ import pytest
 from transformers import AutoConfig
 
 import rlgraph
-from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
+from rlgraph.backends.engines.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    TokenizerSpec,
+    WordTokenizer,
+    build_tokenizer,
+)
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel
@@ -34,7 +40,7 @@ SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_v
 
 def shapes(source: str, folder: Path = Path()) -> dict[str, Shape | UnsupportedModel]:
     program, _ = check(Source("a.rlf", PROGRAM.format(source=source)))
-    return planning.find_shapes(program, Folders(folder))
+    return planning.read_model_shapes(program, Folders(folder))
 
 
 def random(family: str, fields: dict[str, Any]) -> str:
@@ -78,7 +84,11 @@ def test_a_family_that_is_not_known_whatever_its_vocabulary() -> None:
 
 @pytest.mark.parametrize(
     ("text", "spec"),
-    [('chars("abc de")', Chars("abc de")), ('words("one two  three")', Words("one two  three")), ("bytes()", Bytes())],
+    [
+        ('chars("abc de")', CharTokenizer("abc de")),
+        ('words("one two  three")', WordTokenizer("one two  three")),
+        ("bytes()", ByteTokenizer()),
+    ],
 )
 def test_the_vocabulary_is_the_tokenizers(text: str, spec: TokenizerSpec, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(spec)
@@ -102,12 +112,12 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "installed", lambda: frozenset({"transformers", "vllm"}))
+    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset({"transformers", "vllm"}))
     schedule = (
         "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
     )
     compiled = rlgraph.compile(PROGRAM.format(source=random("llama", SMALL)), schedule=schedule)
-    (found,) = planning.missing_engines(compiled.plan, compiled.schedule)
+    (found,) = planning.missing_engine_diagnostics(compiled.plan, compiled.schedule)
     assert (
         found.render()
         == """\
@@ -123,7 +133,7 @@ help: pip install 'rlgraph-compiler[megatron]'"""
 def warned(schedule: str, program: str = PROGRAM) -> list[tuple[str, str, str]]:
     compiled = rlgraph.compile(program.format(source=random("llama", SMALL)), schedule=f"schedule a\n{schedule}")
     found = compiled.diagnostics
-    return [(each.code, each.message, each.span.text) for each in found if each.code[:3] == "W09"]
+    return [(each.code, each.message, each.span.covered_text) for each in found if each.code[:3] == "W09"]
 
 
 def test_devices_on_which_nothing_runs_are_warned_of() -> None:
@@ -207,7 +217,7 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
     source = random("llama", SMALL)
     program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
     with pytest.raises(ProgramError) as caught:
-        planning.place_program(program, Schedule(), Folders(tmp_path), planning.this_machine(1))
+        planning.place_program(program, Schedule(), Folders(tmp_path), planning.local_machine(1))
     assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
         ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
         (

@@ -16,8 +16,8 @@ import click
 import pytest
 
 import rlgraph
-from rlgraph.cli import status
-from rlgraph.cli.listing import algorithms
+from rlgraph.cli import run_command
+from rlgraph.cli.listing import shipped_algorithms
 from tests.documents import ROOT, Fence, fences
 from tools import reference
 
@@ -43,7 +43,7 @@ def test_made_pages_are_those_of_now(request: pytest.FixtureRequest) -> None:
     ("folder", "names"),
     [
         ("cli", [name.replace(" ", "-") for name in reference.command_names()]),
-        ("algorithms", algorithms()),
+        ("algorithms", shipped_algorithms()),
         ("python", [name for name in rlgraph.__all__ if name != "__version__"]),
     ],
 )
@@ -136,7 +136,7 @@ def printed(line: str) -> str:
     assert name == "rlgraph"
     screen, out = io.StringIO(), io.StringIO()
     with redirect_stderr(screen), redirect_stdout(out if file else screen):
-        status(arguments)
+        run_command(arguments)
     if file:
         Path(file.strip()).write_text(out.getvalue(), "utf-8")
     return screen.getvalue()

@@ -22,7 +22,7 @@ import click
 
 import rlgraph
 from rlgraph.cli import rlgraph as commands
-from rlgraph.cli.listing import algorithms
+from rlgraph.cli.listing import shipped_algorithms
 from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
 from rlgraph.errors import Source
@@ -37,7 +37,7 @@ def generated() -> dict[Path, str]:
     made = {CLI / f"{name.replace(' ', '-')}.md": command_page(name) for name in command_names()}
     index = CLI.with_suffix(".md")
     made[index] = between(index.read_text("utf-8"), "commands", command_table(made))
-    made |= {ALGORITHMS / f"{name}.md": algorithm_page(name, text) for name, text in algorithms().items()}
+    made |= {ALGORITHMS / f"{name}.md": algorithm_page(name, text) for name, text in shipped_algorithms().items()}
     made |= {PYTHON / f"{name}.md": python_page(name) for name in rlgraph.__all__ if not name.startswith("_")}
     made[DOCS / "llms.txt"] = llms_txt(made)
     return made
@@ -106,7 +106,9 @@ def algorithm_page(name: str, text: str) -> str:
     # `--set` replaces every declaration but a buffer.
     declared = [d for d in program.declarations if isinstance(d, tree.Declaration) and d.kind != "buffer"]
     data = [f"--set '{d.name}=jsonl(\"{d.name}.jsonl\", batch=8)'" for d in declared if d.kind == "data"]
-    options = [(f"`{d.name}`", d.kind, f"`{d.value.span.text}`", comments.get(d.span.line, "")) for d in declared]
+    options = [
+        (f"`{d.name}`", d.kind, f"`{d.value.span.covered_text}`", comments.get(d.span.line, "")) for d in declared
+    ]
     metrics = table(("metric", "value", "when"), *reported(program.declarations, "each step"))
     return (
         f"# {name}\n\n{title}.\n\n```sh\nrlgraph run {name} --steps 100 {' '.join(data)}\n"
@@ -121,9 +123,9 @@ def reported(body: Iterable[tree.Decl | tree.Stmt], when: str) -> Iterator[tuple
     """Yield every metric that a block reports, with its expression and the steps in which it does."""
     for item in body:
         if isinstance(item, tree.Report):
-            yield from ((f"`{metric.name}`", f"`{metric.value.span.text}`", when) for metric in item.items)
+            yield from ((f"`{metric.name}`", f"`{metric.value.span.covered_text}`", when) for metric in item.items)
         elif isinstance(item, tree.OnSteps):
-            yield from reported(item.body, f"{item.word} {item.count.span.text}")
+            yield from reported(item.body, f"{item.word} {item.count.span.covered_text}")
         elif isinstance(item, tree.Phase | tree.Loop):
             yield from reported(item.body, f"phase {item.name}" if getattr(item, "name", "step") != "step" else when)
 

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measure import Row, Setting
-from rlgraph.backends.engines.process_groups import connect, listen
+from rlgraph.backends.engines.process_groups import connect_to_store, open_store
 from rlgraph.backends.engines.transformers.layout import layout as trained
 from rlgraph.backends.engines.vllm.layout import layout as sampled
-from rlgraph.backends.exchange.exchange import Exchange
-from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.sites import open_links, site
+from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.exchange.mailbox import GlooLink
+from rlgraph.backends.exchange.sites import open_links, site_of_process
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import Site, peer_carriers
+from rlgraph.ir.carriers import TensorSite, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 SECONDS = 120.0
 TIMES = 5
@@ -40,8 +40,10 @@ def pair(setting: Setting, devices: Sequence[int]) -> Iterator[Row]:
     """Two processes, on devices of these numbers."""
     shape = SMALL if setting.small else LARGE
     sides: list[tuple[LocalTensor, ...]] = [trained(shape, Mesh(), 0), sampled(shape, Mesh(), 0)]
-    transfer = reshard({0: sides[0]}, {1: sides[1]}, itemsize=2, topology=Topology.separate((0, 1)), bucket=256 << 20)
-    meeting, context = listen("127.0.0.1"), multiprocessing.get_context("spawn")
+    transfer = plan_resharding(
+        {0: sides[0]}, {1: sides[1]}, itemsize=2, topology=Topology.one_per_device((0, 1)), bucket=256 << 20
+    )
+    meeting, context = open_store("127.0.0.1"), multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     for place, number in enumerate(devices):
         ours, theirs = context.Pipe()
@@ -49,7 +51,7 @@ def pair(setting: Setting, devices: Sequence[int]) -> Iterator[Row]:
         named = (place, device, meeting.address, transfer, sides[place], theirs)
         context.Process(target=end, args=named, daemon=True).start()
         pipes.append(ours)
-    sites: dict[int, Site] = {place: pipe.recv() for place, pipe in enumerate(pipes)}
+    sites: dict[int, TensorSite] = {place: pipe.recv() for place, pipe in enumerate(pipes)}
     for pipe in pipes:
         pipe.send(sites)
     (carrier, _, _), (_, seconds, right) = (pipe.recv() for pipe in pipes)
@@ -64,12 +66,12 @@ def end(
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    pipe.send(site(device))
+    pipe.send(site_of_process(device))
     there = peer_carriers([(0, 1)], pipe.recv(), "the weights", {0: "the first", 1: "the second"})[place]
-    mailbox = Mailbox(place, (0, 1), connect(address, SECONDS), seconds=SECONDS)
+    mailbox = GlooLink(place, (0, 1), connect_to_store(address, SECONDS), seconds=SECONDS)
     links = open_links(mailbox, there, device, "links")
     sides: Any = {"source" if place == 0 else "destination": layout}
-    exchange = Exchange(transfer, mailbox, **sides, dtype=torch.bfloat16, links=links, ways=there)
+    exchange = TransferEnd(transfer, mailbox, **sides, dtype=torch.bfloat16, links=links, ways=there)
     tensors = numbered(layout, device)
     if place:
         for tensor in tensors.values():

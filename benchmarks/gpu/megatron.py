@@ -15,7 +15,7 @@ from benchmarks.gpu.correctness import FAMILIES, GRADIENT, READS, alike, sequenc
 from benchmarks.gpu.measure import Row, Setting, Skipped, config, engine, spec
 from benchmarks.gpu.throughput import MODELS, peak_of, training
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
-from rlgraph.backends.engines.process_groups import join, listen
+from rlgraph.backends.engines.process_groups import join_process_group, open_store
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh
@@ -38,8 +38,8 @@ def rows(setting: Setting) -> Iterator[Row]:
 @contextmanager
 def alone() -> Iterator[None]:
     """This process as the one rank of a group."""
-    meeting = listen("127.0.0.1")
-    join(0, 1, meeting.address, SECONDS)
+    meeting = open_store("127.0.0.1")
+    join_process_group(0, 1, meeting.address, SECONDS)
     try:
         yield
     finally:
@@ -48,9 +48,9 @@ def alone() -> Iterator[None]:
 
 def opened(fields: Any, dtype: str, kind: ModelKind = "causal_lm") -> Any:
     """A model of Megatron's with the weights that `measure.engine` has."""
-    from rlgraph.backends.engines.megatron.opening import prepare
+    from rlgraph.backends.engines.megatron.opening import import_megatron
 
-    prepare()
+    import_megatron()
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine.open(spec(fields, dtype, kind), Mesh(), block_tokens=8192)

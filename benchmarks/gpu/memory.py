@@ -16,10 +16,10 @@ from benchmarks.gpu.measure import Row, Setting, config
 from rlgraph.api.compiled import Compiled
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import Peak, peaks
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.peak import Peak, pool_peaks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.profile import measure_device
 
@@ -57,8 +57,8 @@ def rows(setting: Setting) -> Iterator[Row]:
             found = _predicted(compiled, tokens, device, setting)
         what = f"GRPO, {4 * batch} rows of {PROMPT + tokens:,} tokens"
         yield Row(f"{what}: measured", measured / 1e9, "GB")
-        yield Row(f"{what}: planned, in {found.moment}", found.bytes / 1e9, "GB")
-        yield Row(f"{what}: planned / measured", found.bytes / measured, least=1 - NEAR, most=1 + NEAR)
+        yield Row(f"{what}: planned, in {found.moment}", found.used_bytes / 1e9, "GB")
+        yield Row(f"{what}: planned / measured", found.used_bytes / measured, least=1 - NEAR, most=1 + NEAR)
 
 
 def _compiled(folder: Path, batch: int, tokens: int, setting: Setting) -> Compiled:
@@ -94,8 +94,8 @@ def _measured(compiled: Compiled, setting: Setting) -> int:
 def _predicted(compiled: Compiled, tokens: int, device: str, setting: Setting) -> Peak:
     """Of tensors alone: what contexts and the allocator keep is not theirs."""
     constants = replace(
-        defaults("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0, process={}, communicator=0
+        default_constants("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0, process={}, communicator=0
     )
     workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
-    laid = tasks(compiled.program, main_step(compiled.program), workload)
-    return peaks(compiled.plan, laid, model_configs(compiled), read_cluster(f"1x1:{device}"), constants)["all"]
+    laid = phase_tasks(compiled.program, main_phase(compiled.program), workload)
+    return pool_peaks(compiled.plan, laid, model_configs(compiled), read_cluster(f"1x1:{device}"), constants)["all"]

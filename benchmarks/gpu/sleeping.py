@@ -58,7 +58,7 @@ def _sleeping(name: str, made: Any, setting: Setting) -> Iterator[Row]:
 def _rate(act: Callable[[], OffloadRecord], setting: Setting) -> float:
     """GB/s until the last byte is there: an engine that wakes up does not wait for it."""
     began = time.perf_counter()
-    moved = act().moved
+    moved = act().moved_bytes
     wait(setting.device)
     return moved / (time.perf_counter() - began) / 1e9
 

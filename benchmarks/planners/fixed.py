@@ -16,14 +16,14 @@ from math import inf
 
 from planners.caches import settled
 
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding, work
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import optimizer_bytes
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.cost.predict import footprint
 from rlgraph.passes.cost.time import latency_model
-from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
@@ -94,19 +94,21 @@ def _best(problem: Problem, blocks: Blocks, devices: tuple[int, ...], gathered: 
         if found is None:
             return inf
         chosen |= found
-    colocation = problem.colocation(blocks)
+    colocation = problem.make_colocation(blocks)
     syncs = [
-        _sync(problem, chosen[a], chosen[b], colocation.home[a] == colocation.home[b], gathered)
-        for a, b in problem.syncs
+        _sync(
+            problem, chosen[a], chosen[b], colocation.pool_of_component[a] == colocation.pool_of_component[b], gathered
+        )
+        for a, b in problem.sync_pairs
     ]
-    return problem.step({number: piece.seconds for number, piece in chosen.items()}, syncs, colocation)
+    return problem.step_seconds({number: piece.seconds for number, piece in chosen.items()}, syncs, colocation)
 
 
 def _pool(
     problem: Problem, order: Sequence[int], before: Mapping[int, Piece], devices: int, gathered: bool, tensor: int
 ) -> dict[int, Piece] | None:
     """Of the components of one pool; None where they do not fit together."""
-    room = usable(problem.cluster.islands[0], problem.constants)
+    room = usable_device_bytes(problem.cluster.islands[0], problem.constants)
     least = {
         number: min(
             (piece.resident for piece in _pieces(problem, number, devices, gathered, tensor, before)), default=inf
@@ -135,9 +137,9 @@ def _pieces(
         yield from _zero(problem, component, devices)
         return
     trained = next(
-        (chosen[a].deployment for a, b in problem.syncs if b == number and a in chosen and not gathered), None
+        (chosen[a].deployment for a, b in problem.sync_pairs if b == number and a in chosen and not gathered), None
     )
-    for option in settled(problem.options.all(number, component, island, devices)):
+    for option in settled(problem.options.all_options(number, component, island, devices)):
         if option.offload or option.deployment.tp > island.per_node:
             continue
         if tensor and component.work == "train" and option.deployment.tp != tensor:
@@ -153,13 +155,16 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
     and of the cache."""
     tasks = [problem.tasks[number] for number in component.tasks]
     kept = option.deployment.kv_bytes * trained.pp
-    deployment = replace(option.deployment.copied(trained.dp), kv_bytes=kept)
+    deployment = replace(option.deployment.with_replicas(trained.dp), kv_bytes=kept)
     passes = [
-        decoding.generation_cost(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
+        decoding.generation_cost(component.config, deployment, problem.constants, task.batches[0]).seconds
+        * task.repetitions
         for task in tasks
     ]
     weights = (
-        work.stage_parameters(component.config.shape, component.config.kind, 1) * component.config.item / trained.tp
+        work.stage_parameters(component.config.shape, component.config.kind, 1)
+        * component.config.item_bytes
+        / trained.tp
     )
     held = option.resident - weights * (1 - 1 / trained.pp)
     return Piece(tuple(passes), held, option.peak - option.resident, deployment)
@@ -171,17 +176,17 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
     island, constants = problem.cluster.islands[0], problem.constants
     weights = work.stage_parameters(component.config.shape, component.config.kind, 1)
     reach = island.device.link if devices <= island.per_node else island.network * island.per_node
-    gather = weights * component.config.item * (devices - 1) / devices / (reach * constants.collective)
+    gather = weights * component.config.item_bytes * (devices - 1) / devices / (reach * constants.collective)
     trains = component.work == "train"
     for rows in MICROS:
         for recompute in (False, True)[: 1 + trains]:
-            deployment = Deployment("megatron", island, mesh(devices), rows * WIDTH, recompute)
+            deployment = Deployment("megatron", island, make_mesh(devices), rows * WIDTH, recompute)
             seconds, active = [], 0.0
-            for op, batches in component.batches(problem.tasks):
+            for op, batches in component.operation_batches(problem.tasks):
                 kind = "train" if op == "train" else "forward"
                 passes = latency_model(kind, component.config, deployment, constants, batches)
-                mine = sum(batch.share(devices) for batch in batches)
-                sent = gather * (3 if op == "train" else 1) * passes.micro_batches(mine)
+                mine = sum(batch.rows_of_fullest_replica(devices) for batch in batches)
+                sent = gather * (3 if op == "train" else 1) * passes.micro_batch_count(mine)
                 update = (
                     optimizer_bytes().bytes_moved * weights / devices / island.device.bandwidth
                     if op == "train"
@@ -189,9 +194,9 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
                 )
                 seconds.append(passes.seconds(mine) + sent + update)
                 active = max(active, footprint(op, component.config, deployment, batches).active.total)
-            layer = weights / component.config.shape.layers * component.config.item
-            held = weights * (component.config.item + (16 if trains else 0)) / devices
-            times = [problem.tasks[number].times for number in component.tasks]
+            layer = weights / component.config.shape.layers * component.config.item_bytes
+            held = weights * (component.config.item_bytes + (16 if trains else 0)) / devices
+            times = [problem.tasks[number].repetitions for number in component.tasks]
             yield Piece(tuple(s * t for s, t in zip(seconds, times, strict=True)), held, active + 2 * layer, deployment)
 
 
@@ -200,13 +205,15 @@ def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gather
     if not gathered:
         return 0.0
     if not together:
-        return sync_cost(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
+        return weight_sync_cost(
+            _config(problem), source.deployment, target.deployment, False, problem.constants
+        ).seconds
     # Each device gathers all weights and keeps its share (HybridFlow, table 2).
     island, config = problem.cluster.islands[0], _config(problem)
-    size = work.stage_parameters(config.shape, config.kind, 1) * config.item
+    size = work.stage_parameters(config.shape, config.kind, 1) * config.item_bytes
     reach = island.device.link if source.deployment.dp <= island.per_node else island.network * island.per_node
     return size / (reach * problem.constants.transfer) + problem.constants.sync
 
 
 def _config(problem: Problem) -> ModelConfig:
-    return problem.components[problem.syncs[0][0]].config
+    return problem.components[problem.sync_pairs[0][0]].config

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem
@@ -22,18 +22,23 @@ class Chosen:
 
     def seconds(self, problem: Problem) -> float:
         """Of a step."""
-        colocation = problem.colocation(self.blocks)
+        colocation = problem.make_colocation(self.blocks)
         syncs = [
-            problem.sync(
-                source, self.options[source], self.options[target], colocation.home[source] == colocation.home[target]
+            problem.pair_sync_seconds(
+                source,
+                self.options[source],
+                self.options[target],
+                colocation.pool_of_component[source] == colocation.pool_of_component[target],
             )
-            for source, target in problem.syncs
+            for source, target in problem.sync_pairs
         ]
-        return problem.step({at: option.seconds for at, option in enumerate(self.options)}, syncs, colocation)
+        return problem.step_seconds({at: option.seconds for at, option in enumerate(self.options)}, syncs, colocation)
 
     def fits(self, problem: Problem) -> bool:
         return all(
-            problem.fits([self.options[number] for number in block.components], problem.island(block))
+            problem.can_share_pool(
+                [self.options[number] for number in block.components], problem.pool_node_group(block)
+            )
             for block in self.blocks
         )
 
@@ -50,9 +55,9 @@ def fastest_that_fit(
     for number, own in options.items():
         held = sum(chosen.get(other, least[other]).resident for other in options if other != number)
         active = max((other.peak - other.resident for other in chosen.values()), default=0.0)
-        room = usable(island, problem.constants)
+        room = usable_device_bytes(island, problem.constants)
         fit = [o for o in own if held + o.resident + max(o.peak - o.resident, active) <= room]
         if not fit:
             return None
         chosen[number] = min(fit, key=lambda o: sum(o.seconds))
-    return chosen if problem.fits(list(chosen.values()), island) else None
+    return chosen if problem.can_share_pool(list(chosen.values()), island) else None

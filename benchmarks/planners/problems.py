@@ -15,12 +15,12 @@ from pathlib import Path
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.passes.compilation.planning import find_shapes
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.compilation.planning import read_model_shapes
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.search.components import Component, make_components
 from rlgraph.passes.placement.search.options import Options
@@ -45,7 +45,7 @@ CHANGES = (
     (r"reward_lm\(\w+\)", 'reward_lm(judge, dtype="bfloat16")'),
 )
 
-GPU = defaults("gpu")
+GPU = default_constants("gpu")
 """What the paper's workload changes in the programs; critics and reward models are of one size."""
 
 STAGES = {32: 1, 40: 1, 48: 4, 80: 8}
@@ -63,8 +63,8 @@ def text(name: str) -> str:
 class PaperOptions(Options):
     """Training is split as in the paper, its pipelines no longer than there."""
 
-    def splits(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
-        for deployment in super().splits(component, island):
+    def legal_deployments(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
+        for deployment in super().legal_deployments(component, island):
             if component.work != "train" or (
                 deployment.tp == PER_NODE and deployment.pp <= STAGES[component.config.shape.layers]
             ):
@@ -96,8 +96,8 @@ class Case:
         compiled = rlgraph.compile(text(self.program), set={name: f'"{MODELS[size]}"' for name, size in sizes.items()})
         program = compiled.program
         fixed = Lengths((float(TOKENS),))
-        found = tasks(program, main_step(program), Workload(fixed, fixed))
-        return found, make_components(program, compiled.schedule, find_shapes(program, Folders(Path())), found)
+        found = phase_tasks(program, main_phase(program), Workload(fixed, fixed))
+        return found, make_components(program, compiled.schedule, read_model_shapes(program, Folders(Path())), found)
 
     def problem(self, kind: type[Options] = Options) -> Problem:
         """With nothing worked out yet."""

@@ -18,7 +18,7 @@ from planners.plans import Chosen
 
 from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.partitions import allowed_sizes
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes
 from rlgraph.passes.placement.search.problem import Problem
 
 BETAS = (3.0, 30.0, 300.0)
@@ -63,14 +63,14 @@ class _Walk:
     def __init__(self, problem: Problem, dice: random.Random) -> None:
         self.problem, self.dice = problem, dice
         (self.island,) = problem.cluster.islands
-        self.sizes = allowed_sizes(self.island)
+        self.sizes = allowed_pool_sizes(self.island)
         self.known: dict[tuple[int, int], list[Option]] = {}
 
     def options(self, number: int, devices: int) -> list[Option]:
         key = (number, devices)
         if key not in self.known:
             component = self.problem.components[number]
-            self.known[key] = list(settled(self.problem.options.all(number, component, self.island, devices)))
+            self.known[key] = list(settled(self.problem.options.all_options(number, component, self.island, devices)))
         return self.known[key]
 
     def first(self) -> Chosen:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.passes.compilation.programs import (
     Setting,
-    column_reader,
-    fault_finder,
+    make_column_reader,
+    make_reference_checker,
     open_program,
     parse_settings,
-    settings_text,
+    settings_as_text,
     with_quote_hints,
 )
 
@@ -53,14 +53,17 @@ def check(
 
     try:
         opened = open_program(program, name)
-        texts = settings_text(set)
+        texts = settings_as_text(set)
         if opened.source.path.endswith(".rls"):
             from rlgraph.passes.compilation.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
         folders = opened.folders
         return check_program(
-            opened.source, parse_settings(texts), columns=column_reader(folders), faults=fault_finder(folders)
+            opened.source,
+            parse_settings(texts),
+            columns=make_column_reader(folders),
+            faults=make_reference_checker(folders),
         )[1]
     except ProgramError as error:
         return with_quote_hints(error.diagnostics)
@@ -106,7 +109,7 @@ def compile(
     from rlgraph.api.compiled import Compiled
     from rlgraph.passes.compilation.compile import check_program, compile_program
 
-    opened, texts = open_program(program, name), settings_text(set)
+    opened, texts = open_program(program, name), settings_as_text(set)
     unplanned = check_program(opened, texts, schedule)
     calibrated = goal = None
     if calibration is not None:
@@ -139,9 +142,9 @@ def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = N
     number, a tensor [rows] or a tensor [rows, tokens]; `mask` [rows, tokens] says which tokens count. Gradients go
     through. `set` replaces what `--set` replaces. Raise ProgramError if a declaration of the program is wrong.
     """
-    from rlgraph.api.namespace import namespace
+    from rlgraph.api.namespace import make_namespace
 
     if program == "std":
-        return namespace("std", None, {})
+        return make_namespace("std", None, {})
     opened = open_program(program)
-    return namespace(opened.source.path, opened.source, parse_settings(settings_text(set)))
+    return make_namespace(opened.source.path, opened.source, parse_settings(settings_as_text(set)))

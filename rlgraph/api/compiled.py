@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
-from rlgraph.api.summary import summary
+from rlgraph.api.summary import summary_text
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.text.plain import to_plain
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.runs.options import LOCAL, RESTARTS, Options
+from rlgraph.runs.options import LOCAL, RESTARTS, RunOptions
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer
@@ -80,9 +80,9 @@ class Compiled(Compilation):
 
     def lanes(self) -> Lanes:
         """Return the plan as data for a picture. Raise ProgramError if there is no plan."""
-        from rlgraph.explain.lanes import lanes
+        from rlgraph.explain.lanes import plan_lanes
 
-        return lanes(self)
+        return plan_lanes(self)
 
     def _kind(self, picture: Picture | None) -> Picture:
         return picture or ("plan" if self.planned else "dataflow")
@@ -123,9 +123,9 @@ class Compiled(Compilation):
 
     def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
         """Return a picture as PNG, and write it to `path` if that is given; `picture` is as for `to_svg`."""
-        from rlgraph.viz.png import render
+        from rlgraph.viz.png import svg_to_png
 
-        return render(self.to_svg(picture=picture, embed=False), path=path)
+        return svg_to_png(self.to_svg(picture=picture, embed=False), path=path)
 
     def to_html(self, picture: Picture | None = None) -> str:
         """Return one self-contained page with the picture after every pass, that of the plan, and that of its
@@ -163,7 +163,7 @@ class Compiled(Compilation):
         prefix = f"rlgraph{uuid4().hex[:12]}-"
         svg = self.to_svg(prefix, picture, embed=False)
         scrolled = f'<div style="overflow: auto; max-height: 80vh">{with_fonts(svg)}</div>'
-        return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary(self)}
+        return {"image/svg+xml": svg, "text/html": scrolled, "text/plain": summary_text(self)}
 
     # Running
 
@@ -236,7 +236,7 @@ class Compiled(Compilation):
 
         paths = (record, replay, trace, resume)
         record, replay, trace, resume = (None if path is None else Path(path) for path in paths)
-        options = Options(
+        options = RunOptions(
             steps,
             seed,
             threads,

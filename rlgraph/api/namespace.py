@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.dsl.define import CompiledDef, compile_def, definitions
+from rlgraph.dsl.define import CompiledDef, compile_def, read_defs
 from rlgraph.dsl.scope import DefName
 from rlgraph.dsl.tree import Expr
 from rlgraph.errors import Source, did_you_mean
@@ -38,19 +38,19 @@ class Function:
         self.__signature__ = Signature([*self._parameters.parameters.values(), *mask])
 
     def __call__(self, *args: Tensor | float, **named: Any) -> Tensor:
-        from rlgraph.backends.lowering.functions import call_padded, types_of
+        from rlgraph.backends.lowering.functions import argument_types, compute_padded
 
         mask = named.pop("mask", None) if self._masks else None
         try:
             arguments = self._parameters.bind(*args, **named).arguments
         except TypeError as error:
             raise TypeError(f"{self.__name__}{self.__signature__}: {error}") from None
-        types = types_of(arguments)
+        types = argument_types(arguments)
         key = tuple(types.items())
         if key not in self._defined:
             self._defined[key] = compile_def(self._called, types)
         defined = self._defined[key]
-        return call_padded(defined.node, arguments, mask, defined.group)
+        return compute_padded(defined.node, arguments, mask, defined.group)
 
     def __repr__(self) -> str:
         return f"<function {self.__name__}{self.__signature__} of {self._called.definition.span.source.path}>"
@@ -92,7 +92,7 @@ class Functions:
         return f"<functions of {self._name}: {', '.join(self._functions)}>"
 
 
-def namespace(name: str, source: Source | None, changes: Mapping[str, Expr]) -> Functions:
+def make_namespace(name: str, source: Source | None, changes: Mapping[str, Expr]) -> Functions:
     """Return the defs of a source, or those of the prelude for None. Raise ProgramError."""
-    defs = definitions(source, changes)
+    defs = read_defs(source, changes)
     return Functions(name, {key: Function(called) for key, called in defs.items()})

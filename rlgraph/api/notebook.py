@@ -19,7 +19,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
 _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
 
 
-def load(shell: Any) -> None:
+def register_magic(shell: Any) -> None:
     """Register `%%rlf` in an IPython shell."""
 
     def rlf(line: str, cell: str) -> None:

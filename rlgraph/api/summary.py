@@ -10,7 +10,7 @@ from typing import Any
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import count_phrase
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.tables import pool_size, table
+from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.text.text import show_constant
@@ -20,7 +20,7 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.rewrites.accumulate import streamed_trainings
 
 
-def summary(compiled: Compilation) -> str:
+def summary_text(compiled: Compilation) -> str:
     """Return a text for a person, without a final line break. It says where the program runs if there is a schedule."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
@@ -33,9 +33,9 @@ def summary(compiled: Compilation) -> str:
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
     if compiled.target is not None:
-        from rlgraph.explain.choice import show_choice  # the search: only where a cluster is given
+        from rlgraph.explain.choice import show_chosen_plan  # the search: only where a cluster is given
 
-        lines += ["", *show_choice(compiled.choice, compiled.plan_file_sections["predicted"])]
+        lines += ["", *show_chosen_plan(compiled.choice, compiled.plan_file_sections["predicted"])]
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
     if compiled.planned:
@@ -44,7 +44,7 @@ def summary(compiled: Compilation) -> str:
     return "\n".join(lines)
 
 
-def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
+def summary_records(compiled: Compilation) -> Iterator[dict[str, Any]]:
     """Yield what was compiled as plain data, and the plan as a plan file has it, if there is one."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
@@ -71,7 +71,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     """Yield a line for each pool with its groups, and for the weights that have to be synchronized."""
     for pool in plan.pools:
         if pool.name != HOST:
-            yield f"{pool_size(pool)} in `{pool.name}`"
+            yield f"{pool_size_text(pool)} in `{pool.name}`"
             groups = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in groups])
     for holding in plan.holdings:
@@ -84,14 +84,14 @@ def _placement(plan: Plan) -> Iterator[str]:
     for model, source, target in plan.syncs():
         target_holding = plan.holding(model, target)
         details = ", what changed of them" if target_holding.delta else ""
-        details += ", also to rows that are sampled" if target_holding.refreshes else ""
+        details += ", also to rows that are sampled" if target_holding.refreshes_while_sampling else ""
         details += ", one copy after the other" if target_holding.replica else ""
         yield f"weights of {model}: {source} to {target}{details}"
 
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Yield which models of a group are one base with several adapters."""
-    lending = [group for group in plan.groups if group.models and engine(group.engine).lends_base(group.mesh)]
+    lending = [group for group in plan.groups if group.models and engine(group.engine).shares_base(group.mesh)]
     for group in lending:
         for names in shared_bases(program).values():
             members = [name for name in names if name in group.models]
@@ -152,7 +152,7 @@ def _name(node: Node) -> str:
 def _model(model: Model, nodes: list[Node]) -> str:
     origin = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
     operations = dict.fromkeys(
-        node.op for node in nodes if NODES[node.op].with_model and model_of(node).split("@")[0] == model.name
+        node.op for node in nodes if NODES[node.op].uses_model and model_of(node).split("@")[0] == model.name
     )
     return ", ".join([origin, *(["frozen"] if model.frozen else []), *operations])
 
@@ -162,4 +162,4 @@ def _short(text: str) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    yield from (f"  {line}" for line in table("<<", rows))
+    yield from (f"  {line}" for line in align_columns("<<", rows))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlgraph.passes.compilation import target
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.profiles.lengths import fit_lengths, read_fitted
+from rlgraph.profiles.lengths import fit_lengths, read_fitted_lengths
 
 __all__ = ["fit_lengths", "workload"]
 
@@ -31,11 +31,11 @@ def workload(
     - `foresight`: how much what `admit` expects of a prompt correlates with what its answers will be, from 0 to 1.
     - `alike`: how much the lengths of the answers to one prompt correlate, from 0 to less than 1.
     """
-    described = replace(target.read_workload(prompt_tokens, response_tokens, kept), alike=alike)
+    described = replace(target.parse_workload(prompt_tokens, response_tokens, kept), alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)
     if lengths is None:
         return described
-    prompt, response = read_fitted(lengths)
+    prompt, response = read_fitted_lengths(lengths)
     return replace(
         described,
         prompt=described.prompt if prompt is None or prompt_tokens is not None else prompt,

@@ -28,7 +28,7 @@ class RowOrder:
     def move_forward(self, axis: str, first: int, start: int, stop: int, names: Iterable[str]) -> None:
         """Move the rows `start` to `stop` of an axis, with all that lies in them, before those from `first` on. names:
         the values that are complete; others have rows before `first` only."""
-        places = np.arange(self.frame.size(axis))
+        places = np.arange(self.frame.row_count(axis))
         places[first:stop] = np.r_[start:stop, first:start]
         self.reorder(axis, places, names)
 
@@ -47,27 +47,27 @@ class RowOrder:
 
     def _lay(self, axis: str, places: np.ndarray, names: Iterable[str]) -> None:
         frame, inside = self.frame, self.frame.rows[axis].axis
-        moved, _ = frame.slice(axis, places, [name for name in names if _within(frame, name, inside)])
+        moved, _ = frame.slice_rows(axis, places, [name for name in names if _within(frame, name, inside)])
         frame.rows.update(moved.rows)
         frame.values.update(moved.values)
-        frame.forget_places()
+        frame.forget_indexes()
 
-    def in_data_order(self, names: Iterable[str]) -> Frame:
+    def frame_in_data_order(self, names: Iterable[str]) -> Frame:
         """Return a frame with the named values in the order of the data."""
         ordered, wanted = self.frame, list(names)
         for axis, order in self.order.items():
-            ordered, _ = ordered.slice(axis, order.argsort(), wanted)
+            ordered, _ = ordered.slice_rows(axis, order.argsort(), wanted)
         return ordered
 
     def reorder_output(self, made: NodeOutput) -> NodeOutput:
         """Reorder what a node made of rows in the order of the data to the order in which they lie."""
         for axis, order in self.order.items():
-            ordered, inside = self.in_data_order(()), self.frame.rows[axis].axis
+            ordered, inside = self.frame_in_data_order(()), self.frame.rows[axis].axis
             for rows in made.rows:
                 ordered.add_rows(rows)
             ordered.values.update(made.values)
-            moved, _ = ordered.slice(axis, order, [name for name in made.values if _within(ordered, name, inside)])
-            new_rows = [moved.rows[rows.axis.key] if rows.axis.within(inside) else rows for rows in made.rows]
+            moved, _ = ordered.slice_rows(axis, order, [name for name in made.values if _within(ordered, name, inside)])
+            new_rows = [moved.rows[rows.axis.key] if rows.axis.is_within(inside) else rows for rows in made.rows]
             made = replace(made, values={**made.values, **moved.values}, rows=new_rows)
         return made
 
@@ -75,4 +75,4 @@ class RowOrder:
 def _within(frame: Frame, name: str, axis: Axis) -> bool:
     """Whether the rows of a value lie in the rows of an axis."""
     value_axis = axis_of(frame.types[name])
-    return value_axis is not None and value_axis.within(axis)
+    return value_axis is not None and value_axis.is_within(axis)

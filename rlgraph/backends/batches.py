@@ -21,14 +21,14 @@ from rlgraph.ir.graph import Graph
 class CollectBatch:
     """A run of the body of a `collect`."""
 
-    given: Frame
+    inputs: Frame
     """The values with which it began."""
     run: GraphRun
-    before: CollectBatch | None = None
+    batch_before: CollectBatch | None = None
     """The batch before it, which has not read its rows of the data yet; this one reads the rows behind those."""
 
     @classmethod
-    def restore_inputs(cls, given: Frame) -> CollectBatch:
+    def restore(cls, given: Frame) -> CollectBatch:
         """Restore a batch of another process from the values with which it began: whoever goes on with it begins it
         again."""
         # No step of this process has this attempt, so `continue_batch` takes its work for lost.
@@ -43,18 +43,18 @@ class CollectBatch:
         graph = self.run.graph
         used = {value.name for value in graph.inputs} | {value.name for node in graph.nodes for value in node.outputs}
         used |= {name for node in graph.nodes for name in node.inputs}
-        return replace(self.given, values={name: v for name, v in self.given.values.items() if name in used})
+        return replace(self.inputs, values={name: v for name, v in self.inputs.values.items() if name in used})
 
     @property
-    def step(self) -> int:
+    def step_number(self) -> int:
         """The number of the step that began it."""
-        return self.given.step.number
+        return self.inputs.step.number
 
     @property
     def number(self) -> int:
         """Its number among the batches of its step."""
-        assert self.given.step.batch is not None
-        return self.given.step.batch
+        assert self.inputs.step.batch is not None
+        return self.inputs.step.batch
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Surplus:
     """Batches that go on."""
 
     @property
-    def steps(self) -> list[int]:
+    def begun_in_steps(self) -> list[int]:
         """The steps that began the batches that go on."""
-        return [batch.step for batch in self.unfinished_batches]
+        return [batch.step_number for batch in self.unfinished_batches]
 
 
 def last_settled_step(step: Step, things: Mapping[str, Any]) -> Step:
     """Return the last step up to which nothing goes on: what a step has made is needed as long as batches go on that it
     began. things: as a step that is over left them."""
-    going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]
+    going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.begun_in_steps]
     return replace(step, number=min([step.number, *(began - 1 for began in going)]))
 
 
@@ -86,8 +86,8 @@ class CollectBatches:
         """inputs: what the first batch is given of the values that go from batch to batch. key: names the crew, the
         same in each step. most: how many batches can be under way."""
         self.executor, self.body = executor, body
-        self.crew = executor.lasting_pool(key, executor.threads(body) * most)
-        self.crew.use_this_thread()
+        self.crew = executor.lasting_pool(key, executor.max_threads(body) * most)
+        self.crew.become_event_thread()
         self.inputs = list(inputs)
         """What the batch that reads next is given, unless `last` makes it."""
         self.names = [value.name for value in body.inputs[: len(inputs)]]
@@ -95,17 +95,17 @@ class CollectBatches:
         self.going: list[CollectBatch] = []
         self.last: CollectBatch | None = None
 
-    def begin(self, frame: Frame) -> CollectBatch:
+    def begin_batch(self, frame: Frame) -> CollectBatch:
         """Begin a batch on the next rows of the data."""
         batch = self._add(frame)
         if self.last is None:
             self._give(batch, self.inputs)
         else:
-            batch.before, batch.run.awaited = self.last, dict.fromkeys(self.names, never_ready)
+            batch.batch_before, batch.run.awaited = self.last, dict.fromkeys(self.names, never_ready)
         self.last = batch
         return batch
 
-    def begin_with(self, frame: Frame) -> CollectBatch:
+    def begin_on_given_rows(self, frame: Frame) -> CollectBatch:
         """Begin a batch on rows that the frame has: it reads nothing, and does not change what goes from batch to
         batch."""
         batch = self._add(frame)
@@ -114,35 +114,35 @@ class CollectBatches:
 
     def continue_batch(self, batch: CollectBatch, attempt: int) -> None:
         """Go on with a batch of an earlier step; if its work was lost when a step failed, begin it again."""
-        if batch.given.step.attempt == attempt:
+        if batch.inputs.step.attempt == attempt:
             batch.run.crew = self.crew
             self.going.append(batch)
             return
-        frame = batch.given.child()
+        frame = batch.inputs.child_frame()
         frame.step = replace(frame.step, attempt=attempt)
         self._add(frame)
 
     @property
     def unfinished_batches(self) -> set[Ended]:
         """The step and the number of each batch that has not ended."""
-        return {(batch.step, batch.number) for batch in self.going}
+        return {(batch.step_number, batch.number) for batch in self.going}
 
     def _add(self, frame: Frame) -> CollectBatch:
-        given = frame.child()
+        given = frame.child_frame()
         batch = CollectBatch(given, GraphRun(self.executor, self.body, frame, self.crew))
         self.going.append(batch)
         return batch
 
     def _give(self, batch: CollectBatch, inputs: Sequence[Any]) -> None:
-        for frame in (batch.given, batch.run.frame):
+        for frame in (batch.inputs, batch.run.frame):
             frame.values.update(zip(self.names, inputs, strict=True))
 
     @property
     def has_read_all(self) -> bool:
         """Whether all batches that were begun have read their rows, so that the next one's inputs are known."""
-        return self.last is None or all(map(self.last.run.is_complete, self.outputs))
+        return self.last is None or all(map(self.last.run.value_is_complete, self.outputs))
 
-    def carried_over(self) -> list[Any]:
+    def carried_values(self) -> list[Any]:
         """Return what goes from batch to batch, as the last one left it."""
         return self.inputs if self.last is None else [self.last.run.frame.values[name] for name in self.outputs]
 
@@ -152,16 +152,16 @@ class CollectBatches:
         read their data."""
         moved, behind = False, False
         for batch in self.going:
-            wanted = only is None or only == (batch.step, batch.number)
-            if batch.before is not None and all(map(batch.before.run.is_complete, self.outputs)):
-                before, batch.before = batch.before.run, None
+            wanted = only is None or only == (batch.step_number, batch.number)
+            if batch.batch_before is not None and all(map(batch.batch_before.run.value_is_complete, self.outputs)):
+                before, batch.batch_before = batch.batch_before.run, None
                 self._give(batch, [before.frame.values[name] for name in self.outputs])
                 batch.run.awaited.clear()
             # Where one node runs at a time nothing is gained by beginning early.
-            reads = not wanted or (behind and not self.executor.clock.together)
+            reads = not wanted or (behind and not self.executor.clock.concurrent)
             moved |= batch.run.advance(self.outputs if reads else None)
             behind |= not reads
-        ended = [batch for batch in self.going if batch.run.over]
+        ended = [batch for batch in self.going if batch.run.is_over]
         self.going = [batch for batch in self.going if batch not in ended]
         if not moved and not ended:
             wait_for_progress([batch.run for batch in self.going], self.crew)

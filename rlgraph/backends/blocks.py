@@ -38,7 +38,9 @@ class TableBlock:
     """Axes of the table's rows (filters leave several), those that the node uses first."""
 
 
-def table_blocks(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[TableBlock, ...]]:
+def table_blocks_by_node(
+    graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]
+) -> list[tuple[TableBlock, ...]]:
     """Return for each node of a graph the tables that it makes or uses, or from which its inputs were made. What a
     model has learned of rows does not count as made from them."""
     made_of: dict[str, set[str]] = {}
@@ -56,10 +58,10 @@ def table_blocks(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, i
 def _axes(node: Node, table: str, types: Mapping[str, Type]) -> tuple[Axis, ...]:
     used = [axis for name in node.inputs if (axis := axis_of(types[name])) is not None]
     table_axes = [kind.axis for name, kind in types.items() if isinstance(kind, Table) and _table(name) == table]
-    return tuple(sorted(table_axes, key=lambda axis: not any(used_axis.within(axis) for used_axis in used)))
+    return tuple(sorted(table_axes, key=lambda axis: not any(used_axis.is_within(axis) for used_axis in used)))
 
 
-def passes_blocks_on(graph: Graph) -> list[bool]:
+def streams_on_by_node(graph: Graph) -> list[bool]:
     """Return for each node of a graph whether others go on with a block of what it makes: a model or the user's code,
     maybe after some mathematics. Where only a barrier follows, a block is merely the least that is worth a request:
     a node takes all rows that are ready."""
@@ -69,7 +71,7 @@ def passes_blocks_on(graph: Graph) -> list[bool]:
         passes_on = any(begins.get(value.name, False) for value in node.outputs)
         handed.append(passes_on)
         by_rows = node.unit is not None and node.unit.axis is not None
-        works = by_rows and (passes_on or NODES[node.op].with_model or bool(NODES[node.op].foreign))
+        works = by_rows and (passes_on or NODES[node.op].uses_model or bool(NODES[node.op].foreign))
         for name in node.inputs:
             begins[name] = begins.get(name, False) or works
     return handed[::-1]
@@ -100,13 +102,13 @@ def _count(node: Node, cut: TableBlock, unit: Axis, frame: Frame, ready: int) ->
     if NODES[node.op].generates and _table(node.name) == cut.name:
         # These rows do not exist yet, but each row of the unit gets the same number of them.
         return np.arange(ready + 1) * rows_per_input(node)
-    related = (axis for axis in cut.axes if axis.key in frame.rows and (axis.within(unit) or unit.within(axis)))
+    related = (axis for axis in cut.axes if axis.key in frame.rows and (axis.is_within(unit) or unit.is_within(axis)))
     axis = next(related, None)
     if axis is None:
         return None
-    if unit.within(axis):
-        return np.arange(ready + 1) if unit.key == axis.key else frame.index(unit.key, axis.key)[:ready]
-    rows = np.bincount(frame.index(axis.key, unit.key), minlength=frame.size(unit.key))[:ready]
+    if unit.is_within(axis):
+        return np.arange(ready + 1) if unit.key == axis.key else frame.ancestor_rows(unit.key, axis.key)[:ready]
+    rows = np.bincount(frame.ancestor_rows(axis.key, unit.key), minlength=frame.row_count(unit.key))[:ready]
     return np.concatenate([[0], rows.cumsum()])
 
 

@@ -25,7 +25,7 @@ class TaskPool(Protocol):
     """A pool that does the work of a graph's nodes. The thread that runs the graph begins work and runs the events it
     reports."""
 
-    def begin(self, work: Event) -> None:
+    def submit(self, work: Event) -> None:
         """Start some work, which reports its own failures."""
         ...
 
@@ -42,7 +42,7 @@ class TaskPool(Protocol):
         """Wait until an event is reported, and return it."""
         ...
 
-    def use_this_thread(self) -> None:
+    def become_event_thread(self) -> None:
         """Make the calling thread the one that runs the graph."""
         ...
 
@@ -59,7 +59,7 @@ def report_failure(crew: TaskPool, error: BaseException) -> None:
 class Clock(Protocol):
     """A way for nodes to work at the same time, or one by one."""
 
-    together: bool
+    concurrent: bool
     """Whether nodes that do not wait for each other work at the same time."""
 
     def task_pool(self, size: int) -> AbstractContextManager[TaskPool]:
@@ -77,7 +77,7 @@ class Clock(Protocol):
 class InlineClock:
     """A clock that does work when it begins."""
 
-    together = False
+    concurrent = False
 
     @contextmanager
     def task_pool(self, size: int) -> Iterator[TaskPool]:
@@ -90,7 +90,7 @@ class InlineClock:
 class _InLineCrew:
     """A crew whose work is over when it has begun."""
 
-    def begin(self, work: Event) -> None:
+    def submit(self, work: Event) -> None:
         work()
 
     def post_event(self, event: Event) -> None:
@@ -103,7 +103,7 @@ class _InLineCrew:
     def next_event(self) -> Event:
         raise AssertionError("work is over when it has begun: there is nothing to wait for")
 
-    def use_this_thread(self) -> None: ...
+    def become_event_thread(self) -> None: ...
 
 
 # Threads
@@ -112,7 +112,7 @@ class _InLineCrew:
 class ThreadClock:
     """A clock that does work in threads, in real time."""
 
-    together = True
+    concurrent = True
 
     @contextmanager
     def task_pool(self, size: int) -> Iterator[TaskPool]:
@@ -130,7 +130,7 @@ class _ThreadCrew:
         self.pool = pool
         self.events: SimpleQueue[Event] = SimpleQueue()
 
-    def begin(self, work: Event) -> None:
+    def submit(self, work: Event) -> None:
         self.pool.submit(work)
 
     def post_event(self, event: Event) -> None:
@@ -143,4 +143,4 @@ class _ThreadCrew:
     def next_event(self) -> Event:
         return self.events.get()
 
-    def use_this_thread(self) -> None: ...
+    def become_event_thread(self) -> None: ...

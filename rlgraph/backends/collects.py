@@ -27,7 +27,7 @@ def run_collect(loop: Loop) -> Frame:
         now = collect_soonest(loop)
     else:
         now = collect_in_order(loop)
-    now.values.update({value.name: now.values[inner] for inner, value in loop.node.exported})
+    now.values.update({value.name: now.values[inner] for inner, value in loop.node.exported_values})
     return now
 
 
@@ -43,10 +43,10 @@ def collect_in_order(loop: Loop) -> Frame:
     again = before if rest == "later" else None
     if late != "wait":
         before, old = (None, None) if before is None else _split_recent(loop, before)
-        loop.metrics[f"{name}.late"] = 0.0 if old is None else float(old.size(axis))
-        again = old if late == "again" and old is not None and old.size(axis) else None
+        loop.metrics[f"{name}.late"] = 0.0 if old is None else float(old.row_count(axis))
+        again = old if late == "again" and old is not None and old.row_count(axis) else None
     parts: list[Frame] = [before] if before is not None and rest == "carry" else []
-    kept, rounds = sum(part.size(axis) for part in parts), 0
+    kept, rounds = sum(part.row_count(axis) for part in parts), 0
     while kept < wanted or again is not None:
         allowed, missing = node.attr("rounds") - rounds, wanted - kept
         if not allowed:
@@ -55,26 +55,26 @@ def collect_in_order(loop: Loop) -> Frame:
         if again is None or attribute_value(node, "ahead") is not None:
             missing -= 0 if again is None else again.size(axis)
             begun += [
-                frame.child() for _ in range(min(allowed - len(begun), concurrent_batches(node, max(0, missing))))
+                frame.child_frame() for _ in range(min(allowed - len(begun), concurrent_batches(node, max(0, missing))))
             ]
-        bodies = loop.run_all(begun)
+        bodies = loop.run_bodies(begun)
         # What is asked again was read before all others.
         parts = [*parts, *bodies] if again is None else [bodies[0], *parts, *bodies[1:]]
-        kept, rounds, again = kept + sum(body.size(axis) for body in bodies), rounds + len(bodies), None
-        loop.host.note(f"{kept} of {wanted} rows kept")
+        kept, rounds, again = kept + sum(body.row_count(axis) for body in bodies), rounds + len(bodies), None
+        loop.host.report_progress(f"{kept} of {wanted} rows kept")
     joined, top = _joined(loop, parts)
-    last = int(joined.index(axis, top)[wanted - 1]) + 1
-    now, _ = joined.slice(top, np.arange(last), names)
+    last = int(joined.ancestor_rows(axis, top)[wanted - 1]) + 1
+    now, _ = joined.slice_rows(top, np.arange(last), names)
     # What was carried over once is the first of them.
     first = max(last, before.size(top)) if before is not None and attribute_value(node, "once") else last
     kept_for_later = names if rest == "carry" else [_data_table(node)]
-    later, _ = joined.slice(top, np.arange(first, joined.size(top)), kept_for_later)
-    loop.carried[place] = later if later.size(top) and rest != "drop" else None
-    left = joined.size(axis) - now.size(axis)
+    later, _ = joined.slice_rows(top, np.arange(first, joined.row_count(top)), kept_for_later)
+    loop.carried[place] = later if later.row_count(top) and rest != "drop" else None
+    left = joined.row_count(axis) - now.row_count(axis)
     if rest == "later":
         loop.metrics[f"{name}.later"] = float(left)
     elif rest == "drop" or attribute_value(node, "once"):
-        loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
+        loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.row_count(axis))
     return now
 
 
@@ -92,7 +92,7 @@ def collect_soonest(loop: Loop) -> Frame:
         parts.append(loop.run(_batch_again(loop, waiting.slice(axis, turn, data)[0])))
         left = [waiting.slice(axis, rest, data)[0]]
     again, rounds = len(parts), len(parts)
-    kept = sum(part.size(axis) for part in parts)
+    kept = sum(part.row_count(axis) for part in parts)
     while kept < wanted:
         batches = min(node.attr("rounds") - rounds, concurrent_batches(node, wanted - kept))
         if not batches:
@@ -100,16 +100,16 @@ def collect_soonest(loop: Loop) -> Frame:
         body = _read_together(loop, batches)
         body.soonest = wanted - kept if _by_length_alone(node) else None
         parts.append(loop.run(body))
-        kept, rounds = kept + parts[-1].size(axis), rounds + batches
-        loop.host.note(f"{kept} of {wanted} rows kept")
+        kept, rounds = kept + parts[-1].row_count(axis), rounds + batches
+        loop.host.report_progress(f"{kept} of {wanted} rows kept")
     joined, top = _joined(loop, parts)
-    taken = np.unique(joined.index(axis, top)[_rows_in_turn(loop, joined)[:wanted]])
-    now, _ = joined.slice(top, taken, names)
-    later, _ = joined.slice(top, np.setdiff1d(np.arange(joined.size(top)), taken), data)
-    waits = frame.child()
-    waits.append([*left, later], data)
-    loop.carried[place] = waits if waits.size(axis) else None
-    loop.metrics |= {f"{name}.later": float(waits.size(axis)), f"{name}.again": float(again * wanted)}
+    taken = np.unique(joined.ancestor_rows(axis, top)[_rows_in_turn(loop, joined)[:wanted]])
+    now, _ = joined.slice_rows(top, taken, names)
+    later, _ = joined.slice_rows(top, np.setdiff1d(np.arange(joined.row_count(top)), taken), data)
+    waits = frame.child_frame()
+    waits.append_frames([*left, later], data)
+    loop.carried[place] = waits if waits.row_count(axis) else None
+    loop.metrics |= {f"{name}.later": float(waits.row_count(axis)), f"{name}.again": float(again * wanted)}
     return now
 
 
@@ -120,13 +120,13 @@ def _read_together(loop: Loop, batches: int) -> Frame:
     at = [value.name for value in loop.node.region.inputs].index(read.inputs[0])
     parts, place = list[Frame](), loop.carried[at]
     for _ in range(batches):
-        part = loop.frame.child()
+        part = loop.frame.child_frame()
         part.values[read.inputs[0]] = place
         loop.host.executor.run(Graph((), (read,), ()), part)
         parts.append(part)
         place = part.values[cursor.name]
-    body = loop.frame.child()
-    body.append(parts, [table.name])
+    body = loop.frame.child_frame()
+    body.append_frames(parts, [table.name])
     body.values[cursor.name] = place
     return body
 
@@ -163,7 +163,7 @@ def collect_as_they_end(loop: Loop) -> Frame:
     batches = CollectBatches(host.executor, loop_body(node), loop.carried, f"{frame.step.phase}.{name}", most)
     for batch in before.unfinished_batches if before else ():
         batches.continue_batch(batch, frame.step.attempt)
-    recorded = host.endings.recorded_collect(number, name)
+    recorded = host.finish_order.read_collect(number, name)
     parts: list[tuple[Frame, bool]] = []
     """Rows that have come, in their order, and whether an earlier step has begun them."""
     ended, again, lost = list[Ended](), deque[Frame](), 0
@@ -173,33 +173,35 @@ def collect_as_they_end(loop: Loop) -> Frame:
         nonlocal kept, lost
         if waited and late != "wait":
             part, old = _split_recent(loop, part)
-            lost += old.size(axis)
-            if late == "again" and old.size(axis):
+            lost += old.row_count(axis)
+            if late == "again" and old.row_count(axis):
                 again.append(old)
         parts.append((part, waited))
-        kept += part.size(axis)
+        kept += part.row_count(axis)
 
     if before and before.rows:
         add_part(before.rows, True)
     while True:
         while again and len(batches.going) < most:
             asked += 1
-            batches.begin_with(_numbered(_batch_again(loop, again.popleft()), -asked))
+            batches.begin_on_given_rows(_numbered(_batch_again(loop, again.popleft()), -asked))
         if recorded is not None:
             more = recorded[0] - begun
         else:
             # Where one node runs at a time nothing ends before its turn.
             side_by_side = (
-                concurrent_batches(node, max(0, wanted - kept)) if host.executor.clock.together else int(kept < wanted)
+                concurrent_batches(node, max(0, wanted - kept))
+                if host.executor.clock.concurrent
+                else int(kept < wanted)
             )
             more = min(side_by_side - len(batches.going), node.attr("rounds") - begun)
         for _ in range(more):
-            batches.begin(_numbered(frame.child(), begun))
+            batches.begin_batch(_numbered(frame.child_frame(), begun))
             begun += 1
         if kept < wanted and not batches.going:
             raise _too_few_rows(node, kept, begun)
         # With `once` no step after this one waits for the batches of earlier steps.
-        due = once and any(batch.step < number for batch in batches.going)
+        due = once and any(batch.step_number < number for batch in batches.going)
         done = kept >= wanted and not due if recorded is None else len(ended) == len(recorded[1])
         if done and not again and batches.has_read_all:
             break
@@ -213,43 +215,43 @@ def collect_as_they_end(loop: Loop) -> Frame:
             ):
                 raise _wrong_recording(node, frame.step)
         for batch in batches.advance(None if recorded is None else next_ended):
-            ended.append((batch.step, batch.number))
-            add_part(batch.run.frame, batch.step < number)
-        host.note(f"{kept} of {wanted} rows kept")
+            ended.append((batch.step_number, batch.number))
+            add_part(batch.run.frame, batch.step_number < number)
+        host.report_progress(f"{kept} of {wanted} rows kept")
     joined, top = _joined(loop, [part for part, _ in parts])
     first = _rows_in_turn(loop, joined)[:wanted]
-    taken = np.array(list(dict.fromkeys(joined.index(axis, top)[first].tolist())), dtype=np.int64)
-    now, _ = joined.slice(top, taken, names)
-    left = np.setdiff1d(np.arange(joined.size(top)), taken)
+    taken = np.array(list(dict.fromkeys(joined.ancestor_rows(axis, top)[first].tolist())), dtype=np.int64)
+    now, _ = joined.slice_rows(top, taken, names)
+    left = np.setdiff1d(np.arange(joined.row_count(top)), taken)
     if once:
-        waited = np.repeat([waited for _, waited in parts], [part.size(top) for part, _ in parts])
+        waited = np.repeat([waited for _, waited in parts], [part.row_count(top) for part, _ in parts])
         left = left[~waited[left]]
-    later, _ = joined.slice(top, left, names)
+    later, _ = joined.slice_rows(top, left, names)
     if once:
-        loop.metrics[f"{name}.dropped"] = float(joined.size(axis) - now.size(axis) - later.size(axis))
+        loop.metrics[f"{name}.dropped"] = float(joined.row_count(axis) - now.row_count(axis) - later.row_count(axis))
     if late != "wait":
         loop.metrics[f"{name}.late"] = float(lost)
-    loop.carried = batches.carried_over()
-    loop.carried[place] = Surplus(later if later.size(top) else None, tuple(batches.going))
-    host.ended(frame.step, name, begun, ended)
+    loop.carried = batches.carried_values()
+    loop.carried[place] = Surplus(later if later.row_count(top) else None, tuple(batches.going))
+    host.report_ended_batches(frame.step, name, begun, ended)
     return now
 
 
 def _joined(loop: Loop, parts: Sequence[Frame]) -> tuple[Frame, str]:
     """Return a frame with the rows of all parts, and the key of their outermost axis."""
-    joined = loop.frame.child()
-    joined.append(parts, _kept_names(loop.node))
-    return joined, joined.rows[loop.node.attr("axis")].axis.root.key
+    joined = loop.frame.child_frame()
+    joined.append_frames(parts, _kept_names(loop.node))
+    return joined, joined.rows[loop.node.attr("axis")].axis.root_axis.key
 
 
 def _rows_in_turn(loop: Loop, joined: Frame) -> np.ndarray:
     """Return the rows of the axis of a `collect` in the order in which they are taken, int64."""
-    order = np.arange(joined.size(loop.node.attr("axis")))
+    order = np.arange(joined.row_count(loop.node.attr("axis")))
     for look in (*_look_nodes(loop.node, "aged"), *_look_nodes(loop.node, "soonest")):
-        looked_at = joined.child()
+        looked_at = joined.child_frame()
         columns = tuple(node for node in loop.node.region.nodes if node.op == "column" and node.name in look.inputs)
         loop.host.executor.run(Graph((), columns, ()), looked_at)
-        order = loop.host.choose(look, looked_at)
+        order = loop.host.choose_rows(look, looked_at)
     return order
 
 
@@ -287,7 +289,7 @@ def _kept_names(node: Node) -> list[str]:
     """Return the values of its region that a `collect` keeps, and those by which it decides which rows it takes."""
     asked = {name for op in LOOKS for body_node in _look_nodes(node, op) for name in body_node.inputs}
     tables = [body_node.inputs[0] for body_node in node.region.nodes if body_node.name in asked]
-    return list(dict.fromkeys([*(inner for inner, _ in node.exported), *tables]))
+    return list(dict.fromkeys([*(inner for inner, _ in node.exported_values), *tables]))
 
 
 def _age_checks(node: Node) -> list[tuple[Node, Node]]:
@@ -303,26 +305,26 @@ def _split_recent(loop: Loop, waiting: Frame) -> tuple[Frame, Frame]:
     axis, data = node.attr("axis"), _data_table(node)
     late = []
     for column, choosing in _age_checks(node):
-        looked_at = loop.frame.child()
-        looked_at.append([waiting], names)
+        looked_at = loop.frame.child_frame()
+        looked_at.append_frames([waiting], names)
         loop.host.executor.run(Graph((), (column,), ()), looked_at)
-        recent = loop.host.choose(choosing, looked_at)
-        waiting, _ = looked_at.slice(axis, recent, names)
-        late.append(looked_at.slice(axis, np.setdiff1d(np.arange(looked_at.size(axis)), recent), [data])[0])
-    old = loop.frame.child()
-    old.append(late, [data])
+        recent = loop.host.choose_rows(choosing, looked_at)
+        waiting, _ = looked_at.slice_rows(axis, recent, names)
+        late.append(looked_at.slice_rows(axis, np.setdiff1d(np.arange(looked_at.row_count(axis)), recent), [data])[0])
+    old = loop.frame.child_frame()
+    old.append_frames(late, [data])
     return waiting, old
 
 
 def _data_table(node: Node) -> str:
     """Return the name, in its region, of the table of the rows of the data that a `collect` keeps."""
-    tables = ((inner, value.type) for inner, value in node.exported if isinstance(value.type, Table))
+    tables = ((inner, value.type) for inner, value in node.exported_values if isinstance(value.type, Table))
     return next(inner for inner, kind in tables if kind.axis.key == node.attr("axis") and kind.token is None)
 
 
 def _batch_again(loop: Loop, rows: Frame) -> Frame:
     """Return a batch of rows of the data that were read before, instead of the next ones."""
-    node, body = loop.node, loop.frame.child()
+    node, body = loop.node, loop.frame.child_frame()
     read = _reading_node(node)
     table, cursor = read.outputs
     assert isinstance(table.type, Table)
@@ -335,7 +337,7 @@ def _batch_again(loop: Loop, rows: Frame) -> Frame:
 
 def _reading_node(node: Node) -> Node:
     """Return the node that reads the data in the body of a `collect`."""
-    return next(body_node for body_node in node.region.nodes if NODES[body_node.op].place("cursor") is not None)
+    return next(body_node for body_node in node.region.nodes if NODES[body_node.op].input_index("cursor") is not None)
 
 
 def _is_surplus(name: str) -> bool:

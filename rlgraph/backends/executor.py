@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlgraph.backends.arrival import RowOrder
-from rlgraph.backends.blocks import BlockSizes, iter_block_ends, passes_blocks_on, table_blocks
+from rlgraph.backends.blocks import BlockSizes, iter_block_ends, streams_on_by_node, table_blocks_by_node
 from rlgraph.backends.clocks import Clock, InlineClock, TaskPool, report_failure
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.readiness import Readiness, Task
@@ -37,20 +37,20 @@ class Backend(Protocol):
         """Do the work of a node on the rows of a frame."""
         ...
 
-    def streams(self, node: Node, frame: Frame) -> bool:
+    def streams_output(self, node: Node, frame: Frame) -> bool:
         """Whether the output of this node comes part by part, from `parts`."""
         ...
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         """Do the work of a node on all rows of a frame, and yield each part when it is done, in whatever order: that of
         the first `sizes[0]` rows of its unit, that of the next `sizes[1]`, and so on."""
         ...
 
-    def lanes(self, node: Node, frame: Frame) -> int:
+    def max_concurrent_blocks(self, node: Node, frame: Frame) -> int:
         """Return on how many blocks a node is at work at the same time, at most: its workers take rows one by one."""
         ...
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         """Make work that is fired in other threads fail soon, with the same error: the run is over."""
         ...
 
@@ -59,7 +59,7 @@ class Backend(Protocol):
 class FusedTrainings:
     """Trainings that are fired as one piece of work."""
 
-    models: Sequence[Sequence[str]]
+    model_groups: Sequence[Sequence[str]]
     """The models of each such piece."""
     fire: Callable[[Sequence[Node], Frame], Sequence[NodeOutput]]
     """Does the work of these nodes, in the order of their models."""
@@ -87,12 +87,12 @@ class Executor:
         self.blocks = blocks or BlockSizes()
         self._crews, self._lasting = ExitStack(), dict[str, TaskPool]()
 
-    def threads(self, graph: Graph) -> int:
+    def max_threads(self, graph: Graph) -> int:
         """Return how many threads a graph needs at most; they are started as they are needed."""
         return len(graph.nodes) * self.lanes
 
     @contextmanager
-    def keep_pools(self) -> Iterator[None]:
+    def keep_pools_open(self) -> Iterator[None]:
         """Keep lasting crews while somebody asks for steps. At the end all work of these crews has ended, and been
         reported."""
         with ExitStack() as self._crews:
@@ -109,30 +109,33 @@ class Executor:
 
     def run(self, graph: Graph, frame: Frame) -> None:
         """Run every node; the values are in the frame afterwards."""
-        self.run_all(graph, [frame], ())
+        self.run_frames(graph, [frame], ())
 
-    def run_all(self, graph: Graph, frames: Sequence[Frame], carried: Sequence[Any]) -> list[Any]:
+    def run_frames(self, graph: Graph, frames: Sequence[Frame], carried: Sequence[Any]) -> list[Any]:
         """Run a graph on several frames, which wait for each other where the first inputs of one are the first outputs
         of the one before; `carried` are those of the first frame. They change models one after the other. Returns
         what the last one leaves of these."""
         frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
-        with self.clock.task_pool(self.threads(graph) * len(frames)) as crew:
+        with self.clock.task_pool(self.max_threads(graph) * len(frames)) as crew:
             try:
                 runs = [GraphRun(self, graph, frame, crew) for frame in frames]
                 for run in runs[1:]:
-                    run.turn, run.awaited = False, {value.name: never_ready for value in graph.inputs[: len(carried)]}
-                while not all(run.over for run in runs):
+                    run.may_change_models, run.awaited = (
+                        False,
+                        {value.name: never_ready for value in graph.inputs[: len(carried)]},
+                    )
+                while not all(run.is_over for run in runs):
                     moved = runs[0].advance()
                     for before, run in pairwise(runs):
                         run.take_over_from(before, graph)
                         # Where one node runs at a time nothing is gained by beginning early.
-                        moved |= (self.clock.together or before.over) and run.advance()
+                        moved |= (self.clock.concurrent or before.is_over) and run.advance()
                     if not moved:
                         wait_for_progress(runs, crew)
                 for before, run in pairwise(runs):
                     run.take_over_from(before, graph)
             except BaseException as error:
-                self.backend.abort(error)
+                self.backend.fail_pending_work(error)
                 raise
         return [frames[-1].values[name] for name in graph.outputs[: len(carried)]]
 
@@ -141,30 +144,30 @@ class GraphRun:
     """A graph while it runs: one of a step, or of the region of a loop."""
 
     def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: TaskPool) -> None:
-        self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
+        self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.concurrent
         self.graph, self.frame, self.crew, self.arrival = graph, frame, crew, RowOrder(frame)
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
-        self.turn = True
+        self.may_change_models = True
         """Whether it may change models. Of the steps that are under way only the oldest one may."""
         self.overlaps = False
         """Whether other steps sample beside this one's training."""
         self.under_way = 0
         """Nodes that are fired and not done."""
-        cuts_by_node = table_blocks(graph, frame.types, self.blocks.tables)
+        cuts_by_node = table_blocks_by_node(graph, frame.types, self.blocks.tables)
         self.tasks = [
             Task(node, node_cuts, handed)
-            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, passes_blocks_on(graph), strict=True)
+            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, streams_on_by_node(graph), strict=True)
             # Values that the frame has already need not be made.
             if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
         self.waiting, self.readiness = list(self.tasks), Readiness(self.tasks, frame)
         self.fused = executor.fused
-        self.pieces = self.find_pieces()
+        self.pieces = self.find_fused_tasks()
         """For each training that is fired with others, by its id, all of these."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all nodes are done."""
         return not self.waiting
 
@@ -178,28 +181,32 @@ class GraphRun:
         left = [task for task in self.waiting if not task.finished]
         moved |= len(left) < len(self.waiting)
         self.waiting = left
-        if self.over:
+        if self.is_over:
             self.arrival.restore_order(self.frame.values)
         return moved
 
     def take_over_from(self, before: GraphRun, graph: Graph) -> None:
         """Take over what the run before this one has made by now. Its turn comes when that one is over."""
         for value, last in zip(graph.inputs, graph.outputs, strict=False):
-            if value.name in self.awaited and before.is_complete(last):
+            if value.name in self.awaited and before.value_is_complete(last):
                 self.frame.values[value.name] = before.frame.values[last]
                 del self.awaited[value.name]
-        self.turn = before.turn and before.over
+        self.may_change_models = before.may_change_models and before.is_over
 
-    def is_complete(self, name: str) -> bool:
+    def value_is_complete(self, name: str) -> bool:
         """Whether a value is complete."""
-        return name not in self.awaited and self.readiness.all_made([name])
+        return name not in self.awaited and self.readiness.all_complete([name])
 
-    def start(self, task: Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]) -> None:
+    def start_task(
+        self, task: Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]
+    ) -> None:
         """Begin the work; `then` gets each part with its number."""
-        task.busy, self.under_way = task.busy + 1, self.under_way + 1
-        self.crew.begin(partial(self.work, task, work, then))
+        task.running_count, self.under_way = task.running_count + 1, self.under_way + 1
+        self.crew.submit(partial(self.work_and_report, task, work, then))
 
-    def work(self, task: Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]) -> None:
+    def work_and_report(
+        self, task: Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]
+    ) -> None:
         """Do the work, and leave the rest to the thread that runs the graph: only that one changes the frame. It gets
         failures, too."""
         try:
@@ -211,60 +218,60 @@ class GraphRun:
 
     def count_piece_done(self, task: Task) -> None:
         """Count one piece of a task's work as done."""
-        task.busy, self.under_way = task.busy - 1, self.under_way - 1
+        task.running_count, self.under_way = task.running_count - 1, self.under_way - 1
 
     def advance_task(self, task: Task) -> bool:
         """Fire a task on a block if there is one."""
-        if task.finished or any(not reader.finished for reader in task.after):
+        if task.finished or any(not reader.finished for reader in task.fires_after):
             return False
-        if not self.turn and task.changes_a_model:
+        if not self.may_change_models and task.changes_a_model:
             return False
-        lanes = self.backend.lanes(task.node, self.frame)
-        if task.busy >= lanes or not self.input_has_come(task):
+        lanes = self.backend.max_concurrent_blocks(task.node, self.frame)
+        if task.running_count >= lanes or not self.inputs_have_come(task):
             return False
         unit = task.node.unit
         axis = unit.axis if unit else None
         if axis is None:
-            return self.start_whole(self.pieces.get(id(task), [task]))
+            return self.start_on_whole_batch(self.pieces.get(id(task), [task]))
         if axis not in self.frame.rows:
             return False
-        ready, closed = self.readiness.ready(task.node, axis), self.readiness.closed(axis)
-        last = closed and self.readiness.all_made(task.node.inputs) and ready == self.frame.size(axis)
-        if last and task.fired and task.done == ready:
+        ready, closed = self.readiness.ready_row_count(task.node, axis), self.readiness.axis_is_complete(axis)
+        last = closed and self.readiness.all_complete(task.node.inputs) and ready == self.frame.row_count(axis)
+        if last and task.fired and task.rows_done == ready:
             # What came after its last block had no rows for it.
             task.finished = True
             return True
-        if task.begun == ready and (task.busy or (lanes > 1 and not last)):
+        if task.rows_begun == ready and (task.running_count or (lanes > 1 and not last)):
             return False
         if lanes > 1:
-            if last and not task.begun:
-                self.admit(task, axis)
-            end = self.worker_share(task, axis, ready, lanes, last)
+            if last and not task.rows_begun:
+                self.move_longest_first(task, axis)
+            end = self.worker_share_end(task, axis, ready, lanes, last)
             if end is not None:
-                self.fire(task, axis, [end], last)
+                self.fire_blocks(task, axis, [end], last)
             return end is not None
-        blocks = self.whole_blocks(task, axis, ready)
+        blocks = self.whole_block_ends(task, axis, ready)
         first = next(blocks, None)
         if first is None:
             if last:
-                self.fire(task, axis, [ready], last)
+                self.fire_blocks(task, axis, [ready], last)
             return last
-        if self.backend.streams(task.node, self.frame):
+        if self.backend.streams_output(task.node, self.frame):
             block_ends = [first, *blocks]
-            self.fire(task, axis, block_ends if block_ends[-1] == ready else [*block_ends, ready], last)
-        elif task.handed_on or self.blocks.rows is not None:
-            self.fire(task, axis, [first], last)
+            self.fire_blocks(task, axis, block_ends if block_ends[-1] == ready else [*block_ends, ready], last)
+        elif task.output_streams_on or self.blocks.rows is not None:
+            self.fire_blocks(task, axis, [first], last)
         else:
             most = PIECE if self.overlaps and task.changes_a_model else None
             taken = [first, *islice(blocks, most and most - 1)]
             rest = last and (most is None or len(taken) < most)
-            self.fire(task, axis, [ready if rest else taken[-1]], last)
+            self.fire_blocks(task, axis, [ready if rest else taken[-1]], last)
         return True
 
-    def find_pieces(self) -> dict[int, list[Task]]:
+    def find_fused_tasks(self) -> dict[int, list[Task]]:
         """Return for each training that is part of one piece of work, by its id, all tasks of the piece."""
         pieces: dict[int, list[Task]] = {}
-        for models in self.fused.models if self.fused else ():
+        for models in self.fused.model_groups if self.fused else ():
             by_model: dict[str, Task] = {}
             for task in self.tasks:
                 if NODES[task.node.op].trains and is_model(handle := self.frame.types[model_of(task.node)]):
@@ -274,14 +281,20 @@ class GraphRun:
                 pieces |= {id(task): piece for task in piece}
         return pieces
 
-    def start_whole(self, tasks: Sequence[Task]) -> bool:
+    def start_on_whole_batch(self, tasks: Sequence[Task]) -> bool:
         """Fire these tasks on the whole batch as one piece of work, if all can be fired."""
         for task in tasks:
-            if task.busy or not self.input_has_come(task) or not self.readiness.all_made(task.node.inputs):
+            if (
+                task.running_count
+                or not self.inputs_have_come(task)
+                or not self.readiness.all_complete(task.node.inputs)
+            ):
                 return False
-            if any(not reader.finished for reader in task.after):
+            if any(not reader.finished for reader in task.fires_after):
                 return False
-        seen = self.seen(self.arrival.in_data_order([name for task in tasks for name in task.node.inputs]))
+        seen = self.frame_for_thread(
+            self.arrival.frame_in_data_order([name for task in tasks for name in task.node.inputs])
+        )
 
         def work() -> Iterable[Part]:
             if len(tasks) == 1:
@@ -294,119 +307,131 @@ class GraphRun:
             tasks[number].finished = True
 
         for task in tasks[1:]:
-            task.busy += 1
-        self.start(tasks[0], work, done)
+            task.running_count += 1
+        self.start_task(tasks[0], work, done)
         return True
 
-    def seen(self, frame: Frame) -> Frame:
+    def frame_for_thread(self, frame: Frame) -> Frame:
         """Return a frame as it is now, for a thread: this one goes on adding to it."""
-        return frame.child() if self.together else frame
+        return frame.child_frame() if self.together else frame
 
-    def worker_share(self, task: Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
+    def worker_share_end(self, task: Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
         """Return where the rows end that a free worker takes: a share of those that are ready, large ones first, and at
         the end row by row. A model takes no less than a block, and no more where others go on with it."""
-        size = self.blocks.rows or -(-(ready - task.begun) // (2 * lanes))
-        end = min(task.begun + size, ready)
-        if self.blocks.rows is not None or not NODES[task.node.op].with_model:
+        size = self.blocks.rows or -(-(ready - task.rows_begun) // (2 * lanes))
+        end = min(task.rows_begun + size, ready)
+        if self.blocks.rows is not None or not NODES[task.node.op].uses_model:
             return end
-        block_ends = list(self.whole_blocks(task, axis, ready))
+        block_ends = list(self.whole_block_ends(task, axis, ready))
         if last and (not block_ends or block_ends[-1] < ready):
             block_ends.append(ready)
         return next(
-            (stop for stop in block_ends if task.handed_on or stop >= end), block_ends[-1] if block_ends else None
+            (stop for stop in block_ends if task.output_streams_on or stop >= end),
+            block_ends[-1] if block_ends else None,
         )
 
-    def whole_blocks(self, task: Task, axis: str, ready: int) -> Iterator[int]:
+    def whole_block_ends(self, task: Task, axis: str, ready: int) -> Iterator[int]:
         """Yield where the blocks end that a task could be fired on."""
         size = self.blocks.rows
         if size is not None:
-            return iter(range(task.begun + size, ready + 1, size))
-        return iter_block_ends(task.node, axis, self.frame, task.begun, ready, task.cuts)
+            return iter(range(task.rows_begun + size, ready + 1, size))
+        return iter_block_ends(task.node, axis, self.frame, task.rows_begun, ready, task.table_blocks)
 
-    def fire(self, task: Task, axis: str, ends: Sequence[int], last: bool) -> None:
+    def fire_blocks(self, task: Task, axis: str, ends: Sequence[int], last: bool) -> None:
         """Fire a task on the rows from where it is to the last end; with several ends, each part is reported by
         itself."""
-        frame, node, start = self.frame, task.node, task.begun
+        frame, node, start = self.frame, task.node, task.rows_begun
         block = frame
-        if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.readiness.closed(axis)):
-            block, _ = frame.slice(axis, np.arange(start, ends[-1]), node.inputs)
-        task.begun = ends[-1]
-        seen = self.seen(block)
+        if len(ends) > 1 or not (
+            start == 0 and ends[0] == frame.row_count(axis) and self.readiness.axis_is_complete(axis)
+        ):
+            block, _ = frame.slice_rows(axis, np.arange(start, ends[-1]), node.inputs)
+        task.rows_begun = ends[-1]
+        seen = self.frame_for_thread(block)
 
         def block_done(number: int, made: NodeOutput) -> None:
-            task.ahead[start] = ends[0] - start, made
-            while task.done in task.ahead:
-                self.add(task, axis, task.done)
-            task.finished = last and task.done == frame.size(axis)
+            task.early_outputs[start] = ends[0] - start, made
+            while task.rows_done in task.early_outputs:
+                self.add_next_output(task, axis, task.rows_done)
+            task.finished = last and task.rows_done == frame.row_count(axis)
 
         if len(ends) == 1:
-            self.start(task, lambda: [(0, self.backend.fire(node, seen))], block_done)
+            self.start_task(task, lambda: [(0, self.backend.fire(node, seen))], block_done)
             return
         sizes = [b - a for a, b in pairwise([start, *ends])]
         left = dict(enumerate(sizes))
         """Parts whose rows are not in the frame yet."""
 
         def part_done(number: int, made: NodeOutput) -> None:
-            task.ahead[number] = sizes[number], made
-            while task.ahead:
+            task.early_outputs[number] = sizes[number], made
+            while task.early_outputs:
                 number = next(iter(left))
-                if number not in task.ahead:
-                    if not self.may_move(task, axis):
+                if number not in task.early_outputs:
+                    if not self.may_reorder_rows(task, axis):
                         break
-                    number = next(iter(task.ahead))
-                    before = task.done + sum(rows for part, rows in left.items() if part < number)
-                    complete = self.readiness.whole(frame.values)
-                    self.arrival.move_forward(axis, task.done, before, before + sizes[number], complete)
+                    number = next(iter(task.early_outputs))
+                    before = task.rows_done + sum(rows for part, rows in left.items() if part < number)
+                    complete = self.readiness.complete_values(frame.values)
+                    self.arrival.move_forward(axis, task.rows_done, before, before + sizes[number], complete)
                 del left[number]
-                self.add(task, axis, number)
-            task.finished = last and task.done == frame.size(axis)
+                self.add_next_output(task, axis, number)
+            task.finished = last and task.rows_done == frame.row_count(axis)
 
-        self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)
+        self.start_task(task, lambda: self.backend.run_in_parts(node, seen, sizes), part_done)
 
-    def add(self, task: Task, axis: str, key: int) -> None:
+    def add_next_output(self, task: Task, axis: str, key: int) -> None:
         """Make the rows of a block, or of a part, that is done the next rows of a task."""
-        rows, made = task.ahead.pop(key)
-        start, task.done, task.fired = task.done, task.done + rows, True
-        self.frame.add_output(made, {} if rows == self.frame.size(axis) else self.first_rows(axis, start, task.done))
+        rows, made = task.early_outputs.pop(key)
+        start, task.rows_done, task.fired = task.rows_done, task.rows_done + rows, True
+        self.frame.add_output(
+            made, {} if rows == self.frame.row_count(axis) else self.first_rows(axis, start, task.rows_done)
+        )
 
-    def admit(self, task: Task, axis: str) -> None:
+    def move_longest_first(self, task: Task, axis: str) -> None:
         """Move rows that are expected to be longer before others, if they may move: who is free takes the next ones."""
         expected = expected_lengths_of(task.node)
-        if expected and self.may_move(task, axis):
+        if expected and self.may_reorder_rows(task, axis):
             turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
-            self.arrival.reorder(axis, turn, self.readiness.whole(self.frame.values))
+            self.arrival.reorder(axis, turn, self.readiness.complete_values(self.frame.values))
 
-    def may_move(self, task: Task, axis: str) -> bool:
+    def may_reorder_rows(self, task: Task, axis: str) -> bool:
         """Whether rows of an axis that a task has not made may change places: no work has begun on them, and no table
         is made of them that would not know its rows' order in the data."""
         inside = self.frame.rows[axis].axis
-        if inside.parent is not None or not self.readiness.closed(axis):
+        if inside.parent is not None or not self.readiness.axis_is_complete(axis):
             return False
         for other_task in self.tasks:
             unit = self.work_axis(other_task)
-            if unit is None or not unit.within(inside):
+            if unit is None or not unit.is_within(inside):
                 continue
             if any(
-                not value_axis.within(inside) for value in other_task.node.outputs for value_axis in axes_of(value.type)
+                not value_axis.is_within(inside)
+                for value in other_task.node.outputs
+                for value_axis in axes_of(value.type)
             ):
                 return False
-            begun = 0 if other_task.finished or other_task is task else other_task.begun
-            if begun and self.frame.index(unit.key, axis)[begun - 1] >= task.done:
+            begun = 0 if other_task.finished or other_task is task else other_task.rows_begun
+            if begun and self.frame.ancestor_rows(unit.key, axis)[begun - 1] >= task.rows_done:
                 return False
         return True
 
     def work_axis(self, task: Task) -> Axis | None:
         """Return the axis by whose rows a task works; None for the batch."""
         key, types = task.node.unit.axis if task.node.unit else None, self.frame.types
-        outer = (axis for name in task.node.inputs for value_axis in axes_of(types[name]) for axis in value_axis.path())
+        outer = (
+            axis
+            for name in task.node.inputs
+            for value_axis in axes_of(types[name])
+            for axis in value_axis.path_to_root()
+        )
         return next((axis for axis in outer if axis.key == key), None)
 
     def first_rows(self, axis: str, start: int, end: int) -> dict[str, int]:
         """Return, for each axis, the first row of some rows of an axis and of what lies in them."""
-        _, places = self.frame.slice(axis, np.arange(start, end), ())
+        _, places = self.frame.slice_rows(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
 
-    def input_has_come(self, task: Task) -> bool:
+    def inputs_have_come(self, task: Task) -> bool:
         """Whether all inputs of the graph that a task reads have come."""
         awaited = self.awaited
         return not awaited or all(name not in awaited or awaited[name](task.node) for name in task.node.inputs)
@@ -417,7 +442,7 @@ def _until_told(clock: Clock, size: int) -> Iterator[TaskPool]:
     """Yield a crew whose last events are run by whoever ends it."""
     with clock.task_pool(size) as crew:
         yield crew
-        crew.use_this_thread()
+        crew.become_event_thread()
     while crew.has_event:
         crew.next_event()()
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from rlgraph.backends.recording_errors import unwritable_recording
+from rlgraph.backends.recording_errors import unwritable_recording_diagnostic
 from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 
@@ -43,9 +43,9 @@ class FinishOrder:
             with self._lock, (self._record / FILE).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise RunError(unwritable_recording(self._record, error)) from None
+            raise RunError(unwritable_recording_diagnostic(self._record, error)) from None
 
-    def recorded_collect(self, step: int, data: str) -> Told | None:
+    def read_collect(self, step: int, data: str) -> Told | None:
         """Return what the recording says of a `collect`; None where it says nothing, or there is none. Raises RunError
         where it is damaged."""
         with self._lock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.rows import RemoteEntries, Rows, TableData, join_entries, pick_entries
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
@@ -48,7 +48,7 @@ class Frame:
     types: Mapping[str, Type]
     """The type of every value of the phase, by name."""
     step: Step
-    elsewhere: bool = False
+    values_are_remote: bool = False
     """Whether its values are in other processes."""
     version: int | None = None
     """The version of the weights that sample, where whoever handed the work out has chosen it."""
@@ -64,40 +64,42 @@ class Frame:
     """What its own nodes reported."""
     _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
 
-    def size(self, axis: str) -> int:
+    def row_count(self, axis: str) -> int:
         """Return the number of rows of an axis."""
         return self.rows[axis].size
 
-    def counts(self, axis: Axis) -> bool:
+    def knows_row_count(self, axis: Axis) -> bool:
         """Whether rows of this axis are counted here: what lies inside of rows is not, where the rows are elsewhere."""
-        return not (self.elsewhere and axis.inner)
+        return not (self.values_are_remote and axis.inner)
 
-    def index(self, child: str, ancestor: str) -> np.ndarray:
+    def ancestor_rows(self, child: str, ancestor: str) -> np.ndarray:
         """Return for each row of `child` the row of `ancestor` that it lies in: int64 [rows of child], ascending."""
         if child == ancestor:
-            return np.arange(self.size(child))
+            return np.arange(self.row_count(child))
         if (child, ancestor) not in self._indexes:
             rows = self.rows[child]
             assert rows.parent is not None and rows.axis.parent is not None, f"{child} does not lie in {ancestor}"
             parent = rows.axis.parent.key
-            outer = rows.parent if parent == ancestor else self.index(parent, ancestor)[rows.parent]
+            outer = rows.parent if parent == ancestor else self.ancestor_rows(parent, ancestor)[rows.parent]
             self._indexes[child, ancestor] = outer
         return self._indexes[child, ancestor]
 
     def entries_per_row(self, axis: Axis) -> np.ndarray | None:
         """Return how many entries of an inner axis each row has, int64; None for an axis of rows."""
         return (
-            np.bincount(self.index(axis.key, axis.row.key), minlength=self.size(axis.row.key)) if axis.inner else None
+            np.bincount(self.ancestor_rows(axis.key, axis.row_axis.key), minlength=self.row_count(axis.row_axis.key))
+            if axis.inner
+            else None
         )
 
-    def largest_inside(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+    def max_per_row(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.
         numbers: of named values, row by row."""
-        largest = np.zeros(self.size(axis))
+        largest = np.zeros(self.row_count(axis))
         for name, row_numbers in numbers:
             value_axis = axis_of(self.types[name])
             assert value_axis is not None
-            np.maximum.at(largest, self.index(value_axis.row.key, axis), row_numbers)
+            np.maximum.at(largest, self.ancestor_rows(value_axis.row_axis.key, axis), row_numbers)
         return largest
 
     def add_rows(self, rows: Rows) -> None:
@@ -126,15 +128,15 @@ class Frame:
             self.values[name] = join_entries([self.values[name], value]) if name in self.values else value
         self.metrics.update(output.metrics)
 
-    def forget_places(self) -> None:
+    def forget_indexes(self) -> None:
         """Forget what was worked out of the rows' places, which have changed."""
         self._indexes.clear()
 
-    def child(self) -> Frame:
+    def child_frame(self) -> Frame:
         """Return a frame that sees the same rows and values and can add its own."""
         return replace(self, rows=dict(self.rows), values=dict(self.values), metrics={}, _indexes=dict(self._indexes))
 
-    def slice(self, axis: str, places: np.ndarray, names: Iterable[str]) -> tuple[Frame, Places]:
+    def slice_rows(self, axis: str, places: np.ndarray, names: Iterable[str]) -> tuple[Frame, Places]:
         """Return a frame with the named values for some rows of an axis and all that lies in them; outer axes stay
         whole. Also returns which rows it has of each axis."""
         chosen: Places = {}
@@ -146,9 +148,9 @@ class Frame:
             elif rows.axis.parent and rows.axis.parent.key in chosen:
                 # Children lie one behind the other under their parent, whatever the parents' order becomes.
                 above = chosen[rows.axis.parent.key]
-                counts = np.bincount(self._parent(rows), minlength=self.size(rows.axis.parent.key))
+                counts = np.bincount(self._parent(rows), minlength=self.row_count(rows.axis.parent.key))
                 starts = counts.cumsum() - counts
-                chosen[key] = ragged_places(starts[above], counts[above])
+                chosen[key] = ragged_positions(starts[above], counts[above])
                 parent = np.repeat(np.arange(above.shape[0]), counts[above])
                 rows_left[key] = rows.take(chosen[key], parent)
             else:
@@ -172,17 +174,22 @@ class Frame:
         axis = axis_of(kind)
         if axis is not None and isinstance(value, RemoteEntries):
             # What lies inside a row travels with it.
-            return value.pick(chosen[axis.row.key]) if axis.row.key in chosen else value
+            return value.pick(chosen[axis.row_axis.key]) if axis.row_axis.key in chosen else value
         if axis is None or axis.key not in chosen:
             return value
         return value.take(kind, chosen) if isinstance(kind, Table) else pick_entries(value, chosen[axis.key])
 
-    def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
+    def append_frames(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
         """Add the named values of frames that have their root rows one after the other (rounds of `collect`)."""
         fresh = {
-            axis.key: axis for name in names for value_axis in axes_of(self.types[name]) for axis in value_axis.path()
+            axis.key: axis
+            for name in names
+            for value_axis in axes_of(self.types[name])
+            for axis in value_axis.path_to_root()
         }
-        for key in sorted(filter(lambda key: self.counts(fresh[key]), fresh), key=lambda key: fresh[key].depth):
+        for key in sorted(
+            filter(lambda key: self.knows_row_count(fresh[key]), fresh), key=lambda key: fresh[key].depth
+        ):
             start = 0
             for part in parts:
                 rows = part.rows[key]
@@ -190,11 +197,11 @@ class Frame:
                 self.add_rows(
                     Rows(rows.axis, rows.size, None if rows.parent is None else rows.parent + start, rows.ids)
                 )
-                start += part.size(above.key) if above else 0
+                start += part.row_count(above.key) if above else 0
         for name in names:
             self.values[name] = join_entries([part.values[name] for part in parts])
 
-    def assemble(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
+    def assemble_slices(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
         """Put together what slices of an axis made; `names` maps the slices' values to this frame's.
 
         A value that lies outside the axis is the last slice's.
@@ -203,14 +210,14 @@ class Frame:
         for inner, outer in names.items():
             kind = self.types[inner]
             value_axis = axis_of(kind)
-            if value_axis is None or not any(ancestor.key == axis for ancestor in value_axis.path()):
+            if value_axis is None or not any(ancestor.key == axis for ancestor in value_axis.path_to_root()):
                 self.values[outer] = parts[-1][0].values[inner]
                 continue
             for entry_axis in axes_of(kind):
-                self._order(parts, entry_axis if self.counts(entry_axis) else entry_axis.row, order)
+                self._order(parts, entry_axis if self.knows_row_count(entry_axis) else entry_axis.row_axis, order)
             value = join_entries([part.values[inner] for part, _ in parts])
             if isinstance(value, RemoteEntries):
-                self.values[outer] = value.pick(order[value_axis.row.key])
+                self.values[outer] = value.pick(order[value_axis.row_axis.key])
             elif isinstance(value, TableData):
                 assert isinstance(kind, Table)
                 self.values[outer] = value.take(kind, order)
@@ -242,7 +249,7 @@ class Frame:
         if all(axis.key in places for _, places in parts):
             return [places[axis.key] for _, places in parts]
         # These rows were made in the slices: `order` says which of their joined rows each row of this frame is.
-        sizes = [part.size(axis.key) for part, _ in parts]
+        sizes = [part.row_count(axis.key) for part, _ in parts]
         return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
 
 

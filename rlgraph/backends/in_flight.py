@@ -51,14 +51,14 @@ class _InFlightStep:
         """The number of the step."""
         return self.frame.step.number
 
-    def take_from_earlier(self) -> None:
+    def take_earlier_values(self) -> None:
         """Take what the steps before have made by now."""
         for name, (maker, value) in list(self.sources.items()):
-            if maker.run.is_complete(value):
+            if maker.run.value_is_complete(value):
                 self.frame.values[name] = maker.frame.values[value]
                 del self.sources[name], self.run.awaited[name]
 
-    def state_after(self) -> dict[str, Any]:
+    def values_after(self) -> dict[str, Any]:
         """Return the values of things after the step, when it is over."""
         return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
@@ -80,20 +80,20 @@ class InFlightSteps:
         """The steps in flight, the oldest first."""
         self.failed = 0
         """How often steps failed: those in flight then begin again."""
-        self.threads = max(executor.threads(phase.graph) * self.in_flight_limit(phase) for phase in program.phases)
+        self.threads = max(executor.max_threads(phase.graph) * self.in_flight_limit(phase) for phase in program.phases)
         self.threads += len(versions.newest)
 
     def in_flight_limit(self, phase: Phase) -> int:
         """Return how many steps may be in flight when one of a phase has begun: the oldest, those that may be ahead of
         it, and one that has all but the weights it waits for, so that it gets them before the next training begins,
         and while the one before it is evaluated. Where one node runs at a time, nothing is gained by more than one."""
-        return 2 + phase.staleness.steps if self.executor.clock.together else 1
+        return 2 + phase.staleness.steps if self.executor.clock.concurrent else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
         """Run steps, and yield for each, in order, its frame and what it left. coming: the first ones are those in
         flight. things: as the last step that is over left them."""
         more, wanted = iter(coming), deque[Coming]()
-        with self.executor.clock.task_pool(self.threads) as crew, self.executor.keep_pools():
+        with self.executor.clock.task_pool(self.threads) as crew, self.executor.keep_pools_open():
             for step in self.under_way:
                 step.run.crew = crew
             try:
@@ -102,7 +102,7 @@ class InFlightSteps:
                     self._end(oldest)
                     self.under_way.popleft()
                     wanted.popleft()
-                    things = {**things, **oldest.state_after()}
+                    things = {**things, **oldest.values_after()}
                     yield oldest.frame, things
             except GeneratorExit:
                 # The caller wants no more steps now. What is fired comes to its end, and nothing is lost.
@@ -121,7 +121,7 @@ class InFlightSteps:
         it."""
         self.under_way.clear()
         self.failed += 1
-        self.executor.backend.abort(error)
+        self.executor.backend.fail_pending_work(error)
 
     def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: TaskPool) -> bool:
         """Begin all steps for which there is credit. Returns whether any step is in flight that is wanted."""
@@ -138,7 +138,7 @@ class InFlightSteps:
     def _add(self, phase: Phase, number: int, things: Things, crew: TaskPool) -> None:
         frame, graph = self.frame(phase, number), phase.graph
         run = GraphRun(self.executor, graph, frame, crew)
-        run.turn, run.overlaps = False, phase.staleness.steps > 0
+        run.may_change_models, run.overlaps = False, phase.staleness.steps > 0
         names = [state_name(value) for value in graph.inputs]
         step = _InFlightStep(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
         for value, name in zip(graph.inputs, names, strict=True):
@@ -165,23 +165,23 @@ class InFlightSteps:
 
         def has_come(node: Node) -> bool:
             maker = makers[id(node)]
-            return maker is None or maker.run.is_complete(maker.lasts[model])
+            return maker is None or maker.run.value_is_complete(maker.lasts[model])
 
         return has_come
 
     def _end(self, oldest: _InFlightStep) -> None:
         """Let all steps go on until the oldest one is over."""
-        oldest.run.turn = True
-        oldest.take_from_earlier()
+        oldest.run.may_change_models = True
+        oldest.take_earlier_values()
         # All that it waited for was made when the step before it was over.
         oldest.run.awaited.clear()
-        while not oldest.run.over:
+        while not oldest.run.is_over:
             moved = False
             self._note(oldest)
             for step in self.under_way:
-                step.take_from_earlier()
+                step.take_earlier_values()
                 moved |= step.run.advance()
-            if not moved and not oldest.run.over:
+            if not moved and not oldest.run.is_over:
                 wait_for_progress([step.run for step in self.under_way], oldest.run.crew)
         self._note(oldest)
 
@@ -189,11 +189,11 @@ class InFlightSteps:
         """Note which weights have been made: of a model that changes several times in a step, those after the last
         change."""
         for model in self.versions.newest:
-            if model in oldest.lasts and oldest.run.is_complete(oldest.lasts[model]):
+            if model in oldest.lasts and oldest.run.value_is_complete(oldest.lasts[model]):
                 version = self.versions.version_after(model, oldest.number)
                 if self.versions.newest[model] != version:
                     self.versions.newest[model] = version
-                    oldest.run.crew.begin(partial(self._publish, model, oldest.run.crew))
+                    oldest.run.crew.submit(partial(self._publish, model, oldest.run.crew))
 
     def _publish(self, model: str, crew: TaskPool) -> None:
         try:

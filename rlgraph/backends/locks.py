@@ -64,7 +64,7 @@ class Lock(ABC):
             yield held
         finally:
             with self._mutex:
-                self._grant(self._places.give_back(held.places, key))
+                self._grant(self._places.release(held.places, key))
 
     def recheck_joins(self) -> None:
         """Ask those who wait again whether they may join now."""

@@ -10,13 +10,13 @@ import numpy as np
 from rlgraph.backends.collects import run_collect
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports
-from rlgraph.ops.node_op import OnSteps
+from rlgraph.ops.node_op import StepRule
 from rlgraph.ops.nodes import NODES
 
 
 def run_once(loop: Loop) -> Frame:
     """Run the region once, on the rows of the frame; it exports nothing."""
-    loop.run(loop.frame.child())
+    loop.run(loop.frame.child_frame())
     return loop.frame
 
 
@@ -24,20 +24,20 @@ def run_minibatches(loop: Loop) -> Frame:
     """Run the region for each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
     node, frame = loop.node, loop.frame
     axis = node.attr("axis")
-    size = frame.size(axis)
+    size = frame.row_count(axis)
     parts: list[tuple[Frame, Places]] = []
     for epoch in range(node.attr("epochs")):
         order = list(range(size))
         if node.attr("shuffle"):
-            frame.step.shuffler(node.attr("key"), epoch).shuffle(order)
+            frame.step.shuffling_rng(node.attr("key"), epoch).shuffle(order)
         parts = []
         for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
-            body, places = frame.slice(axis, np.sort(chosen), node.captured)
+            body, places = frame.slice_rows(axis, np.sort(chosen), node.captured_values)
             parts.append((loop.run(body), places))
     return assemble_exports(node, frame, parts, axis)
 
 
-def _on(steps: OnSteps) -> LoopPolicy:
+def _on(steps: StepRule) -> LoopPolicy:
     """Return the policy of a loop that runs on some steps."""
     return LoopPolicy(run_once, lambda node, step: steps.when(step.number, node.attr("steps")))
 

@@ -64,7 +64,7 @@ class TraceNotes:
         self._ended: dict[int, list[tuple[str, int, int]]] = {}
         self._lock = Lock()
 
-    def add(
+    def add_note(
         self,
         step: Step,
         kind: Kind,
@@ -75,25 +75,25 @@ class TraceNotes:
     ) -> None:
         """Note that something was done with rows, if a trace is wanted."""
         if self.wanted and rows:
-            self.extend([TraceNote(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
+            self.add_notes([TraceNote(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
 
-    def extend(self, notes: Iterable[TraceNote]) -> None:
+    def add_notes(self, notes: Iterable[TraceNote]) -> None:
         """Add notes of other processes."""
         with self._lock:
             self._notes += notes
 
-    def changed(self, step: Step, model: str) -> None:
+    def note_weights_changed(self, step: Step, model: str) -> None:
         """Note that a model has new weights."""
         with self._lock:
             self._changed[step.number, model] += 1
 
-    def ended(self, step: Step, data: str, batches: Iterable[Ended]) -> None:
+    def note_batches_ended(self, step: Step, data: str, batches: Iterable[Ended]) -> None:
         """Note the batches of a `collect` that takes them as they end, in the order in which they ended; [] counts,
         too."""
         with self._lock:
             self._ended.setdefault(step.number, []).extend((data, *batch) for batch in batches)
 
-    def take(self, step: int | None = None) -> tuple[TraceNote, ...]:
+    def pop_notes(self, step: int | None = None) -> tuple[TraceNote, ...]:
         """Return all notes, or those of a step, and forget them here."""
         with self._lock:
             taken = tuple(note for note in self._notes if step in (None, note.step))
@@ -102,12 +102,12 @@ class TraceNotes:
 
     def clear(self) -> None:
         """Forget all notes: no step in flight will be over."""
-        self.take()
+        self.pop_notes()
         with self._lock:
             self._changed.clear()
             self._ended.clear()
 
-    def finish(self, step: Step) -> dict[str, Any] | None:
+    def pop_step_trace(self, step: Step) -> dict[str, Any] | None:
         """Return what was done in a step that is over, as plain data; None where no trace is wanted."""
         with self._lock:
             # A batch that an earlier step has begun may be at work in this one.

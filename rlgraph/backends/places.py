@@ -74,9 +74,9 @@ class LockPlaces:
                 return None
             del self._shared[key, places]
             self._shared[key, places - some] += 1
-        return self.give_back(some, None)
+        return self.release(some, None)
 
-    def give_back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
+    def release(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
         """Give places back. Returns who gets some now, and which."""
         if key is not None:
             self._shared[key, places] -= 1

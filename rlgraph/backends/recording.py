@@ -40,7 +40,7 @@ import torch
 
 from rlgraph.backends.engines.records import Generation
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.recording_errors import damaged_recording, unwritable_recording
+from rlgraph.backends.recording_errors import damaged_recording_diagnostic, unwritable_recording_diagnostic
 from rlgraph.backends.replayed import drop_later_steps, step_file_stem, step_of
 from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.step import Step
@@ -96,14 +96,14 @@ def _write_header(folder: Path, program: str, seed: int) -> None:
         with (folder / HEADER).open("x", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=2) + "\n")
     except OSError as error:
-        raise UsageMistake(unwritable_recording(folder, error)) from None
+        raise UsageMistake(unwritable_recording_diagnostic(folder, error)) from None
 
 
 def _cut(folder: Path, step: int) -> None:
     try:
         drop_later_steps(folder, step)
     except (OSError, ValueError, LookupError) as error:
-        raise UsageMistake(damaged_recording(folder, error)) from None
+        raise UsageMistake(damaged_recording_diagnostic(folder, error)) from None
 
 
 def read_header(folder: Path, program: str | None) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Recorder:
         with self._lock:
             self._attempt = attempt
 
-    def write(
+    def write_rows(
         self,
         node: Node,
         step: Step,
@@ -182,7 +182,7 @@ class Recorder:
                 with path.open("a", encoding="utf-8") as file:
                     file.write("".join(lines))
         except OSError as error:
-            raise RunError(unwritable_recording(self.folder, error)) from None
+            raise RunError(unwritable_recording_diagnostic(self.folder, error)) from None
 
 
 _Key = tuple[str, int | None, RowId]
@@ -203,7 +203,7 @@ class Replay:
         """The recorded rows, by step."""
         self._lock = Lock()
 
-    def read(
+    def read_rows(
         self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
     ) -> tuple[Generation, list[Runs]]:
         """Return the recorded responses to `prompts`, a list of tokens for each row, and the versions that made their
@@ -221,11 +221,11 @@ class Replay:
         )
         return made, [record["versions"] for record in records]
 
-    def has(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
+    def has_row(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
         """Whether a row was recorded."""
         return (node.attr("key"), turn, row) in self._rows_of(step)
 
-    def finish(self, step: Step) -> None:
+    def forget_steps(self, step: Step) -> None:
         """Forget the rows of this step and those before, which are over."""
         with self._lock:
             self._rows = {number: rows for number, rows in self._rows.items() if number > step.number}
@@ -274,7 +274,7 @@ class Replay:
 class RecordedLength(NamedTuple):
     """The length of a row of a recording; of an episode, that of all its turns."""
 
-    asked: str
+    prompt_hash: str
     """A hash of what the row was asked."""
     prompt: int | None
     """Tokens before the response, where the recording says so."""

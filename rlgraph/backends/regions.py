@@ -30,17 +30,17 @@ class LoopHost(Protocol):
     """What a loop needs of the backend that runs it."""
 
     executor: Executor
-    endings: FinishOrder
+    finish_order: FinishOrder
 
-    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+    def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
         """Return which rows of a frame a node that chooses rows leaves, int64."""
         ...
 
-    def note(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         """Tell observers of the run how far it is."""
         ...
 
-    def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+    def report_ended_batches(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
         """Report that a `collect` has begun so many batches of new rows in a step, and has seen these batches end, one
         after the other."""
         ...
@@ -56,9 +56,9 @@ def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) ->
 
 def assemble_exports(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Frame:
     """Return a frame with what a node exports, put together from the slices of an axis on which its region ran."""
-    joined = frame.child()
-    if node.exported:
-        joined.assemble(parts, axis, {inner: value.name for inner, value in node.exported})
+    joined = frame.child_frame()
+    if node.exported_values:
+        joined.assemble_slices(parts, axis, {inner: value.name for inner, value in node.exported_values})
     return joined
 
 
@@ -68,10 +68,10 @@ def region_output(
     """Return the output of a node with a region; `whole` has its exports."""
     values = dict(zip((value.name for value in node.carried_out), carried, strict=True))
     rows: dict[str, Rows] = {}
-    for _, value in node.exported:
+    for _, value in node.exported_values:
         values[value.name] = whole.values[value.name]
         for axis in _row_axes(value.type):
-            if axis.key not in frame.rows and frame.counts(axis):
+            if axis.key not in frame.rows and frame.knows_row_count(axis):
                 rows[axis.key] = whole.rows[axis.key]
     return NodeOutput(values, sorted(rows.values(), key=lambda axis_rows: axis_rows.axis.depth), dict(metrics))
 
@@ -100,17 +100,17 @@ class Loop:
 
     def run(self, body: Frame) -> Frame:
         """Run the region once more; its values are in the frame afterwards."""
-        return self.run_all([body])[0]
+        return self.run_bodies([body])[0]
 
-    def run_all(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
+    def run_bodies(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
         """Run the region once for each frame, side by side but for what is carried from one to the next."""
-        self.carried = self.host.executor.run_all(loop_body(self.node), bodies, self.carried)
+        self.carried = self.host.executor.run_frames(loop_body(self.node), bodies, self.carried)
         for body in bodies:
             self.metrics.update(body.metrics)
         return bodies
 
 
-def every_step(node: Node, step: Step) -> bool:
+def runs_in_every_step(node: Node, step: Step) -> bool:
     """Return True: the loop runs in every step."""
     return True
 
@@ -120,16 +120,16 @@ class LoopPolicy:
     """How a loop runs its region."""
 
     run: Callable[[Loop], Frame]
-    when: Callable[[Node, Step], bool] = every_step
+    runs_in_step: Callable[[Node, Step], bool] = runs_in_every_step
     """Whether it runs in a step; where not, what is carried stays as it is."""
 
 
 def run_loop(policy: LoopPolicy, node: Node, frame: Frame, host: LoopHost) -> NodeOutput:
     """Run a loop and return its output."""
     loop = Loop(node, frame, host, [frame.values[name] for name in node.carried_in])
-    exports = policy.run(loop) if policy.when(node, frame.step) else frame
+    exports = policy.run(loop) if policy.runs_in_step(node, frame.step) else frame
     return region_output(node, frame, exports, loop.carried, loop.metrics)
 
 
 def _row_axes(kind: Any) -> list[Axis]:
-    return [axis for value_axis in axes_of(kind) for axis in value_axis.path()]
+    return [axis for value_axis in axes_of(kind) for axis in value_axis.path_to_root()]

@@ -17,7 +17,7 @@ from typing import Any
 from rlgraph.backends.batches import Surplus
 from rlgraph.backends.finish_order import FILE as ENDED
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.recording_errors import damaged_recording, unwritable_recording
+from rlgraph.backends.recording_errors import damaged_recording_diagnostic, unwritable_recording_diagnostic
 from rlgraph.backends.step import Ended
 from rlgraph.errors import RunError
 
@@ -39,9 +39,9 @@ def _reporting(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(unwritable_recording(folder, error)) from None
+        raise RunError(unwritable_recording_diagnostic(folder, error)) from None
     except (ValueError, LookupError) as error:
-        raise RunError(damaged_recording(folder, error)) from None
+        raise RunError(damaged_recording_diagnostic(folder, error)) from None
 
 
 def drop_resampled_rows(folder: Path, step: int, lost: Collection[str]) -> None:
@@ -77,7 +77,7 @@ def _lost_batches(things: Things, attempt: int) -> dict[str, set[Ended]]:
     """Return for each source of data the batches of a `collect` that went on, and begin again."""
     return {
         name.removesuffix(_SUFFIX): {
-            (batch.step, batch.number) for batch in thing.unfinished_batches if _attempt_of(batch) != attempt
+            (batch.step_number, batch.number) for batch in thing.unfinished_batches if _attempt_of(batch) != attempt
         }
         for name, thing in things.items()
         if isinstance(thing, Surplus)

@@ -110,7 +110,7 @@ class TableData:
 
 
 def _column_axes(kind: Table) -> dict[str, str]:
-    return {name: tensor.axis.key for name, tensor in kind.columns().items() if tensor.axis}
+    return {name: tensor.axis.key for name, tensor in kind.column_types().items() if tensor.axis}
 
 
 def pick_entries(value: Any, places: np.ndarray) -> Any:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlgraph.digests import DamagedFile, Digests
+from rlgraph.digests import DamagedFile, FileDigests
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
-from rlgraph.files import cause
+from rlgraph.files import cause_text
 
 MODELS = "models"
 """The part of a checkpoint in which each model has a folder."""
@@ -45,10 +45,10 @@ class SavedModel:
     """The version of its weights."""
     past: tuple[int, ...]
     """The earlier versions that are saved, too."""
-    digests: Mapping[str, Digests]
+    digests: Mapping[str, FileDigests]
     """The digests of each of its files."""
 
-    def files(self, kind: str) -> dict[Path, Digests]:
+    def files_of_kind(self, kind: str) -> dict[Path, FileDigests]:
         """Return the files of `weights`, `moments` or `past-VERSION`: one, or those of several ranks."""
         names = [name for name in sorted(self.digests) if name.startswith((f"{kind}.", f"{kind}-rank"))]
         return {self.place / name: self.digests[name] for name in names}
@@ -58,15 +58,15 @@ class PendingSave(Protocol):
     """What a step left of a model, to be saved. Later steps may read it, and wait until it is written before they
     change it."""
 
-    def begin(self, place: Path) -> None:
+    def begin_writing(self, place: Path) -> None:
         """Let whoever has it begin to write it into a folder."""
         ...
 
-    def end(self) -> SavedModel:
+    def wait_written(self) -> SavedModel:
         """Wait until it is written. Raises OSError, Diverged, RunError."""
         ...
 
-    def free(self) -> None:
+    def allow_changes(self) -> None:
         """Let steps change it: nobody waits for it any more, written or not."""
         ...
 
@@ -79,9 +79,9 @@ class NonFiniteWeights(ValueError):
     """Weights are NaN or infinite; the message is the name of the first such tensor."""
 
 
-def damaged_checkpoint(checkpoint: Path, why: Exception) -> UsageMistake:
+def damaged_checkpoint_error(checkpoint: Path, why: Exception) -> UsageMistake:
     """Return the error for a checkpoint that is not as it was written."""
-    reason = cause(why)
+    reason = cause_text(why)
     if isinstance(why, OSError) and why.filename:
         reason = f"`{os.path.relpath(why.filename, checkpoint)}`: {reason}"
     if isinstance(why, DamagedFile):
@@ -96,4 +96,4 @@ def checking_damage(saved: SavedModel) -> Iterator[None]:
     try:
         yield
     except (OSError, DamagedFile) as error:
-        raise damaged_checkpoint(saved.place.parents[1], error) from None
+        raise damaged_checkpoint_error(saved.place.parents[1], error) from None

@@ -20,13 +20,13 @@ def select_rows(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
 
 def _kept(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     """Select rows, which then lie on new axes."""
-    inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
+    inside, _ = frame.slice_rows(node.attr("axis"), places, node.inputs[1:])
     made = NodeOutput()
     new_axes: dict[str, Axis] = {}
     for source, value in zip(node.inputs[1:], node.outputs, strict=True):
         made.values[value.name] = inside.values[source]
         for old, new in zip(axes_of(frame.types[source]), axes_of(value.type), strict=True):
-            for before, after in zip(old.path(), new.path(), strict=True):
+            for before, after in zip(old.path_to_root(), new.path_to_root(), strict=True):
                 new_axes[before.key] = after
     for key in inside.rows:
         if key in new_axes and new_axes[key].key != key:
@@ -39,7 +39,7 @@ def _picked(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     """Select rows of a table, which stay on their axes."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
-    picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
+    picked, _ = frame.slice_rows(kind.axis.key, places, [node.inputs[0]])
     return NodeOutput({node.name: picked.values[node.inputs[0]]})
 
 

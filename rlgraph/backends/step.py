@@ -30,16 +30,16 @@ class Step:
     """The batch of a `collect` that takes them as they end: which of those that it has begun in this step. No number
     depends on it."""
 
-    def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
+    def row_random_numbers(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
         """Return a random number for each row of the node of this name, uint64."""
         head = f"{self.seed}/{name}/{self.number}/{extra}/".encode()
         raw = b"".join(hashlib.blake2b(head + repr(row).encode(), digest_size=8).digest() for row in rows)
         return np.frombuffer(raw, dtype=np.uint64)
 
-    def sampler(self, name: str) -> random.Random:
+    def picking_rng(self, name: str) -> random.Random:
         """Return a generator that picks rows for the node of this name."""
         return random.Random(f"{self.seed}/{name}/{self.number}")
 
-    def shuffler(self, name: str, epoch: int) -> random.Random:
+    def shuffling_rng(self, name: str, epoch: int) -> random.Random:
         """Return a generator that shuffles the rows of a pass of the loop of this name."""
         return random.Random(f"{self.seed}/{self.number}/{name}/{epoch}")

@@ -29,13 +29,13 @@ from rlgraph.ir.types import is_model
 class TimelineWatcher(Protocol):
     """What a timeline is drawn by: an observer, a trace."""
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         """A process has done some work, in seconds since 1970. Returns its number, for `flow`."""
         ...
 
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+    def add_flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
         """Rows or weights that one piece of work made went to another one."""
         ...
 
@@ -43,7 +43,7 @@ class TimelineWatcher(Protocol):
 class Observer(TimelineWatcher, Protocol):
     """An observer of a run. Pools are named where there are several."""
 
-    def starting(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         """Tell what the run does now, or how far it is."""
         ...
 
@@ -66,7 +66,7 @@ class Observer(TimelineWatcher, Protocol):
 class SilentObserver:
     """An observer that does nothing."""
 
-    def starting(self, what: str) -> None: ...
+    def report_progress(self, what: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None: ...
 
@@ -76,12 +76,12 @@ class SilentObserver:
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         return 0
 
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
+    def add_flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class StepRunner:
     seed: int
     executor: Executor
     observer: Observer
-    endings = FinishOrder()
-    elsewhere = False
+    finish_order = FinishOrder()
+    values_are_remote = False
     """Whether the values of its frames are in other processes."""
-    first: Things
+    initial_things: Things
     """The things as they are before the first step."""
     loops: Mapping[str, LoopPolicy] = LOOPS
     """The policy of each loop, by its operation."""
@@ -121,24 +121,26 @@ class StepRunner:
     on gets it."""
     done = 0
     """The number of the last step that was run."""
-    left: Things | None = None
+    last_things: Things | None = None
     """The things as that step left them; None before the first one."""
     record: Path | None = None
     """A folder for all that is sampled."""
 
-    def steps(self, wanted: int | None) -> Generator[StepResult]:
+    def run_steps(self, wanted: int | None) -> Generator[StepResult]:
         """Run phase after phase, then the main step `wanted` times (None: for ever). Called again, it goes on: phases
         that are over do not come again.
 
         A step's seconds are those from the end of the one before, without the time that the caller takes.
         """
         began = self.now()
-        for frame, extra in self.run_steps(self.next_steps(wanted)):
+        for frame, extra in self.iter_step_frames(self.upcoming_steps(wanted)):
             seconds, step = self.now() - began, frame.step
-            yield StepResult(step.number, step.phase, seconds, frame.metrics, extra, self.notes.finish(step))
+            yield StepResult(
+                step.number, step.phase, seconds, frame.metrics, extra, self.trace_notes.pop_step_trace(step)
+            )
             began = self.now()
 
-    def next_steps(self, wanted: int | None) -> Iterator[Coming]:
+    def upcoming_steps(self, wanted: int | None) -> Iterator[Coming]:
         """Yield the steps after the last one that was run."""
         first, before = self.done + 1, 0
         for phase in self.program.phases:
@@ -149,23 +151,23 @@ class StepRunner:
                 numbers = islice(count(max(first, before + 1)), wanted)
             yield from ((phase, number) for number in numbers)
 
-    def run_steps(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
+    def iter_step_frames(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
         """Run steps, as many at a time as the program lets. Yields for each, in order, its frame, and numbers about the
         machine."""
-        for frame, left in self.steps_as_they_end(coming):
-            self.done, self.left = frame.step.number, left
-            yield frame, self.finish(frame.step, left)
+        for frame, left in self.iter_finished_steps(coming):
+            self.done, self.last_things = frame.step.number, left
+            yield frame, self.finish_step(frame.step, left)
 
-    def steps_as_they_end(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+    def iter_finished_steps(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         """Run steps, and yield for each, in order, its frame and what it left."""
-        things, flights = self.first if self.left is None else self.left, self._flights
+        things, flights = self.initial_things if self.last_things is None else self.last_things, self._flights
         if self.record is not None and not flights.under_way:
             drop_unfinished_steps(self.record, self.done, things, flights.failed)
         return flights.run(coming, things)
 
     @cached_property
     def _flights(self) -> InFlightSteps:
-        return InFlightSteps(self.program, self.executor, self.frame, self.versions, self.publish_weights)
+        return InFlightSteps(self.program, self.executor, self.new_frame, self.versions, self.publish_weights)
 
     @cached_property
     def versions(self) -> WeightVersions:
@@ -173,60 +175,62 @@ class StepRunner:
         return WeightVersions(self.program, self.loops)
 
     @cached_property
-    def notes(self) -> TraceNotes:
+    def trace_notes(self) -> TraceNotes:
         """The notes on the rows of this process."""
         return TraceNotes(self.program)
 
-    def frame(self, phase: Phase, number: int) -> Frame:
+    def new_frame(self, phase: Phase, number: int) -> Frame:
         """Return a frame for a step of a phase."""
-        return Frame(phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.elsewhere)
+        return Frame(
+            phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.values_are_remote
+        )
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
         """Do the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
             return run_loop(policy, node, frame, self)
-        made = self.work(node, frame)
-        self.changed(node, frame)
+        made = self.do_node_work(node, frame)
+        self.note_changed_models(node, frame)
         return made
 
-    def changed(self, node: Node, frame: Frame) -> None:
+    def note_changed_models(self, node: Node, frame: Frame) -> None:
         """Note, when a node is done, the models that have other weights now."""
         for value in node.outputs:
             if is_model(value.type):
-                self.notes.changed(frame.step, value.type.name)
+                self.trace_notes.note_weights_changed(frame.step, value.type.name)
 
-    def note(self, text: str) -> None:
+    def report_progress(self, text: str) -> None:
         """Tell the observer how far the run is."""
-        self.observer.starting(text)
+        self.observer.report_progress(text)
 
-    def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+    def report_ended_batches(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
         """Note and record the batches of a `collect` that ended in a step."""
-        self.notes.ended(step, data, batches)
-        self.endings.record_collect(step.number, data, begun, batches)
+        self.trace_notes.note_batches_ended(step, data, batches)
+        self.finish_order.record_collect(step.number, data, begun, batches)
 
-    def last_value(self, name: str) -> Any:
+    def last_state_value(self, name: str) -> Any:
         """Return the value of a thing as the last step that is over left it, in this process."""
-        assert self.left is not None
-        return self.left[name]
+        assert self.last_things is not None
+        return self.last_things[name]
 
-    def go_on_after(self, number: int, things: Things) -> None:
+    def resume_after(self, number: int, things: Things) -> None:
         """Take a step for the last one that was run, which left these things."""
-        self.done, self.left = number, {**self.first, **things}
+        self.done, self.last_things = number, {**self.initial_things, **things}
         for name in self.versions.newest:
             self.versions.newest[name] = self.versions.version_after(name, number)
 
     # What a backend defines
 
-    def work(self, node: Node, frame: Frame) -> NodeOutput:
+    def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         """Do the work of a node that is no loop."""
         raise NotImplementedError
 
-    def choose(self, node: Node, frame: Frame) -> np.ndarray:
+    def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
         """Return which rows of a frame a node that chooses rows leaves, int64."""
         raise NotImplementedError
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
         """Note that a step is over, and left these things; all else that it made can be forgotten. Returns numbers
         about the machine."""
         raise NotImplementedError

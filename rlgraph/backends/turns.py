@@ -27,7 +27,7 @@ def device_set(group: Group, copy: int | None = None) -> DeviceSet:
     """Return the devices of a group, or of one of its data-parallel replicas."""
     if not group.devices:
         return DeviceSet(group.pool, frozenset({0}))
-    ranks = range(group.mesh.size) if copy is None else group.mesh.ranks(dp=copy)
+    ranks = range(group.mesh.rank_count) if copy is None else group.mesh.ranks_at(dp=copy)
     return DeviceSet(group.pool, frozenset(group.devices[rank] for rank in ranks))
 
 

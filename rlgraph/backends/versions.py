@@ -90,7 +90,7 @@ class WeightVersions:
         """Return the oldest version that a step or a later one may read."""
         return max(0, self.version_after(model, number - 1) + 1 - self._reach.get(model, 1))
 
-    def keeps_past(self, model: str) -> bool:
+    def reads_past_versions(self, model: str) -> bool:
         """Whether an edge reads versions that are not the last one."""
         return model in self._reach
 
@@ -111,7 +111,7 @@ class PastWeights:
         """Copy the weights, if needed, before a step changes them."""
         if self.changed < step.number:
             self.changed = step.number
-            if self.versions.keeps_past(self.model):
+            if self.versions.reads_past_versions(self.model):
                 version, copied = self.versions.version_after(self.model, step.number - 1), state()
                 with self._lock:
                     self._past[version] = copied
@@ -131,7 +131,7 @@ class PastWeights:
         these."""
         self.changed, self._past = changed, dict(past)
 
-    def finish(self, step: Step) -> None:
+    def drop_unneeded(self, step: Step) -> None:
         """Forget what is needed no more when this step and those before are over."""
         oldest = self.versions.oldest_needed(self.model, step.number + 1)
         with self._lock:
@@ -152,5 +152,5 @@ def _changed_models(graph: Graph, step: Step, loops: Mapping[str, LoopPolicy]) -
         policy = loops.get(node.op)
         if policy is None:
             yield from (value.type.name for value in node.outputs if is_model(value.type))
-        elif policy.when(node, step):
+        elif policy.runs_in_step(node, step):
             yield from _changed_models(node.region, step, loops)

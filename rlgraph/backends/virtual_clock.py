@@ -28,7 +28,7 @@ class _Coroutine:
         self.since, self.cause = since, cause
         """What it waited for last, and when that had come."""
 
-    def wait_for(self, other: _Coroutine) -> None:
+    def inherit_cause(self, other: _Coroutine) -> None:
         """Take over the other one's cause if it is later: this one could not go on before the other was here."""
         if other.since >= self.since:
             self.since, self.cause = other.since, other.cause
@@ -43,7 +43,7 @@ class VirtualClock:
     all run in its thread.
     """
 
-    together = True
+    concurrent = True
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,13 +75,13 @@ class VirtualClock:
         """What this greenlet waited for last: it told `note` that itself, or whoever woke it had waited for it."""
         return self._current.cause
 
-    def note(self, cause: object) -> None:
+    def note_cause(self, cause: object) -> None:
         """Note that something is done now, and that this greenlet goes on because of it."""
         self._current.since, self._current.cause = self.now, cause
 
     # Turns
 
-    def begin(self, work: Event, owner: _Coroutine) -> None:
+    def start_greenlet(self, work: Event, owner: _Coroutine) -> None:
         """Do some work in a new greenlet, after those that are ready already; its cause is its owner's."""
 
         def run(*_: object) -> None:
@@ -113,7 +113,7 @@ class VirtualClock:
         self._current = waiting
 
     def _wake(self, coroutine: _Coroutine) -> None:
-        coroutine.wait_for(self._current)
+        coroutine.inherit_cause(self._current)
         self._ready.append(coroutine)
 
     def _next(self) -> _Coroutine:
@@ -169,9 +169,9 @@ class _VirtualCrew:
         self.waits, self.working = False, 0
         self.events: deque[Event] = deque()
 
-    def begin(self, work: Event) -> None:
+    def submit(self, work: Event) -> None:
         self.working += 1
-        self.clock.begin(partial(self._live, work), self.owner)
+        self.clock.start_greenlet(partial(self._live, work), self.owner)
 
     def _live(self, work: Event) -> None:
         try:
@@ -193,7 +193,7 @@ class _VirtualCrew:
             self._await()
         return self.events.popleft()
 
-    def use_this_thread(self) -> None:
+    def become_event_thread(self) -> None:
         self.owner = self.clock._current
 
     def _await(self) -> None:

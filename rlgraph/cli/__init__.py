@@ -27,7 +27,7 @@ from rlgraph.cli import (
     tracing,
 )
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
-from rlgraph.cli.namesake import namesake
+from rlgraph.cli.namesake import namesake_warning
 from rlgraph.errors import closest_match, escape_controls
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "profiling",
     "running",
     "simulating",
-    "status",
+    "run_command",
     "tracing",
 ]
 
@@ -58,16 +58,16 @@ def main() -> None:
         atexit.register(gc.freeze)
     if "_RLGRAPH_COMPLETE" in os.environ:
         rlgraph.main(prog_name="rlgraph")
-    if conflict := namesake(sys.path):
+    if conflict := namesake_warning(sys.path):
         print(f"{conflict.render()}\n", file=sys.stderr)
-    code = status(sys.argv[1:])
+    code = run_command(sys.argv[1:])
     if code == INTERRUPTED:
         # Engine threads that are still at work would block a normal exit.
         os._exit(code)
     sys.exit(code)
 
 
-def status(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     """Run a command and return its exit code; a user never sees a traceback."""
     try:
         code = _invoked(arguments)

@@ -107,7 +107,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 
-def settings_of(given: tuple[str, ...]) -> dict[str, str]:
+def parse_settings(given: tuple[str, ...]) -> dict[str, str]:
     """Return the `--set` options by name. Raise BadParameter."""
     settings: dict[str, str] = {}
     for text in given:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, set_option, settings_of
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics, tally
+from rlgraph.cli.base import FINE, WRONG, message_format, parse_settings, rlgraph, set_option
+from rlgraph.cli.shown import Format, count_summary, echo_text, show_diagnostics
 from rlgraph.errors import Diagnostic, ProgramError
 
 
@@ -23,7 +23,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
     """
     from rlgraph.api import check as checked
 
-    changed = settings_of(settings)
+    changed = parse_settings(settings)
     programs = [Path(file) for file in files if not file.endswith(".rls")]
     diagnostics: list[Diagnostic] = []
     for file in files:
@@ -37,7 +37,7 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
         diagnostics += new
     if form == "human":
         which = files[0] if len(files) == 1 else f"{len(files)} files"
-        echo_text(f"{which}: {tally(diagnostics)}", err=True)
+        echo_text(f"{which}: {count_summary(diagnostics)}", err=True)
     return WRONG if any(diagnostic.severity == "error" for diagnostic in diagnostics) else FINE
 
 

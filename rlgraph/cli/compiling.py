@@ -13,15 +13,15 @@ from rlgraph.cli.base import (
     FINE,
     devices_option,
     message_format,
+    parse_settings,
     reporting_errors,
     rlgraph,
     set_option,
-    settings_of,
     target_options,
 )
 from rlgraph.cli.outputs import FORMATS, PICTURES, save_file, write_outputs
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Picture
@@ -153,7 +153,7 @@ def compile_(
             if is_plan_file
             else compile(
                 programs[0],
-                settings_of(settings),
+                parse_settings(settings),
                 schedule=schedule,
                 devices=devices,
                 cluster=cluster,
@@ -180,15 +180,15 @@ def compile_(
         if out is not None:
             save_file(out / f"{compiled.name}.{name}.svg", report.to_svg())
         if form == "json":
-            emit(report.to_json())
+            print_record(report.to_json())
         else:
             echo_text(f"{report}\n")
     if not (emitted or after or reports or visualize is not None):
-        from rlgraph.api.summary import records, summary
+        from rlgraph.api.summary import summary_records, summary_text
 
         if form == "json":
-            for record in records(compiled):
-                emit(record)
+            for record in summary_records(compiled):
+                print_record(record)
         else:
-            echo_text(summary(compiled))
+            echo_text(summary_text(compiled))
     return FINE

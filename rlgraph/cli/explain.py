@@ -7,12 +7,12 @@ import click
 from rlgraph.cli.base import FINE, rlgraph
 from rlgraph.cli.shown import echo_text
 from rlgraph.errors import did_you_mean
-from rlgraph.errors.codes import registry
+from rlgraph.errors.codes import all_codes
 
 
-def explain(code: str) -> str:
+def code_section(code: str) -> str:
     """Return the section of a code. Raise LookupError with the nearest code."""
-    codes = registry()
+    codes = all_codes()
     wanted = code.strip().strip("[]").upper()
     if wanted in codes:
         return codes[wanted].section
@@ -25,11 +25,11 @@ def explain(code: str) -> str:
 def explain_(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
     if code is None:
-        for entry in registry().values():
+        for entry in all_codes().values():
             echo_text(f"{entry.name}  {entry.title}")
         return FINE
     try:
-        echo_text(explain(code), nl=False)
+        echo_text(code_section(code), nl=False)
     except LookupError as error:
         raise click.BadParameter(str(error), param_hint="'CODE'") from None
     return FINE

@@ -8,7 +8,7 @@ import click
 
 from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
 from rlgraph.cli.shown import Format, echo_text
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.command()
@@ -53,7 +53,7 @@ def lengths(
         distributions = fit_lengths(source, prompt=prompt, answer=answer, limit=limit, model=model)
     output.write_text(distributions.to_text(), "utf-8")
     if form == "json":
-        emit({"type": "lengths", **distributions.to_json()})
+        print_record({"type": "lengths", **distributions.to_json()})
     else:
         echo_text(str(distributions))
         echo_text(f"wrote {output}", err=True)

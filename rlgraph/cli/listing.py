@@ -11,7 +11,7 @@ from rlgraph.cli.shown import echo_text
 from rlgraph.errors import did_you_mean
 
 
-def algorithms() -> dict[str, str]:
+def shipped_algorithms() -> dict[str, str]:
     """Return the text of each algorithm that ships, by its name."""
     folder = files("rlgraph") / "algorithms"
     texts = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".rlf")}
@@ -22,7 +22,7 @@ def algorithms() -> dict[str, str]:
 @click.argument("name", required=False, metavar="[NAME]")
 def list_(name: str | None) -> int:
     """Say which algorithms ship; with NAME, print that program, to copy and edit."""
-    texts = algorithms()
+    texts = shipped_algorithms()
     if name is None:
         width = max(map(len, texts))
         for algorithm, text in texts.items():

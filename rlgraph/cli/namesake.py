@@ -15,7 +15,7 @@ _OURS = "rlgraph.cli:main"
 """The entry point of this project, which was once installed under the package's name."""
 
 
-def namesake(places: Iterable[str]) -> Diagnostic | None:
+def namesake_warning(places: Iterable[str]) -> Diagnostic | None:
     """Return a warning if one of these package folders has another project of our package's name."""
     # Reading the metadata of packages is slow to import: if there is no such file name, as nearly always, there is no
     # such project.

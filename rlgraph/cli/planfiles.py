@@ -6,7 +6,7 @@ import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
 from rlgraph.cli.shown import Format, echo_text
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.command()
@@ -26,7 +26,7 @@ def diff(before: str, after: str, form: Format) -> int:
     differing, graph = differences(*files), graph_difference(*files)
     if form == "json":
         for difference in differing:
-            emit(
+            print_record(
                 {
                     "type": "difference",
                     "section": difference.section,
@@ -36,7 +36,7 @@ def diff(before: str, after: str, form: Format) -> int:
                 }
             )
         if graph:
-            emit({"type": "difference", "section": "graph", "diff": graph})
+            print_record({"type": "difference", "section": "graph", "diff": graph})
     else:
         for section in dict.fromkeys(difference.section for difference in differing):
             echo_text(

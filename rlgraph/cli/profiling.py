@@ -9,7 +9,7 @@ import click
 from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
 from rlgraph.cli.shown import Format, echo_text
 from rlgraph.passes.cost.calibration import HeldOutErrors
-from rlgraph.runs.options import LOCAL, need_installed
+from rlgraph.runs.options import LOCAL, require_installed
 
 
 @rlgraph.command()
@@ -38,8 +38,8 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
     `rlgraph simulate --calibration FILE` predicts with what was found.
     """
     wanted = None if engines is None else [name.strip() for name in engines.split(",")]
-    from rlgraph.backends.enginespec.registry import engine, installed
-    from rlgraph.backends.enginespec.registry import engines as known
+    from rlgraph.backends.enginespec.registry import engine, installed_engines
+    from rlgraph.backends.enginespec.registry import engines_by_name as known
 
     for name in wanted or ():
         if name not in known():
@@ -47,18 +47,20 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
                 f"there is no engine `{name}`: there are {', '.join(known())}", param_hint="'--engines'"
             )
     with reporting_errors(form):
-        need_installed(LOCAL)
+        require_installed(LOCAL)
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
-    from rlgraph.profiles.profile import profile
+    from rlgraph.profiles.profile import profile_machine
 
     for name in wanted or ():
-        if name not in installed():
+        if name not in installed_engines():
             raise click.BadParameter(
                 f"`{name}` is not installed: pip install '{engine(name).install}'", param_hint="'--engines'"
             )
     with reporting_errors(form):
-        calibration = profile(wanted, threads=threads, quick=quick, note=lambda text: echo_text(f"  {text}", err=True))
+        calibration = profile_machine(
+            wanted, threads=threads, quick=quick, note=lambda text: echo_text(f"  {text}", err=True)
+        )
     output.write_text(calibration.to_text(), "utf-8")
     for constant, error in calibration.errors.items():
         echo_text(f"{constant:24}{error:6.1%} median error of the fit{_held_out(calibration.held_out.get(constant))}")

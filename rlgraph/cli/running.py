@@ -16,14 +16,14 @@ from rlgraph.cli.base import (
     compile_or_load,
     devices_option,
     message_format,
+    parse_settings,
     reporting_errors,
     rlgraph,
     set_option,
-    settings_of,
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
-from rlgraph.runs.jsonlines import emit
-from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
+from rlgraph.runs.jsonlines import print_record
+from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, RunOptions, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -153,10 +153,10 @@ def run(
     """
     from rlgraph.runs.folder import RunFolder
 
-    # What is left are the fields of `Options`.
+    # What is left are the fields of `RunOptions`.
     if not backend_spec(given["backend"]).processes and (given["address"] or given["debug"]):
         raise click.UsageError(f"`{'--address' if given['address'] else '--debug'}` goes with {_PROCESSES}")
-    options = Options(**given)
+    options = RunOptions(**given)
     if options.resume is None and options.changed:
         raise click.UsageError("`--changed` goes with `--resume`")
     if options.resume is not None:
@@ -169,12 +169,12 @@ def run(
             options = replace(options, steps=_steps_of(options.resume, form))
     with reporting_errors(form):
         options.need_installed()
-        compiled = compile_or_load(file, settings_of(settings), schedule, advice=_ADVICE, devices=devices)
+        compiled = compile_or_load(file, parse_settings(settings), schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
         if options.resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.
-        folder = RunFolder.take_folder(out, overwrite) if out is not None else RunFolder.make_numbered(compiled.name)
+        folder = RunFolder.claim_folder(out, overwrite) if out is not None else RunFolder.make_numbered(compiled.name)
         return _run_in(folder, compiled, options, form)
 
 
@@ -210,7 +210,7 @@ def resume(
             os.chdir(saved["folder"])
         with suppress(ValueError):
             run = run.relative_to(Path.cwd())
-        options = Options(
+        options = RunOptions(
             steps or saved["steps"],
             **{name: saved[name] for name in ("backend", "address", "debug", "timeout")},
             trace=trace,
@@ -239,23 +239,23 @@ def _steps_of(run: Path, form: Format) -> int:
         return int(read_run_record(run)["steps"])
 
 
-def _resume_run(compiled: Compiled, options: Options, form: Format) -> int:
-    from rlgraph.runs.run import resumed
+def _resume_run(compiled: Compiled, options: RunOptions, form: Format) -> int:
+    from rlgraph.runs.run import open_resumed_run
 
-    options, folder = resumed(options)
+    options, folder = open_resumed_run(options)
     return _run_in(folder, compiled, options, form)
 
 
-def _run_in(folder: RunFolder, compiled: Compiled, options: Options, form: Format) -> int:
-    from rlgraph.runs.display import display
+def _run_in(folder: RunFolder, compiled: Compiled, options: RunOptions, form: Format) -> int:
+    from rlgraph.runs.display import choose_display
     from rlgraph.runs.folder import METRICS
-    from rlgraph.runs.progress import Json
-    from rlgraph.runs.run import run_in
+    from rlgraph.runs.progress import JsonDisplay
+    from rlgraph.runs.run import run_in_folder
 
-    progress = Json() if form == "json" else display(sys.stderr)
-    result = run_in(folder, compiled, options, progress)
+    progress = JsonDisplay() if form == "json" else choose_display(sys.stderr)
+    result = run_in_folder(folder, compiled, options, progress)
     if form == "json":
-        emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in result.saved]})
+        print_record({"type": "end", "folder": str(folder.path), "models": [str(path) for path in result.saved]})
     else:
         written = [folder.path / METRICS, *(path for path in (options.record, options.trace) if path)]
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in result.saved)]

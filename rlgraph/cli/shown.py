@@ -11,7 +11,7 @@ from typing import IO, Literal
 import click
 
 from rlgraph.errors import Diagnostic, count_phrase, escape_controls
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 Format = Literal["human", "json"]
 
@@ -24,10 +24,10 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], form: Format) -> None:
     """Show each diagnostic as text on stderr, or as a line of JSON on stdout."""
     for diagnostic in diagnostics:
         if form == "json":
-            emit({"type": "diagnostic", **diagnostic.to_json()})
+            print_record({"type": "diagnostic", **diagnostic.to_json()})
         else:
             text = diagnostic.render()
-            print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
+            print(f"{add_colours(text) if wants_colours(sys.stderr) else text}\n", file=sys.stderr)
 
 
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -35,12 +35,12 @@ def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     click.echo(escape_controls(text), err=err, nl=nl)
 
 
-def colours(stream: IO[str]) -> bool:
+def wants_colours(stream: IO[str]) -> bool:
     """Return whether the stream is a terminal that wants colours (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(text: str) -> str:
+def add_colours(text: str) -> str:
     """Return a rendered diagnostic with a terminal's escape sequences."""
     return "\n".join(map(_line, text.split("\n")))
 
@@ -57,7 +57,7 @@ def _line(line: str) -> str:
     return line
 
 
-def tally(diagnostics: Iterable[Diagnostic]) -> str:
+def count_summary(diagnostics: Iterable[Diagnostic]) -> str:
     """Return e.g. `2 errors, 1 warning`."""
     all_diagnostics = list(diagnostics)
     parts = []

@@ -11,14 +11,14 @@ from rlgraph.cli.base import (
     FINE,
     compile_or_load,
     message_format,
+    parse_settings,
     reporting_errors,
     rlgraph,
     set_option,
-    settings_of,
     target_options,
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.command()
@@ -86,7 +86,7 @@ def simulate(
             check_writable(trace)
         compiled = compile_or_load(
             file,
-            settings_of(settings),
+            parse_settings(settings),
             schedule,
             cluster=cluster,
             workload=rows,
@@ -108,7 +108,7 @@ def simulate(
         if svg is not None:
             simulation.write_svg(svg)
     if form == "json":
-        emit({"type": "simulation", **simulation.to_json()})
+        print_record({"type": "simulation", **simulation.to_json()})
     else:
         echo_text(str(simulation))
         for path in (trace, svg):

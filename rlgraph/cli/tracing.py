@@ -9,7 +9,7 @@ import click
 from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.errors import count_phrase
-from rlgraph.runs.jsonlines import emit
+from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.group()
@@ -36,7 +36,7 @@ def check(run: Path, form: Format) -> int:
         verdict = check_trace(run)
     show_diagnostics(verdict.diagnostics, form)
     if form == "json":
-        emit({"type": "trace", **verdict.to_json()})
+        print_record({"type": "trace", **verdict.to_json()})
     else:
         ages = ", ".join(f"{rows:,} of age {age}" for age, rows in verdict.ages.items())
         echo_text(

@@ -1,21 +1,21 @@
 """Data sources, and the reader that makes batches of their rows and can resume from a cursor."""
 
-from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column
-from rlgraph.data.reader import Cursor, Reader
-from rlgraph.data.sources import SOURCES, check_source, columns, open_source
+from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column_values
+from rlgraph.data.reader import BatchReader, Cursor
+from rlgraph.data.sources import SOURCES, check_source, open_source, source_columns
 
 __all__ = [
     "SOURCES",
     "Cursor",
     "DataSource",
-    "Reader",
+    "BatchReader",
     "Row",
     "RowId",
     "Rows",
     "SourceSpec",
     "Stream",
     "check_source",
-    "column",
-    "columns",
+    "column_values",
+    "source_columns",
     "open_source",
 ]

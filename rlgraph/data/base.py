@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, kind_of, utf8_bytes_bound
+from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, utf8_bytes_bound, value_kind
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag_option, text_option, whole_option
+from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, flag_option, int_option, text_option
 
-SourceSpec = Spec
+SourceSpec = CallSpec
 Row = dict[str, Any]
 """A row: its columns by name. `prompt` is a text or a list of messages `{"role": ..., "content": ...}`."""
 
@@ -38,7 +38,7 @@ class Rows(Protocol):
 class ScannableRows(Protocol):
     """Rows that are read faster in their order than one by one."""
 
-    def scan(self) -> Iterator[Row]:
+    def scan_rows(self) -> Iterator[Row]:
         """Yield all rows. Raises `RunError`."""
         ...
 
@@ -46,7 +46,7 @@ class ScannableRows(Protocol):
 class Stream(Protocol):
     """Rows that come in one order; reading starts again from the beginning for every epoch."""
 
-    def read(self, start: int, count: int) -> list[Row]:
+    def read_rows(self, start: int, count: int) -> list[Row]:
         """Return `count` rows from `start` on, or fewer where the stream ends. Raises `RunError`."""
         ...
 
@@ -84,16 +84,16 @@ class TransformedStream:
     rows: Stream
     change: Callable[[int, Row], Row]
 
-    def read(self, start: int, count: int) -> list[Row]:
+    def read_rows(self, start: int, count: int) -> list[Row]:
         """Return `count` changed rows from `start` on, or fewer where the stream ends."""
-        return [self.change(number, row) for number, row in enumerate(self.rows.read(start, count), start)]
+        return [self.change(number, row) for number, row in enumerate(self.rows.read_rows(start, count), start)]
 
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
     """The opened right side of a `data` declaration."""
 
-    spec: Spec
+    spec: CallSpec
     rows: Rows | Stream
     batch: int | None
     """Rows of a batch; None for all of them."""
@@ -110,12 +110,12 @@ class DataSource:
     """What happens to rows whose prompt is longer; None where the program does not say."""
 
     @property
-    def length(self) -> int | None:
+    def row_count(self) -> int | None:
         """The number of rows of an epoch; None for a stream."""
-        return None if self.numbers is None else len(self.numbers)
+        return None if self.row_numbers is None else len(self.row_numbers)
 
     @property
-    def numbers(self) -> Sequence[int] | None:
+    def row_numbers(self) -> Sequence[int] | None:
         """The numbers of the rows of an epoch, in the order of the data; None for a stream."""
         if not isinstance(self.rows, Rows):
             return None
@@ -127,50 +127,54 @@ class DataSource:
 def numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
     """Yield all rows of an epoch, each with its number, in the order of the data. A file is read from beginning to
     end."""
-    numbers, rows = source.numbers, source.rows
+    numbers, rows = source.row_numbers, source.rows
     assert numbers is not None and isinstance(rows, Rows)
     if isinstance(rows, ScannableRows) and isinstance(numbers, range):
-        return zip(numbers, rows.scan(), strict=False)
+        return zip(numbers, rows.scan_rows(), strict=False)
     return ((number, rows[number]) for number in numbers)
 
 
-def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
+def make_source(
+    spec: CallSpec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None
+) -> DataSource:
     """Return `rows` as a data source with the options that all sources share; `name` is what messages call the data,
     and `columns` what they hold."""
-    batch, limit = whole_option(spec, "batch", None), whole_option(spec, "limit", None)
-    most, shuffle = whole_option(spec, "max_prompt", None), flag_option(spec, "shuffle", isinstance(rows, Rows))
+    batch, limit = int_option(spec, "batch", None), int_option(spec, "limit", None)
+    most, shuffle = int_option(spec, "max_prompt", None), flag_option(spec, "shuffle", isinstance(rows, Rows))
     if spec.options.get("defaults"):
         rows, columns = (
             rows_with_defaults(spec, rows),
             None if columns is None else columns_with_defaults(spec, columns),
         )
     source = DataSource(spec, rows, batch, shuffle, limit, columns, None, most, overlong_option(spec))
-    if source.length is None:
+    if source.row_count is None:
         return _checked_stream(source, name)
-    return require_batch(source, name)
+    return require_full_batch(source, name)
 
 
-def require_batch(source: DataSource, name: str) -> DataSource:
+def require_full_batch(source: DataSource, name: str) -> DataSource:
     """Return the source if it has rows for a batch; raise `ProgramError` otherwise."""
-    spec, count, batch = source.spec, source.length, source.batch
+    spec, count, batch = source.spec, source.row_count, source.batch
     assert count is not None
     if count == 0:
-        raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.at(0)))
+        raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0)))
     if batch is not None and batch > count:
-        raise ProgramError(too_few_rows(spec, count, batch, name))
+        raise ProgramError(too_few_rows_error(spec, count, batch, name))
     return source
 
 
-def overlong_option(spec: Spec) -> str | None:
+def overlong_option(spec: CallSpec) -> str | None:
     """Return the option `overlong`, None where the program does not say. Raises `ProgramError`."""
     value = text_option(spec, "overlong", None)
     if value is not None and value not in OVERLONG:
         message = f"`overlong` is {quoted_list(OVERLONG, 'or')}, not {value!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), did_you_mean(value, OVERLONG)))
+        raise ProgramError(
+            Diagnostic(BAD_ARGUMENT, message, spec.argument_span("overlong"), did_you_mean(value, OVERLONG))
+        )
     return value
 
 
-def rows_with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
+def rows_with_defaults(spec: CallSpec, rows: Rows | Stream) -> Rows | Stream:
     """Return the rows with the program's default values filled in for columns that a row lacks."""
     defaults = spec.options["defaults"]
 
@@ -181,17 +185,17 @@ def rows_with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
     return TransformedRows(rows, fill) if isinstance(rows, Rows) else TransformedStream(rows, fill)
 
 
-def columns_with_defaults(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
+def columns_with_defaults(spec: CallSpec, columns: Mapping[str, Column]) -> dict[str, Column]:
     """Return what the columns hold once the program's defaults have replaced missing values."""
     result = dict(columns)
     for name, value in (spec.options.get("defaults") or {}).items():
         old = columns.get(name)
         if old is None:
-            result[name] = declared_column(kind_of(value))
+            result[name] = declared_column(value_kind(value))
         elif "missing" in old.first:
             first = {kind: place for kind, place in old.first.items() if kind != "missing"}
             longest = max(old.longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else old.longest
-            result[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
+            result[name] = Column({**first, value_kind(value): first.get(value_kind(value), "")}, longest)
     return result
 
 
@@ -200,30 +204,34 @@ def _checked_stream(source: DataSource, name: str) -> DataSource:
     spec = source.spec
     if source.shuffle:
         message = f"{name} yields its rows one after the other, so they cannot be shuffled"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("shuffle"), "return a list of rows instead"))
+        raise ProgramError(
+            Diagnostic(BAD_ARGUMENT, message, spec.argument_span("shuffle"), "return a list of rows instead")
+        )
     option = "max_prompt" if source.max_prompt else "overlong" if source.overlong not in (None, "error") else ""
     if option:
         message = f"{name} yields its rows one after the other, so they cannot be counted before the first step"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(option), "return a list of rows instead"))
+        raise ProgramError(
+            Diagnostic(BAD_ARGUMENT, message, spec.argument_span(option), "return a list of rows instead")
+        )
     if source.batch is None:
         message = f"{name} yields its rows one after the other, so it must be said how many a step takes"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, "add `batch=64`"))
     return source
 
 
-def too_few_rows(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
+def too_few_rows_error(spec: CallSpec, count: int, batch: int, name: str) -> Diagnostic:
     """Return the error for a batch that is larger than the data."""
     rows = count_phrase(count, "row")
     cut = ", of which `limit` keeps no more" if "limit" in spec.options else ""
     message = f"a batch of {count_phrase(batch, 'row')} is more than {name} has: {rows}{cut}"
-    return Diagnostic(TOO_FEW, message, spec.at("batch"), f"take `batch={count}` or less")
+    return Diagnostic(TOO_FEW, message, spec.argument_span("batch"), f"take `batch={count}` or less")
 
 
-def inspect_columns(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
+def inspect_columns(spec: CallSpec, rows: Iterable[Row], name: str) -> dict[str, Column]:
     """Return what the rows of an epoch hold, by column; messages call the rows `row 3 of NAME`."""
     looked = ColumnInspector(lambda number: f"row {number} of {name}")
-    for number, row in enumerate(islice(rows, whole_option(spec, "limit", None))):
-        looked.add(row, number)
+    for number, row in enumerate(islice(rows, int_option(spec, "limit", None))):
+        looked.add_row(row, number)
     return looked.columns()
 
 
@@ -232,12 +240,12 @@ def columns_of_schema(schema: Any) -> dict[str, Column]:
     return {field.name: Column({_arrow_kind(field.type): ""}) for field in schema}
 
 
-def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
+def columns_of_table(spec: CallSpec, table: Any, name: str) -> dict[str, Column]:
     """Return what the rows of an epoch in a pyarrow table hold, computed column by column."""
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-    table = table.slice(0, whole_option(spec, "limit", None))
+    table = table.slice(0, int_option(spec, "limit", None))
 
     def first_row(mask: Any) -> dict[str, str]:
         place = pc.index(mask, pa.scalar(True)).as_py()
@@ -287,7 +295,7 @@ def _arrow_kind(data_type: Any) -> str:
     return "nested" if types.is_nested(data_type) else "other"
 
 
-def column(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, span: Span) -> list[Any]:
+def column_values(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, span: Span) -> list[Any]:
     """Return the column `name` of `rows`.
 
     `ids` name the rows and `span` is where the program asks for the column. Raises `RunError`.

@@ -13,7 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec, one_text, only_options, require_package, text_option
+from rlgraph.user_code.spec import CallSpec, refuse_unknown_options, require_package, single_text_argument, text_option
 
 NOT_LOADED = "E0710"
 OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
@@ -32,15 +32,15 @@ class HubRows:
         return dict(self.dataset[index])
 
 
-def check(spec: Spec) -> None:
+def check(spec: CallSpec) -> None:
     """Raise an error for wrong arguments."""
-    one_text(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
-    only_options(spec, OPTIONS)
+    single_text_argument(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
+    refuse_unknown_options(spec, OPTIONS)
     for name in ("split", "config", "revision"):
         text_option(spec, name, None)
 
 
-def open_source(spec: Spec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is cached."""
     del folders  # hub names are not paths
     require_package("datasets", spec.span)
@@ -57,11 +57,11 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     except Exception as error:  # network, names, formats: `datasets` documents no common class
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         message = f"'{name}' cannot be loaded from the hub: {why}"
-        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0))) from None
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0))) from None
     return make_source(spec, HubRows(loaded), f"'{name}'", _columns(spec, loaded, f"'{name}'"))
 
 
-def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
+def _columns(spec: CallSpec, loaded: Any, name: str) -> dict[str, Column]:
     """Return what the underlying table holds where its rows are those of the data set, or what the rows hold."""
     table = getattr(getattr(loaded, "data", None), "table", None)
     if table is None or getattr(loaded, "_indices", None) is not None:
@@ -69,13 +69,13 @@ def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
     return columns_of_table(spec, table, name)
 
 
-def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
     """Return None: the columns are not known without loading."""
     del spec, folders
     return None
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return no files: those of the hub are not the user's."""
     del spec, folders
     return []

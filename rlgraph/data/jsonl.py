@@ -19,7 +19,7 @@ from rlgraph.columns import Column, ColumnInspector
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
 from rlgraph.user_code.files import Folders, find_file
-from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, whole_option
+from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option, refuse_unknown_options, single_text_argument
 
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"
@@ -53,7 +53,7 @@ class JsonLines:
             handle.seek(self.starts[index])
             return self._parsed(index, handle.readline())
 
-    def scan(self) -> Iterator[Row]:
+    def scan_rows(self) -> Iterator[Row]:
         """Yield all rows in one reading of the file."""
         with self._opened() as handle:
             for index, start in enumerate(self.starts):
@@ -76,20 +76,20 @@ class JsonLines:
         raise RunError(Diagnostic(CHANGED, message, self.span, hint))
 
     def _parsed(self, index: int, line: bytes) -> Row:
-        return parse(line, f"row {index} of '{self.path}'", self.span)
+        return parse_row(line, f"row {index} of '{self.path}'", self.span)
 
 
-def check(spec: Spec) -> None:
+def check(spec: CallSpec) -> None:
     """Raise an error for wrong arguments."""
-    one_text(spec, "the path of a file", 'jsonl("prompts.jsonl", batch=64)')
-    only_options(spec, SHARED_OPTIONS)
+    single_text_argument(spec, "the path of a file", 'jsonl("prompts.jsonl", batch=64)')
+    refuse_unknown_options(spec, SHARED_OPTIONS)
 
 
-def open_source(spec: Spec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     """Find the rows of the file, and check that every line is one."""
     path = spec.args[0]
-    file = find_file(path, folders, spec.at(0), "data file")
-    starts, limit = array("Q"), whole_option(spec, "limit", None)
+    file = find_file(path, folders, spec.argument_span(0), "data file")
+    starts, limit = array("Q"), int_option(spec, "limit", None)
     collected = ColumnInspector(lambda number: f"{path}:{number}")
     offset = 0
     try:
@@ -101,23 +101,23 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
                 if number == 1 and line.startswith(_BOM):
                     start, line = len(_BOM), line[len(_BOM) :]
                 if line.strip():
-                    row = parse(line, f"{path}:{number}", spec.at(0))
+                    row = parse_row(line, f"{path}:{number}", spec.argument_span(0))
                     if limit is None or len(starts) < limit:
-                        collected.add(row, number)
+                        collected.add_row(row, number)
                     starts.append(start)
     except OSError as error:
         message = f"'{path}' cannot be read: {error.strerror}"
-        raise ProgramError(Diagnostic(UNREADABLE, message, spec.at(0))) from None
-    rows = JsonLines(path, file, spec.at(0), starts, stamp)
+        raise ProgramError(Diagnostic(UNREADABLE, message, spec.argument_span(0))) from None
+    rows = JsonLines(path, file, spec.argument_span(0), starts, stamp)
     return make_source(spec, rows, f"'{path}'", collected.columns())
 
 
-def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
     """Return what the first 4 MiB of rows hold; None where there are none to look at."""
-    path, limit = spec.args[0], whole_option(spec, "limit", None)
+    path, limit = spec.args[0], int_option(spec, "limit", None)
     collected, count = ColumnInspector(lambda number: f"{path}:{number}"), 0
     with suppress(OSError, RlgraphError):
-        file = folders.find(path)
+        file = folders.find_path(path)
         if not file.is_file():
             return None
         with file.open("rb") as handle:
@@ -125,14 +125,14 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
         # The last line may be cut off and then does not parse, like a line that the run will report as wrong.
         for number, line in enumerate(io.BytesIO(head), 1):
             if line.strip():
-                collected.add(parse(line, "", spec.span), number)
+                collected.add_row(parse_row(line, "", spec.span), number)
                 count += 1
             if count == limit:
                 break
     return collected.columns() if count else None
 
 
-def parse(line: bytes, where: str, span: Span) -> Row:
+def parse_row(line: bytes, where: str, span: Span) -> Row:
     """Return the row that a line holds; `where` names the line in the error."""
     try:
         value = json.loads(line.decode())
@@ -205,6 +205,6 @@ def _stamp(handle: BinaryIO) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return the file that is read."""
-    return [folders.find(spec.args[0])]
+    return [folders.find_path(spec.args[0])]

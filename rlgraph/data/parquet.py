@@ -13,7 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_schema, columns_of_table, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.user_code.files import Folders, find_file
-from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, require_package
+from rlgraph.user_code.spec import UNREADABLE, CallSpec, refuse_unknown_options, require_package, single_text_argument
 
 NOT_LOADED = "E0710"
 NO_VALUE = "E0715"
@@ -44,16 +44,16 @@ class ParquetRows:
             raise RunError(Diagnostic(NO_VALUE, message, self.span, hint)) from None
 
 
-def check(spec: Spec) -> None:
+def check(spec: CallSpec) -> None:
     """Raise an error for wrong arguments."""
-    one_text(spec, "the path of a file", 'parquet("prompts.parquet", batch=64)')
-    only_options(spec, SHARED_OPTIONS)
+    single_text_argument(spec, "the path of a file", 'parquet("prompts.parquet", batch=64)')
+    refuse_unknown_options(spec, SHARED_OPTIONS)
 
 
-def open_source(spec: Spec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     """Read the table of the file."""
     path = spec.args[0]
-    file = find_file(path, folders, spec.at(0), "data file")
+    file = find_file(path, folders, spec.argument_span(0), "data file")
     require_package("pyarrow", spec.span)
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -62,20 +62,20 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
             table = pq.read_table(handle)
     except OSError as error:  # pyarrow's own too
         why = error.strerror or str(error)
-        raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: {why}", spec.at(0))) from None
+        raise ProgramError(Diagnostic(UNREADABLE, f"'{path}' cannot be read: {why}", spec.argument_span(0))) from None
     except ValueError as error:
         why = str(error).splitlines()[0].rpartition("': ")[2].rstrip(".")
         hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
-        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0), hint)) from None
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
     contents = columns_of_table(spec, table, f"'{path}'")
-    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'", contents)
+    return make_source(spec, ParquetRows(path, spec.argument_span(0), table), f"'{path}'", contents)
 
 
-def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
     """Return what the file's schema says of its columns; None where there is no file to look at."""
     try:
-        file = folders.find(spec.args[0])
+        file = folders.find_path(spec.args[0])
         if not file.is_file():
             return None
         import pyarrow.parquet as pq
@@ -86,6 +86,6 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
         return None
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return the file that is read."""
-    return [folders.find(spec.args[0])]
+    return [folders.find_path(spec.args[0])]

@@ -16,10 +16,17 @@ from rlgraph.columns import Column
 from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.imported import code_files
-from rlgraph.user_code.report import Target, check_required, describe, failed_call, parse_target, user_options
-from rlgraph.user_code.spec import Spec, one_text, seconds_option
-from rlgraph.user_code.worker import Failure, Worker, Workers
+from rlgraph.user_code.imported import imported_files
+from rlgraph.user_code.report import (
+    CodeTarget,
+    failed_call_error,
+    load_signature,
+    parse_target,
+    require_arguments,
+    user_options,
+)
+from rlgraph.user_code.spec import CallSpec, seconds_option, single_text_argument
+from rlgraph.user_code.worker import CodeFailure, Worker, Workers
 
 NOT_A_ROW = "E0714"
 OPTIONS = (*SHARED_OPTIONS, "timeout")
@@ -43,7 +50,7 @@ class ListRows:
 class GeneratorRows:
     """The stream of rows that a generator yields."""
 
-    target: Target
+    target: CodeTarget
     arguments: Mapping[str, Any]
     limit_s: float
     worker: Worker = field(repr=False)
@@ -59,7 +66,7 @@ class GeneratorRows:
     """The first row that was read: its number and its columns. All other rows must have the same columns, since nobody
     can look ahead."""
 
-    def read(self, start: int, count: int) -> list[Row]:
+    def read_rows(self, start: int, count: int) -> list[Row]:
         """Return the rows from `start` on; the generator is started again where it is already beyond."""
         if start < self.position or self.generation != self.worker.generation:
             call_user_code(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
@@ -90,21 +97,21 @@ class GeneratorRows:
             raise RunError(Diagnostic(NO_COLUMN, message, self.target.span, hint))
 
 
-def check(spec: Spec) -> None:
+def check(spec: CallSpec) -> None:
     """Raise an error for wrong arguments; options that may be the function's own are not looked at."""
-    one_text(spec, "a file and a function in it", 'python("tasks.py:make", batch=64)')
+    single_text_argument(spec, "a file and a function in it", 'python("tasks.py:make", batch=64)')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
 
 
-def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
     """Call the function, and return its rows as a data source."""
-    target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
-    worker = (workers or Workers()).get(target.code)
-    signature = describe(target, worker)
+    target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
+    worker = (workers or Workers()).worker_for(target.code)
+    signature = load_signature(target, worker)
     arguments = user_options(spec, OPTIONS, signature, target.name)
-    check_required(target, signature, arguments)
+    require_arguments(target, signature, arguments)
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
-    key = worker.new_key()
+    key = worker.new_object_key()
     returned = call_user_code(worker, target, limit_s, "rows", key, target.name, arguments)
     rows: ListRows | Stream
     if returned is None:
@@ -116,21 +123,21 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
     return make_source(spec, rows, f"`{target.name}`")
 
 
-def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
     """Return None: the columns are not known without running the user's code."""
     del spec, folders
     return None
 
 
-def call_user_code(worker: Worker, target: Target, limit_s: float, operation: str, *arguments: Any) -> Any:
+def call_user_code(worker: Worker, target: CodeTarget, limit_s: float, operation: str, *arguments: Any) -> Any:
     """Return what `Child.<operation>` returns; raise a `RunError` where the user's code fails."""
     try:
         return worker.request(operation, *arguments, limit_s=limit_s)
-    except Failure as failure:
-        raise failed_call(target, failure, "while it made rows", None) from None
+    except CodeFailure as failure:
+        raise failed_call_error(target, failure, "while it made rows", None) from None
 
 
-def checked_row(target: Target, row: Any, index: int) -> Row:
+def checked_row(target: CodeTarget, row: Any, index: int) -> Row:
     """Return `row` if it is a dict of columns; raise a `RunError` otherwise."""
     if isinstance(row, dict) and all(isinstance(name, str) for name in row):
         return row
@@ -139,6 +146,6 @@ def checked_row(target: Target, row: Any, index: int) -> Row:
     raise RunError(Diagnostic(NOT_A_ROW, message, target.span, 'as in {"prompt": "2 + 2 =", "answer": "4"}'))
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return the function's file and the files beside it that it imports."""
-    return code_files(spec.args[0], folders, spec.span)
+    return imported_files(spec.args[0], folders, spec.span)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few_rows
+from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few_rows_error
 from rlgraph.errors import Diagnostic, RunError
 
 
@@ -24,7 +24,7 @@ class Cursor:
 
 
 @dataclass(slots=True)
-class Reader:
+class BatchReader:
     """Reads the batches of one data source in their order."""
 
     source: DataSource
@@ -34,13 +34,13 @@ class Reader:
     """The program's seed."""
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
-    def next(self, cursor: Cursor, count: int | None = None) -> tuple[list[Row], list[RowId], Cursor]:
+    def read_batch(self, cursor: Cursor, count: int | None = None) -> tuple[list[Row], list[RowId], Cursor]:
         """Return the batch at `cursor` (or `count` rows), the id of each row, and the cursor of the next batch.
 
         An epoch that ends within a batch continues with the next one: no row is dropped, and a row comes a second time
         only after all others have come. Raises `RunError`.
         """
-        wanted = count or self.source.batch or self.source.length
+        wanted = count or self.source.batch or self.source.row_count
         assert wanted is not None
         if isinstance(self.source.rows, Rows):
             return self._take(self.source.rows, cursor, wanted)
@@ -65,7 +65,7 @@ class Reader:
         while len(rows) < wanted:
             left = wanted - len(rows)
             most = left if limit is None else min(left, limit - cursor.position)
-            more = self.source.rows.read(cursor.position, most) if most > 0 else []
+            more = self.source.rows.read_rows(cursor.position, most) if most > 0 else []
             ids += [RowId(cursor.epoch, cursor.position + index) for index in range(len(more))]
             rows += more
             cursor = replace(cursor, position=cursor.position + len(more))
@@ -78,15 +78,15 @@ class Reader:
         """Raise an error where a stream has ended after `count` rows, too few for a batch."""
         spec = self.source.spec
         if count == 0:
-            raise RunError(Diagnostic(NO_ROWS, f"`{spec.args[0]}` has no rows", spec.at(0)))
+            raise RunError(Diagnostic(NO_ROWS, f"`{spec.args[0]}` has no rows", spec.argument_span(0)))
         if count < wanted:
-            raise RunError(too_few_rows(spec, count, wanted, f"`{spec.args[0]}`"))
+            raise RunError(too_few_rows_error(spec, count, wanted, f"`{spec.args[0]}`"))
 
     def _order(self, epoch: int) -> list[int]:
         """Return the indexes of the rows in the order in which this epoch reads them."""
         if epoch not in self._orders:
-            assert self.source.numbers is not None
-            order = list(self.source.numbers)
+            assert self.source.row_numbers is not None
+            order = list(self.source.row_numbers)
             if self.source.shuffle:
                 # A seed that is a text is hashed alike in every process and every version of Python.
                 random.Random(f"{self.seed}/{self.name}/{epoch}").shuffle(order)

@@ -15,7 +15,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, require_package, whole_option
+from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, int_option, require_package, single_text_argument
 
 BAD_TASK = "E0713"
 COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}
@@ -31,7 +31,7 @@ class GymRows:
     dataset: Any = dataclasses.field(repr=False)
     start: int
     size: int
-    spec: Spec
+    spec: CallSpec
 
     def __len__(self) -> int:
         return self.size
@@ -48,15 +48,15 @@ class GymRows:
         return {**row, "task": self.task, "index": number}
 
 
-def check(spec: Spec) -> None:
+def check(spec: CallSpec) -> None:
     """Raise an error for wrong arguments; the task's own options are checked when it is opened."""
-    one_text(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
-    whole_option(spec, "size", 500)
-    whole_option(spec, "seed", 0, least=0)
-    whole_option(spec, "start", 0, least=0)
+    single_text_argument(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
+    int_option(spec, "size", 500)
+    int_option(spec, "seed", 0, least=0)
+    int_option(spec, "start", 0, least=0)
 
 
-def open_source(spec: Spec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     """Create the data set of the task."""
     del folders
     require_package("reasoning_gym", spec.span)
@@ -66,9 +66,9 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     tasks = reasoning_gym.factory.DATASETS
     if task not in tasks:
         hint = did_you_mean(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
-        raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.at(0), hint))
+        raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.argument_span(0), hint))
     config = _config(spec, tasks[task][1])
-    start, size = whole_option(spec, "start", 0, least=0) or 0, whole_option(spec, "size", 500) or 500
+    start, size = int_option(spec, "start", 0, least=0) or 0, int_option(spec, "size", 500) or 500
     options = {**config, "seed": spec.options.get("seed", 0), "size": start + size}
     try:
         dataset = reasoning_gym.create_dataset(task, **options)
@@ -78,7 +78,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'", _columns())
 
 
-def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
     """Return the columns, which all tasks share."""
     del spec, folders
     return _columns()
@@ -88,18 +88,18 @@ def _columns() -> dict[str, Column]:
     return {name: Column({kind: ""}) for name, kind in COLUMNS.items()}
 
 
-def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
+def _config(spec: CallSpec, config_class: type[Any]) -> dict[str, Any]:
     """Return the options that are the task's own; raise an error for an unknown one."""
     task_options = [field.name for field in dataclasses.fields(config_class) if field.name not in ("seed", "size")]
     for name in spec.options:
         if name not in OPTIONS and name not in task_options:
             message = f"the task '{spec.args[0]}' has no option '{name}'"
             hint = did_you_mean(name, (*OPTIONS, *task_options)) or f"its options are: {', '.join(task_options)}"
-            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
+            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(name), hint))
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return no files: none is read."""
     del spec, folders
     return []

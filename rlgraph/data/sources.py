@@ -14,14 +14,14 @@ from rlgraph.columns import Column
 from rlgraph.data.base import DataSource, columns_with_defaults, overlong_option
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec, flag_option, whole_option
+from rlgraph.user_code.spec import CallSpec, flag_option, int_option
 from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
 SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
 
 
-def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
+def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
     """Open the source that `spec` describes; its relative paths begin in `folders`.
 
     `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where the user's
@@ -36,20 +36,20 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
     return source
 
 
-def check_source(spec: Spec) -> None:
+def check_source(spec: CallSpec) -> None:
     """Raise an error for what is wrong with a `data` declaration, as far as that can be seen without any file."""
     if spec.kind not in SOURCES:
         hint = did_you_mean(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
         raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
     _module(spec).check(spec)
-    whole_option(spec, "batch", None)
-    whole_option(spec, "limit", None)
-    whole_option(spec, "max_prompt", None)
+    int_option(spec, "batch", None)
+    int_option(spec, "limit", None)
+    int_option(spec, "max_prompt", None)
     overlong_option(spec)
     flag_option(spec, "shuffle", False)
 
 
-def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
+def source_columns(spec: CallSpec, folders: Folders) -> Mapping[str, Column] | None:
     """Return the columns that the data will have, and what they hold as far as that is seen at once; None where it is
     not known without much work or the user's code.
 
@@ -63,7 +63,7 @@ def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
     return None if result is None else columns_with_defaults(spec, result)
 
 
-def files(spec: Spec, folders: Folders) -> list[Path]:
+def source_files(spec: CallSpec, folders: Folders) -> list[Path]:
     """Return the user's files that the data are read from or made by. Nothing is run, and the files need not exist."""
     try:
         check_source(spec)
@@ -73,5 +73,5 @@ def files(spec: Spec, folders: Folders) -> list[Path]:
     return paths
 
 
-def _module(spec: Spec) -> ModuleType:
+def _module(spec: CallSpec) -> ModuleType:
     return import_module(f"rlgraph.data.{spec.kind}")

@@ -50,11 +50,11 @@ class LayoutRow:
         return self.head.startswith("#")
 
     @property
-    def width(self) -> int:
+    def width_before_blanks(self) -> int:
         """The width of the text up to the blanks before the `=`."""
         return self.split + self.word_blanks - 1
 
-    def code(self) -> str:
+    def code_text(self) -> str:
         """Return the line without its comment."""
         text = self.head
         if self.kind:
@@ -63,13 +63,13 @@ class LayoutRow:
             text = self.word + " " * (self.word_blanks - 1) + text[len(self.word) :]
         return " " * self.indent + text
 
-    def text(self) -> str:
+    def line_text(self) -> str:
         """Return the whole line."""
-        code = self.code()
+        code = self.code_text()
         return code + " " * (self.comment_column - len(code)) + self.comment if self.comment else code
 
 
-def align(rows: list[LayoutRow]) -> None:
+def align_columns(rows: list[LayoutRow]) -> None:
     """Set how many blanks stand in every row."""
     paragraphs = list(_paragraphs(rows))
     for _, paragraph in paragraphs:
@@ -83,7 +83,7 @@ def align(rows: list[LayoutRow]) -> None:
         neighbors = [paragraphs[at - 1][1]] if adjoining else []
         if at + 1 < len(paragraphs) and paragraphs[at + 1][0]:
             neighbors.append(paragraphs[at + 1][1])
-        if any(row.width + row.blanks == single_column for neighbor in neighbors for row in neighbor):
+        if any(row.width_before_blanks + row.blanks == single_column for neighbor in neighbors for row in neighbor):
             padded = next(row for row in paragraph if row.meant > 1)
             padded.blanks = padded.meant
     _align_comments(rows)
@@ -124,7 +124,7 @@ def _align_words(paragraph: Paragraph) -> None:
 
 def _align(paragraph: Paragraph) -> int | None:
     """Line up a paragraph as the user meant it; return the column that only one row has, if there is one."""
-    columns = [row.width + row.meant for row in paragraph]
+    columns = [row.width_before_blanks + row.meant for row in paragraph]
     padded = {column for column, row in zip(columns, paragraph, strict=True) if row.meant > 1}
     column, rows = _favourite(columns)
     if not padded or rows < 2 or 2 * rows < len(paragraph):
@@ -135,7 +135,7 @@ def _align(paragraph: Paragraph) -> int | None:
     while column != settled:
         _line_up(paragraph, column)
         settled = column
-        column, _ = _favourite([row.width + row.blanks for row in paragraph])
+        column, _ = _favourite([row.width_before_blanks + row.blanks for row in paragraph])
     return None
 
 
@@ -146,7 +146,7 @@ def _favourite(columns: list[int]) -> tuple[int, int]:
 
 def _line_up(paragraph: Paragraph, column: int) -> None:
     for row in paragraph:
-        row.blanks = max(1, column - row.width)
+        row.blanks = max(1, column - row.width_before_blanks)
 
 
 def _align_comments(rows: list[LayoutRow]) -> None:
@@ -158,7 +158,7 @@ def _align_comments(rows: list[LayoutRow]) -> None:
         group.append(row)
         if below.comment and not below.gap and below.comment_column == row.comment_column:
             continue
-        column = max(group[0].comment_column, *(len(member.code()) + 2 for member in group))
+        column = max(group[0].comment_column, *(len(member.code_text()) + 2 for member in group))
         for member in group:
             member.comment_column = column
         group = []

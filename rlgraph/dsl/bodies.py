@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.loops import assigned_names, collect, minibatch, on_steps, train
-from rlgraph.dsl.reports import report
+from rlgraph.dsl.loops import assigned_names, check_collect, check_minibatch, check_on_steps, check_train
+from rlgraph.dsl.reports import check_report
 from rlgraph.dsl.scope import Invalid, StatementError
-from rlgraph.dsl.statements import assign, keep, minimize, push, store, update
+from rlgraph.dsl.statements import check_assign, check_keep, check_minimize, check_push, check_store, check_update
 
 
 def write_body(context: Context, body: Sequence[tree.Stmt]) -> None:
@@ -48,26 +48,26 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
         )
     match statement:
         case tree.Assign():
-            assign(context, statement)
+            check_assign(context, statement)
         case tree.Store():
-            store(context, statement)
+            check_store(context, statement)
         case tree.Minimize():
-            minimize(context, statement)
+            check_minimize(context, statement)
         case tree.Report():
-            report(context, statement)
+            check_report(context, statement)
         case tree.Keep():
-            keep(context, statement)
+            check_keep(context, statement)
         case tree.Push():
-            push(context, statement)
+            check_push(context, statement)
         case tree.Update():
-            update(context, statement)
+            check_update(context, statement)
         case tree.Train():
-            train(context, statement)
+            check_train(context, statement)
         case tree.Minibatch():
-            minibatch(context, statement)
+            check_minibatch(context, statement)
         case tree.Collect():
-            collect(context, statement)
+            check_collect(context, statement)
         case tree.OnSteps():
-            on_steps(context, statement)
+            check_on_steps(context, statement)
         case tree.Return():
             raise context.statement_error("E0505", "`return` ends a `def`", statement.span)

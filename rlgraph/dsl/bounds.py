@@ -30,8 +30,8 @@ def apply_staleness_bounds(context: Context, made: Sequence[Phase], written: Map
     bounded_phases = []
     for phase in made:
         options = {option.name: option for option in written[phase.name].options}
-        late = options["late"].value.span.text if "late" in options else "wait"
-        order = options["order"].value.span.text if "order" in options else "data"
+        late = options["late"].value.span.covered_text if "late" in options else "wait"
+        order = options["order"].value.span.covered_text if "order" in options else "data"
         try:
             if phase.staleness.updates is not None:
                 phase = _in_steps(context, phase, made, options)
@@ -41,7 +41,7 @@ def apply_staleness_bounds(context: Context, made: Sequence[Phase], written: Map
                 }
                 steps, option, types = phase.staleness.steps, options["staleness"], phase.graph.values()
                 bounds = _Bounds(context, steps, option, late, order, makers, types, _changing(made))
-                phase = replace(phase, graph=bounds.graph(phase.graph, 0, 1))
+                phase = replace(phase, graph=bounds.bound_graph(phase.graph, 0, 1))
                 if late != "wait" and not any(node.attr("late") for node in phase.graph.walk()):
                     message = f"nothing waits for a later step here, so that `late={late}` has no rows to be about"
                     hint = "leave `late` out; rows that a `collect` carries over (`rest=carry`) may get too old"
@@ -124,12 +124,12 @@ class _Bounds:
     changing: Collection[Type]
     """The models that the program changes."""
 
-    def graph(self, graph: Graph, held: int, period: int) -> Graph:
+    def bound_graph(self, graph: Graph, held: int, period: int) -> Graph:
         """Return the graph with bounds. `held`: steps that rows which are sampled here may wait. `period`: steps from
         one run of the graph to the next."""
-        return replace(graph, nodes=tuple(self.node(node, held, period) for node in graph.nodes))
+        return replace(graph, nodes=tuple(self.bound_node(node, held, period) for node in graph.nodes))
 
-    def node(self, node: Node, held: int, period: int) -> Node:
+    def bound_node(self, node: Node, held: int, period: int) -> Node:
         """Return the node with what the bound means for it."""
         op, added = NODES[node.op], dict[str, Constant]()
         if op.on_steps:
@@ -139,11 +139,11 @@ class _Bounds:
             waits += period
             added |= {"once": True} if self.late == "wait" else {"late": self.late}
             if self.order != "data" and attribute_value(node, "ahead") is not None:
-                self.check_overlap(node)
+                self.check_may_overlap(node)
                 added |= {"order": self.order}
         if waits > self.steps and op.loop == "rounds":
             message = f"what is left over is {count_phrase(waits, 'step')} older when it is trained on, "
-            message += f"and `staleness={self.option.value.span.text}` does not grant that"
+            message += f"and `staleness={self.option.value.span.covered_text}` does not grant that"
             hint = "`rest=later` asks its prompts again, `rest=drop` forgets it"
             raise self.context.statement_error("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
         attrs = node.attrs
@@ -152,12 +152,12 @@ class _Bounds:
             attrs = tuple(pair for pair in attrs if pair != ("staleness", 0))
             added = {"held": held} if self.steps and held else {}
         held = waits if self.late == "wait" else held
-        regions = tuple(self.graph(region, held, period) for region in node.regions)
+        regions = tuple(self.bound_graph(region, held, period) for region in node.regions)
         if carries:
             regions = (self.with_age_checks(node, regions[0], str(added.get("order", "data"))),)
         return replace(node, attrs=(*attrs, *added.items()), regions=regions)
 
-    def check_overlap(self, node: Node) -> None:
+    def check_may_overlap(self, node: Node) -> None:
         """Check that the body of a `collect` may run on into the next step: it hands the next batch only the position
         in the data, and computes nothing with weights that another step changes."""
         hint = "leave `order` out: batches are then taken in the order of the data"
@@ -177,7 +177,7 @@ class _Bounds:
         were sampled under the bound."""
         added: list[Node] = []
         columns: dict[str, str] = {}
-        for table, value in node.exported:
+        for table, value in node.exported_values:
             if not isinstance(value.type, Table) or not value.type.sampled:
                 continue
             source = sampling_node(table, self.makers)
@@ -185,7 +185,7 @@ class _Bounds:
                 continue
             name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)
             version_column = OLDEST if value.type.spans else "version"
-            column = Value(name, value.type.columns()[version_column])
+            column = Value(name, value.type.column_types()[version_column])
             model = model_of(source).split("@")[0]
             columns[name] = model
             added.append(Node("column", (table,), (column,), (("name", version_column),), span=node.span))

@@ -10,7 +10,7 @@ from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.logical_lines import Lines, position
+from rlgraph.dsl.logical_lines import LogicalLines, token_position
 from rlgraph.errors import Diagnostic, Related, Span
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
@@ -29,7 +29,7 @@ class _Arguments:
 class Builder(Transformer_NonRecursive[Token, Any]):
     """Builds the node of every rule of the grammar from its children: tokens, and nodes already built."""
 
-    def __init__(self, logical: Lines) -> None:
+    def __init__(self, logical: LogicalLines) -> None:
         super().__init__()
         self.logical = logical
         self.diagnostics: list[Diagnostic] = []
@@ -47,7 +47,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return self.logical.span(child) if isinstance(child, Token) else child.span
 
     def _span(self, children: list[Any]) -> Span:
-        return self._at(children[0]).to(self._at(children[-1]))
+        return self._at(children[0]).span_to(self._at(children[-1]))
 
     def _line(self, children: list[Any]) -> Span:
         """Return the span of a statement's children, the last of which is its NEWLINE."""
@@ -253,7 +253,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
             return chr(int(code[1:], 16))
         if code in _ESCAPES:
             return _ESCAPES[code]
-        line, column = position(token)
+        line, column = token_position(token)
         start = column + 1 + match.start()
         where = Span(self.logical.source, line, start, line, start + len(match[0]))
         self._fail("E0122", f"`{match[0]}` stands for no character", where, "write `\\\\` for a backslash")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit, inner_axis, materialize, new_axis, unique_name
-from rlgraph.dsl.reports import report
-from rlgraph.dsl.rows import sample
-from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe
+from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
+from rlgraph.dsl.reports import check_report
+from rlgraph.dsl.rows import emit_sample
+from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe_meaning
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
@@ -16,24 +16,24 @@ from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
 
-def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
+def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     """Return the value of a method call: `actor.logprobs(rollout)`, `replay.sample(64)`."""
     assert isinstance(expr.func, tree.Attribute)
     base = context.evaluate(expr.func.base)
     name = expr.func.name
     if isinstance(base, ExternalName) and base.outside.kind == "buffer":
-        return sample(context, expr, base.outside, hint)
-    if isinstance(base, TableValue) and name in base.type.columns():
+        return emit_sample(context, expr, base.outside, hint)
+    if isinstance(base, TableValue) and name in base.type.column_types():
         raise context.statement_error(
             "E0206",
             f"`{name}` is a column, which cannot be called",
             expr.func.name_span,
-            f"write `{expr.func.span.text}`",
+            f"write `{expr.func.span.covered_text}`",
         )
     if not isinstance(base, ModelName):
         raise context.statement_error(
             "E0206",
-            f"`{expr.func.base.span.text}` is {describe(base)}, and has no `{name}` to call",
+            f"`{expr.func.base.span.covered_text}` is {describe_meaning(base)}, and has no `{name}` to call",
             expr.func.name_span,
         )
     model = base.model
@@ -45,7 +45,7 @@ def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
             advice = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in methods)}"
         raise context.statement_error("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
     called = methods[name]
-    options = constants.options(context, called.signature, expr.options, expr.span, context.block.scope)
+    options = constants.evaluate_options(context, called.signature, expr.options, expr.span, context.block.scope)
     if len(expr.args) != 1 + called.environment:
         shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
         raise context.statement_error(
@@ -75,7 +75,7 @@ def _score_call(
     axis = table.type.axis if called.by_row else table.type.token
     value = Value(unique_name(context, hint or f"{model.name}.{name}"), Tensor("float", axis))
     handle = context.block.versions[model.name]
-    emit(context, Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
+    emit_node(context, Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
     if context.block.training == model.name:
         context.block.live.add(value.name)
     return Ref(value.name, Tensor("float", axis), expr.span)
@@ -100,10 +100,10 @@ def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant
 
 def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: Axis) -> None:
     """Report how many tokens each sample that `first` keeps has, and each that it drops had by then."""
-    kind = table.type.columns()["length"]
+    kind = table.type.column_types()["length"]
     length = Ref(unique_name(context, f"{table.name}.length"), kind, expr.span)
     attrs: tuple[tuple[str, Constant], ...] = (("name", "length"),)
-    emit(context, Node("column", (table.name,), (Value(length.name, kind),), attrs, span=expr.span))
+    emit_node(context, Node("column", (table.name,), (Value(length.name, kind),), attrs, span=expr.span))
     context.phase.columns[table.name, "length"] = length.name
     longest = length
     if table.type.axis.key != parent.key:
@@ -117,7 +117,7 @@ def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: 
             scope[word] = value
         mean = tree.Call(tree.Name("mean", expr.span), (tree.Name(word, expr.span),), (), expr.span)
         items.append(tree.Option(f"{word}.length", mean, expr.span, expr.span))
-    report(context, tree.Report(tuple(items), expr.span))
+    check_report(context, tree.Report(tuple(items), expr.span))
 
 
 def _generate_call(
@@ -129,7 +129,7 @@ def _generate_call(
         if not isinstance(env, ExternalName) or env.outside.kind != "env":
             raise context.statement_error(
                 "E0206",
-                f"an environment is needed here, and this is {describe(env)}",
+                f"an environment is needed here, and this is {describe_meaning(env)}",
                 expr.args[0].span,
                 'declare `env NAME = python("file.py:Class")`',
             )
@@ -143,13 +143,13 @@ def _generate_call(
                 "E0204",
                 "the table has no column `prompt`",
                 expr.args[-1].span,
-                f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "",
+                f"name the column: `{expr.args[-1].span.covered_text}.{data[0]}`" if data else "",
             )
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         source_name, parent, data = source.name, source.type.axis, None
     else:
         raise context.statement_error(
-            "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
+            "E0305", f"`{name}` needs a table of prompts, and this is {describe_meaning(source)}", expr.args[-1].span
         )
     label = unique_name(context, hint or called.makes)
     min_tokens, max_tokens = options.get("min_tokens", 0), options["max_tokens"]
@@ -164,7 +164,7 @@ def _generate_call(
     row = parent if kept_count == 1 else new_axis(context, label, parent)
     temperature = options["temperature"]
     assert isinstance(temperature, float)
-    lowest = NODES["logprobs"].attribute("temperature").low
+    lowest = NODES["logprobs"].attribute_named("temperature").low
     assert lowest is not None
     if 0 < temperature < lowest:
         # Rows are read at the temperature of their sampling, and divided by it.
@@ -179,11 +179,13 @@ def _generate_call(
     if isinstance(attrs.get("stop"), str):
         attrs["stop"] = (attrs["stop"],)
     if staleness.steps:
-        attrs[staleness.word] = staleness.steps
+        attrs[staleness.option_name] = staleness.steps
     if kind.spans:
         attrs["span"] = staleness.span
     handle = context.block.versions[model.name]
-    emit(context, Node(name, (handle.name, source_name), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
+    emit_node(
+        context, Node(name, (handle.name, source_name), (Value(label, kind),), tuple(attrs.items()), span=expr.span)
+    )
     rows = TableValue(label, kind)
     if "first" in options:
         _report_first(context, expr, rows, parent)

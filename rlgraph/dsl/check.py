@@ -14,13 +14,13 @@ from rlgraph.dsl.bodies import write_body
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
-from rlgraph.dsl.expressions import evaluate
-from rlgraph.dsl.lints import lint, without_allowed
+from rlgraph.dsl.expressions import evaluate_expression
+from rlgraph.dsl.lints import drop_allowed_warnings, lint
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, ModelName, StatementError, StateName
-from rlgraph.dsl.training import rows_chosen_in_train
+from rlgraph.dsl.training import row_choice_errors
 from rlgraph.dsl.use import Read, resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
 from rlgraph.ir.graph import External, Program, Record
@@ -74,7 +74,7 @@ def check_all(
     _raise_errors(context.diagnostics)
     diagnostics = [
         *context.diagnostics,
-        *rows_chosen_in_train(program),
+        *row_choice_errors(program),
         *column_misuses(program, context.data_columns),
         *lint(program),
     ]
@@ -85,7 +85,7 @@ def check_all(
         diagnostics += error.diagnostics
     _raise_errors(diagnostics)
     comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return Checked(program, without_allowed(sorted_diagnostics(diagnostics), comments), schedule, context.scope)
+    return Checked(program, drop_allowed_warnings(sorted_diagnostics(diagnostics), comments), schedule, context.scope)
 
 
 def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
@@ -97,12 +97,12 @@ def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
 
 def new_context(columns: Columns = lambda record: None, faults: Faults = lambda word, record, options: []) -> Context:
     """Return a context with what the language itself defines."""
-    return Context(evaluator=evaluate, writer=write_body, columns=columns, faults=faults, scope=prelude())
+    return Context(evaluator=evaluate_expression, writer=write_body, columns=columns, faults=faults, scope=prelude())
 
 
 def _program(context: Context, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
     """Return the program of a file."""
-    top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
+    top = Span(source, 1, 1, 1, max(2, len(source.line_text(1)) + 1))
     declared = file.declarations
     report_unknown_changes(context, declared, changes)
     context.below = {item.name: item.name_span for item in declared if isinstance(item, (tree.Declaration, tree.State))}

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlgraph.columns import Column
-from rlgraph.dsl.misuses import ColumnUse, incomparable, missing_column, mixed_keys, no_key, no_number, no_prompt
+from rlgraph.dsl.misuses import (
+    ColumnUse,
+    comparison_error,
+    key_error,
+    missing_column_error,
+    mixed_keys_error,
+    number_error,
+    prompt_error,
+)
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
 from rlgraph.ir.types import Handle, Table, Type
@@ -50,7 +58,7 @@ def column_misuses(
     """Return a diagnostic for each use that does not fit what its column holds. `functions`: those that are loaded,
     which know what they take."""
     walk = _UseWalk(program, known, functions or {})
-    walk.program_phases()
+    walk.walk_phases()
     walk.check_keys()
     return list({(d.code, d.message, str(d.span)): d for d in walk.diagnostics}.values())
 
@@ -58,7 +66,7 @@ def column_misuses(
 def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model answers prompts of the data, or reads them, in the order of the program."""
     walk = _UseWalk(program, known, {})
-    walk.program_phases()
+    walk.walk_phases()
     return walk.prompt_uses
 
 
@@ -87,16 +95,16 @@ class _UseWalk:
     prompt_uses: list[PromptUse] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
-    def program_phases(self) -> None:
+    def walk_phases(self) -> None:
         """Walk all phases."""
         for phase in self.program.phases:
             self.types = phase.graph.values()
-            self.graph(phase.graph)
+            self.walk_graph(phase.graph)
 
-    def graph(self, graph: Graph) -> None:
+    def walk_graph(self, graph: Graph) -> None:
         for node in graph.nodes:
             for region in node.regions:
-                self.graph(region)
+                self.walk_graph(region)
                 exported = region.outputs[len(region.inputs) :]
                 for name, value in zip(exported, node.outputs[len(region.inputs) :], strict=False):
                     self._copy_origin(name, value.name)
@@ -114,7 +122,7 @@ class _UseWalk:
 
     def _node(self, node: Node) -> None:
         table = next((name for name in node.inputs if name in self.encoded), None)
-        if table is not None and node.op in NODES and NODES[node.op].with_model:
+        if table is not None and node.op in NODES and NODES[node.op].uses_model:
             prompt, answer = self.encoded[table]
             model = self._handle(node).name
             self.prompt_uses.append(
@@ -160,8 +168,8 @@ class _UseWalk:
         use = self.columns.get(node.inputs[1])
         if use is not None:
             self.keys.setdefault(self._handle(node).name, []).append(use)
-            if not self._note(missing_column(use)):
-                self._note(no_key(use))
+            if not self._note(missing_column_error(use)):
+                self._note(key_error(use))
 
     def _assign(self, node: Node) -> None:
         self._lookup(node)
@@ -187,13 +195,13 @@ class _UseWalk:
     def _column(self, node: Node) -> None:
         kind, name = self.types[node.inputs[0]], str(node.attr("name"))
         assert isinstance(kind, Table)
-        built_in = replace(kind, data=()).columns()
+        built_in = replace(kind, data=()).column_types()
         use = None if name in built_in else self._data_column(node.inputs[0], name, node.span)
         if use is not None:
             self.columns[node.outputs[0].name] = use
             if node.inputs[0] in self.chosen:
                 self.chosen.add(node.outputs[0].name)
-            self._note(missing_column(use))
+            self._note(missing_column_error(use))
 
     def _handle(self, node: Node) -> Handle:
         """Return the type of what a node reads or changes across steps."""
@@ -214,7 +222,7 @@ class _UseWalk:
         if name in self.columns:
             # A run calculates in 64 bits if a model does.
             in_double = any(self.program.dtype(model) == "float64" for model in self.program.models)
-            self._note(no_number(self.columns[name], span, in_double))
+            self._note(number_error(self.columns[name], span, in_double))
 
     def _expr(self, expr: Expr) -> None:
         for part in operations_in(expr):
@@ -231,7 +239,7 @@ class _UseWalk:
         for arg, side, other in zip(expr.args, sides, reversed(sides), strict=True):
             if not isinstance(arg, Ref) or arg.name not in self.columns:
                 continue
-            if self._note(incomparable(self.columns[arg.name], side, other, expr)):
+            if self._note(comparison_error(self.columns[arg.name], side, other, expr)):
                 return
             if side == "numbers":
                 self._number(arg.name, expr.span)
@@ -239,7 +247,9 @@ class _UseWalk:
     def _side(self, expr: Expr) -> str:
         """Return the kind of a side of a comparison: that of its column, or of its type."""
         if expr.type.dtype == "any":
-            return self.columns[expr.name].side if isinstance(expr, Ref) and expr.name in self.columns else ""
+            return (
+                self.columns[expr.name].comparison_side if isinstance(expr, Ref) and expr.name in self.columns else ""
+            )
         return "texts" if expr.type.dtype == "text" else "numbers"
 
     def _generate(self, node: Node) -> None:
@@ -261,12 +271,12 @@ class _UseWalk:
         self.tables[output] = self.tables[name]
         use = self._data_column(name, "prompt", node.span)
         if use is not None:
-            self._note(missing_column(use))
-            self._note(no_prompt(use, ("text", "messages"), use.span))
+            self._note(missing_column_error(use))
+            self._note(prompt_error(use, ("text", "messages"), use.span))
 
     def _texts(self, name: str, span: Span, wanted: Sequence[str]) -> None:
         if name in self.columns:
-            self._note(no_prompt(self.columns[name], wanted, span))
+            self._note(prompt_error(self.columns[name], wanted, span))
 
     def _expect(self, node: Node) -> None:
         """Check the column by which rows begin."""
@@ -274,7 +284,7 @@ class _UseWalk:
         use = self._data_column(node.inputs[0], str(name), node.span) if name else None
         if use is None:
             return
-        self._note(missing_column(use))
+        self._note(missing_column_error(use))
         self.columns[f"{node.name}.{name}"] = use
         self._number(f"{node.name}.{name}", node.span)
 
@@ -284,12 +294,12 @@ class _UseWalk:
         source = self.tables.get(node.inputs[0], "")
         for name, column in (self.contents.get(source) or {}).items():
             if function and function.accepts_column(name) and name not in node.attr("names"):
-                self._note(missing_column(ColumnUse(source, name, column, node.span)))
+                self._note(missing_column_error(ColumnUse(source, name, column, node.span)))
 
     def check_keys(self) -> None:
         """Check that the keys of a state are all texts, or all numbers."""
         for state, uses in self.keys.items():
-            self._note(mixed_keys(state, uses))
+            self._note(mixed_keys_error(state, uses))
 
 
 _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {

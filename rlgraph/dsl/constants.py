@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe, meaning_of
+from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe_meaning, meaning_of
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
 from rlgraph.dsl.words import KEYWORDS
 from rlgraph.errors import Span, closest_match, count_phrase, did_you_mean
@@ -21,12 +21,14 @@ LARGEST_PARTS = 100_000
 """The most characters of a text, or entries of a list with all that lies in them."""
 
 
-def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
+def evaluate_constant(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
     """Return the value of an expression that has to be constant."""
     if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
         return expr.value
     if isinstance(expr, tree.List):
-        return check_constant_size(reporter, tuple(evaluate(reporter, item, scope) for item in expr.items), expr.span)
+        return check_constant_size(
+            reporter, tuple(evaluate_constant(reporter, item, scope) for item in expr.items), expr.span
+        )
     if isinstance(expr, tree.Name):
         return _name(reporter, expr, scope)
     if isinstance(expr, tree.Unary):
@@ -34,7 +36,7 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
     if isinstance(expr, tree.Binary):
         return _binary(reporter, expr, scope)
     if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _is_constructor(expr.func.id):
-        return record(reporter, expr, CONSTRUCTORS, scope, "constant")
+        return evaluate_record(reporter, expr, CONSTRUCTORS, scope, "constant")
     raise reporter.statement_error("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
 
 
@@ -45,7 +47,7 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
     if isinstance(meaning, LiteralConstant):
         return meaning.value
     if meaning is None and expr.id in reporter.below:
-        raise reporter.too_early(expr, reporter.below[expr.id])
+        raise reporter.too_early_error(expr, reporter.below[expr.id])
     if meaning is None:
         constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, LiteralConstant))]
         advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
@@ -53,14 +55,14 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
         raise reporter.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
     raise reporter.statement_error(
         "E0404",
-        f"this has to be a constant, and `{expr.id}` is {describe(meaning)}",
+        f"this has to be a constant, and `{expr.id}` is {describe_meaning(meaning)}",
         expr.span,
         "use a number, a text or a `param`",
     )
 
 
 def _unary(reporter: Reporter, expr: tree.Unary, scope: Mapping[str, Meaning]) -> Constant:
-    value = evaluate(reporter, expr.operand, scope)
+    value = evaluate_constant(reporter, expr.operand, scope)
     if expr.op == "not" and isinstance(value, bool):
         return not value
     if expr.op != "not" and isinstance(value, (int, float)):
@@ -72,7 +74,7 @@ def _unary(reporter: Reporter, expr: tree.Unary, scope: Mapping[str, Meaning]) -
 
 
 def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning]) -> Constant:
-    left, right = evaluate(reporter, expr.left, scope), evaluate(reporter, expr.right, scope)
+    left, right = evaluate_constant(reporter, expr.left, scope), evaluate_constant(reporter, expr.right, scope)
     if expr.op in ("and", "or") and isinstance(left, bool) and isinstance(right, bool):
         return (left and right) if expr.op == "and" else (left or right)
     if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
@@ -82,7 +84,7 @@ def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning])
         needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
         shown = f"{_show(left)} and {_show(right)}"
         raise reporter.statement_error("E0304", f"`{expr.op}` needs {needed}, and these are {shown}", expr.span)
-    return arithmetic(reporter, expr.op, left, right, expr.span)
+    return compute_arithmetic(reporter, expr.op, left, right, expr.span)
 
 
 def check_constant_size(reporter: Reporter, value: Constant, span: Span) -> Constant:
@@ -92,7 +94,7 @@ def check_constant_size(reporter: Reporter, value: Constant, span: Span) -> Cons
     return value
 
 
-def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Span) -> int | float | bool:
+def compute_arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Span) -> int | float | bool:
     """Return a number computed from two; an error is reported where there is none."""
     try:
         if op == "**" and abs(right) > 1024:
@@ -110,7 +112,7 @@ def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Spa
     return result
 
 
-def record(
+def evaluate_record(
     reporter: Reporter, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
 ) -> Record:
     """Return the constant that a constructor's call makes, its arguments and options checked against its signature."""
@@ -120,7 +122,7 @@ def record(
         choices = ", ".join(f"`{name}`" for name in known)
         hint = did_you_mean(call.func.id, known) or f"one of {choices}"
         raise reporter.statement_error("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
-    args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
+    args, options = bind_arguments(reporter, signature, call.args, call.options, call.span, scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
     constant = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
@@ -128,7 +130,7 @@ def record(
     return constant
 
 
-def bind(
+def bind_arguments(
     reporter: Reporter,
     signature: Signature,
     args: Sequence[tree.Expr],
@@ -143,13 +145,13 @@ def bind(
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
         raise reporter.statement_error("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
     values = {
-        argument.name: value(reporter, argument, expr, signature, scope)
+        argument.name: evaluate_option(reporter, argument, expr, signature, scope)
         for argument, expr in zip(signature.args, args, strict=True)
     }
-    return values, options(reporter, signature, given, span, scope)
+    return values, evaluate_options(reporter, signature, given, span, scope)
 
 
-def options(
+def evaluate_options(
     reporter: Reporter, signature: Signature, options: Sequence[tree.Option], span: Span, scope: Mapping[str, Meaning]
 ) -> dict[str, Constant]:
     """Return every option of a signature with its value or default; other options of an open one as they were given."""
@@ -159,9 +161,9 @@ def options(
     for option in options:
         try:
             if option.name in declared:
-                given[option.name] = value(reporter, declared[option.name], option.value, signature, scope)
+                given[option.name] = evaluate_option(reporter, declared[option.name], option.value, signature, scope)
             elif signature.open:
-                given[option.name] = evaluate(reporter, option.value, scope)
+                given[option.name] = evaluate_constant(reporter, option.value, scope)
             else:
                 legal = ", ".join(f"`{name}`" for name in declared)
                 hint = did_you_mean(option.name, declared) or (
@@ -180,7 +182,7 @@ def options(
                 "E0402",
                 f"`{signature.name}` needs `{opt.name}`",
                 span,
-                f"add `{opt.name}=...`: {opt.about}".rstrip(": "),
+                f"add `{opt.name}=...`: {opt.summary}".rstrip(": "),
             )
     values: dict[str, Constant] = {}
     for opt in signature.options:
@@ -189,15 +191,15 @@ def options(
     return values | {name: value for name, value in given.items() if name not in declared}
 
 
-def value(
+def evaluate_option(
     reporter: Reporter, opt: Attribute, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
 ) -> Constant:
     """Return the value of an option, of the right type and in its range."""
     where = f"`{opt.name}` of `{signature.name}`"
     if opt.type == "word":
         return _word(reporter, opt, expr, where)
-    value = evaluate(reporter, expr, scope)
-    about = f"`{opt.name}`: {opt.about}" if opt.about else ""
+    value = evaluate_constant(reporter, expr, scope)
+    about = f"`{opt.name}`: {opt.summary}" if opt.summary else ""
     if not _has_type(opt, value):
         raise reporter.statement_error("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
     if opt.type in ("float", "rate") and isinstance(value, int):
@@ -223,14 +225,17 @@ def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> st
         if isinstance(expr, tree.String):
             return expr.value
         raise reporter.statement_error(
-            "E0403", f"{where} is a name, not `{expr.span.text}`", expr.span, f"`{opt.name}`: {opt.about}"
+            "E0403", f"{where} is a name, not `{expr.span.covered_text}`", expr.span, f"`{opt.name}`: {opt.summary}"
         )
     names = list(opt.names())
     if isinstance(expr, tree.Name) and expr.id in names:
         return expr.id
     near = did_you_mean(expr.id, names) if isinstance(expr, tree.Name) else ""
     raise reporter.statement_error(
-        "E0403", f"{where} is {opt.choice}, not `{expr.span.text}`", expr.span, near or f"`{opt.name}`: {opt.about}"
+        "E0403",
+        f"{where} is {opt.choices_text}, not `{expr.span.covered_text}`",
+        expr.span,
+        near or f"`{opt.name}`: {opt.summary}",
     )
 
 

@@ -105,6 +105,6 @@ class Context(Reporter):
         """Return the meaning of an expression; `hint` is the name that its value is going to have."""
         return self.evaluator(self, expr, hint)
 
-    def write(self, body: Sequence[tree.Stmt]) -> None:
+    def write_body(self, body: Sequence[tree.Stmt]) -> None:
         """Write the nodes of a body into the current block."""
         self.writer(self, body)

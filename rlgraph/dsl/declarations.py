@@ -18,7 +18,7 @@ from rlgraph.dsl.scope import (
     Meaning,
     ModelName,
     StateName,
-    describe,
+    describe_meaning,
     meaning_of,
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
@@ -112,7 +112,7 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
 def _meaning(context: Context, item: tree.Declaration) -> Meaning:
     """Return the meaning of a declaration."""
     if item.kind == "param":
-        value = constants.evaluate(context, item.value, context.scope)
+        value = constants.evaluate_constant(context, item.value, context.scope)
         if isinstance(value, (bool, int, float)):
             return Const(value, Tensor(_dtype(value)), item.value.span)
         return LiteralConstant(value)
@@ -122,7 +122,7 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         forms = ", ".join(f"`{name}(...)`" for name in OUTSIDE[item.kind])
         raise context.statement_error("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
     what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
-    record = constants.record(context, item.value, OUTSIDE[item.kind], context.scope, what)
+    record = constants.evaluate_record(context, item.value, OUTSIDE[item.kind], context.scope, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
     context.diagnostics += context.faults(item.kind, record, options)
     return ExternalName(External(item.kind, item.name, record, item.span))
@@ -142,9 +142,13 @@ def _model(context: Context, item: tree.Declaration) -> Model:
                 meaning.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
             )
         if meaning is None and value.id in context.below:
-            raise context.too_early(value, context.below[value.id])
+            raise context.too_early_error(value, context.below[value.id])
         models = [name for name, candidate in context.scope.items() if isinstance(candidate, ModelName)]
-        shown = f"`{value.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{value.id}`"
+        shown = (
+            f"`{value.id}` is {describe_meaning(meaning)}, not a model"
+            if meaning
+            else f"nothing is called `{value.id}`"
+        )
         hint = did_you_mean(value.id, models) or f"load one: `causal_lm({value.id})`"
         raise context.statement_error("E0201", shown, value.span, hint)
     if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
@@ -160,7 +164,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             value.func.span,
             f"`causal_lm({value.func.id}(...))` for example",
         )
-    record = constants.record(context, value, MODELS, context.scope, "model")
+    record = constants.evaluate_record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):
         place = next(option.value.span for option in value.options if option.name == "dtype")
         raise context.statement_error(
@@ -193,7 +197,7 @@ def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
 
 
 def _state(context: Context, item: tree.State) -> Meaning:
-    value = constants.evaluate(context, item.value, context.scope)
+    value = constants.evaluate_constant(context, item.value, context.scope)
     if not isinstance(value, (int, float)):
         raise context.statement_error("E0304", "a state begins with a number", item.value.span)
     return StateName(State(item.name, float(value), item.key is not None, item.span))

@@ -20,7 +20,7 @@ from rlgraph.dsl.scope import (
     StatementError,
     StateName,
     Unavailable,
-    describe,
+    describe_meaning,
 )
 from rlgraph.dsl.use import resolve_uses
 from rlgraph.errors import ProgramError, Source, Span
@@ -38,7 +38,7 @@ class CompiledDef:
     """The parameter with the group of each row, where the def reduces by one."""
 
 
-def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None = None) -> dict[str, DefName]:
+def read_defs(source: Source | None, changes: Mapping[str, tree.Expr] | None = None) -> dict[str, DefName]:
     """Return the defs of a program, or of the prelude for None. Raises ProgramError for wrong declarations."""
     context = new_context()
     names = list(context.scope)
@@ -56,7 +56,7 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
     for name, meaning in context.scope.items():
         if isinstance(meaning, (ModelName, ExternalName, StateName)):
             span = {ModelName: "model", ExternalName: "outside", StateName: "state"}[type(meaning)]
-            reason = f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
+            reason = f"`{name}` is {describe_meaning(meaning)}: it lives in a run, and Python calls this outside of one"
             scope[name] = Unavailable(reason, getattr(meaning, span).span)
         else:
             scope[name] = DefName(meaning.definition, scope) if isinstance(meaning, DefName) else meaning
@@ -66,7 +66,7 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
 def compile_def(called: DefName, types: Mapping[str, Tensor]) -> CompiledDef:
     """Compile a def for parameters of these types. Raises ProgramError where they do not fit."""
     groups = _Groups(types)
-    context = replace(new_context(), groups=groups.axis)
+    context = replace(new_context(), groups=groups.group_axis)
     context.phase.taken = dict.fromkeys(types, 1)
     context.block = Block({**called.scope, **{name: Ref(name, kind) for name, kind in types.items()}}, {})
     try:
@@ -81,7 +81,7 @@ def _node(context: Context, definition: tree.Def) -> Node:
     name = definition.name
     meaning = expand_body(context, definition, name)
     if not isinstance(meaning, (Const, Ref, Apply)):
-        shown = f"`{name}` gives {describe(meaning)}"
+        shown = f"`{name}` gives {describe_meaning(meaning)}"
         raise context.statement_error("E0305", f"{shown}: Python can call defs that give numbers", definition.span)
     lets = [let for node in context.block.nodes for let in node.body]
     result = unique_name(context, f"{name}.result")
@@ -102,7 +102,7 @@ class _Groups:
     name: str | None = None
     """The parameter that a `by=` names."""
 
-    def axis(self, context: Context, value: Ref, span: Span) -> Axis | None:
+    def group_axis(self, context: Context, value: Ref, span: Span) -> Axis | None:
         """Return the axis of the groups, if a value is such a parameter."""
         axis = value.type.axis
         if value.name not in self.parameters or value.type.dtype != "int" or not axis or axis.inner or not axis.parent:

@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.calls import method_call
+from rlgraph.dsl.calls import evaluate_method_call
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.defs import expand_call
-from rlgraph.dsl.mathematics import binary, builtin_call, unary
-from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up
-from rlgraph.dsl.nodes import emit, materialize, unique_name
-from rlgraph.dsl.rows import encode, function_call, pick
-from rlgraph.dsl.scope import DefName, ExternalName, Invalid, Meaning, ModelName, StatementError, TableValue, describe
+from rlgraph.dsl.mathematics import binary_expr, builtin_expr, unary_expr
+from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
+from rlgraph.dsl.nodes import emit_node, materialize, unique_name
+from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
+from rlgraph.dsl.scope import (
+    DefName,
+    ExternalName,
+    Invalid,
+    Meaning,
+    ModelName,
+    StatementError,
+    TableValue,
+    describe_meaning,
+)
 from rlgraph.dsl.signatures import METHODS
 from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.errors import did_you_mean
@@ -20,10 +29,10 @@ from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import OLDEST, Tensor
 
 
-def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
+def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
     """Return the meaning of an expression; `hint` is the name that its value is going to have."""
     if isinstance(expr, tree.Name):
-        return look_up(context, expr)
+        return look_up_name(context, expr)
     if isinstance(expr, tree.Number):
         return Const(expr.value, Tensor("float" if isinstance(expr.value, float) else "int"), expr.span)
     if isinstance(expr, tree.Bool):
@@ -33,9 +42,9 @@ def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
     if isinstance(expr, tree.List):
         raise context.statement_error("E0305", "a list can stand in an option only", expr.span)
     if isinstance(expr, tree.Unary):
-        return unary(context, expr)
+        return unary_expr(context, expr)
     if isinstance(expr, tree.Binary):
-        return binary(context, expr)
+        return binary_expr(context, expr)
     if isinstance(expr, tree.Attribute):
         return _attribute(context, expr)
     if isinstance(expr, tree.Index):
@@ -44,7 +53,7 @@ def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
 
 
 def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
-    base = evaluate(context, expr.base)
+    base = evaluate_expression(context, expr.base)
     if isinstance(base, TableValue):
         return _column(context, base, expr)
     if isinstance(base, ModelName):
@@ -52,12 +61,15 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
         hint = did_you_mean(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
         if expr.name in methods:
             raise context.statement_error(
-                "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
+                "E0206",
+                f"`{expr.name}` of a model has to be called",
+                expr.name_span,
+                f"`{expr.span.covered_text}(...)`",
             )
         raise context.statement_error("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
     if isinstance(base, Ref) and base.type.dtype in ("text", "any") and expr.name == "length":
         return _length(context, base, expr)
-    raise context.statement_error("E0206", f"{describe(base)} has no columns", expr.span)
+    raise context.statement_error("E0206", f"{describe_meaning(base)} has no columns", expr.span)
 
 
 def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
@@ -65,13 +77,13 @@ def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
     values, column, kind = context.phase.columns, (texts.name, "length"), replace(texts.type, dtype="int")
     if column not in values:
         value = Value(unique_name(context, f"{texts.name}.length"), kind)
-        emit(context, Node("length", (texts.name,), (value,), span=expr.span))
+        emit_node(context, Node("length", (texts.name,), (value,), span=expr.span))
         values[column] = value.name
     return Ref(values[column], kind, expr.span)
 
 
 def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
-    columns = {name: kind for name, kind in table.type.columns().items() if name != OLDEST}
+    columns = {name: kind for name, kind in table.type.column_types().items() if name != OLDEST}
     kind = columns.get(expr.name)
     if kind is None and table.type.data is None:
         kind = Tensor("any", table.type.axis)
@@ -81,18 +93,18 @@ def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
     values, column = context.phase.columns, (table.name, expr.name)
     if column not in values:
         value = Value(unique_name(context, f"{table.name}.{expr.name}"), kind)
-        emit(context, Node("column", (table.name,), (value,), (("name", expr.name),), span=expr.span))
+        emit_node(context, Node("column", (table.name,), (value,), (("name", expr.name),), span=expr.span))
         values[column] = value.name
     return Ref(values[column], kind, expr.span)
 
 
-def key_column(context: Context, expr: tree.Index) -> Expr:
+def state_key_column(context: Context, expr: tree.Index) -> Expr:
     """Return the column by which a keyed state is looked up."""
     key = evaluate_tensor(context, expr.key)
     if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
         raise context.statement_error(
             "E0304",
-            f"a key is a column with an entry for each row, and this is {describe(key)}",
+            f"a key is a column with an entry for each row, and this is {describe_meaning(key)}",
             expr.key.span,
             "name a column of a table: `rollout.agent` for example",
         )
@@ -101,16 +113,16 @@ def key_column(context: Context, expr: tree.Index) -> Expr:
 
 def _lookup(context: Context, expr: tree.Index) -> Expr:
     state = keyed_state(context, expr)
-    key = key_column(context, expr)
+    key = state_key_column(context, expr)
     handle = context.block.versions[state.name]
     value = Value(unique_name(context, f"{state.name}.value"), Tensor("float", key.type.axis))
-    emit(context, Node("lookup", (handle.name, materialize(context, key, "key")), (value,), span=expr.span))
+    emit_node(context, Node("lookup", (handle.name, materialize(context, key, "key")), (value,), span=expr.span))
     return Ref(value.name, value.type, expr.span)  # type: ignore[arg-type]
 
 
 def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(expr.func, tree.Attribute):
-        return method_call(context, expr, hint)
+        return evaluate_method_call(context, expr, hint)
     if not isinstance(expr.func, tree.Name):
         raise context.statement_error("E0206", "this cannot be called", expr.func.span)
     name = expr.func.id
@@ -120,16 +132,16 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return expand_call(context, expr, meaning, hint)
     if isinstance(meaning, ExternalName) and meaning.outside.kind == "func":
         context.used.add(name)
-        return function_call(context, expr, meaning.outside, hint)
+        return emit_function_call(context, expr, meaning.outside, hint)
     # A value may have the name of a built-in function: the call means the function.
     if name in ("pick", "encode"):
-        return pick(context, expr, hint) if name == "pick" else encode(context, expr, hint)
+        return emit_pick(context, expr, hint) if name == "pick" else emit_encode(context, expr, hint)
     if name in FUNCTIONS:
-        return builtin_call(context, expr, name)
+        return builtin_expr(context, expr, name)
     if isinstance(meaning, Invalid):
         raise StatementError
     if meaning is not None:
-        shown = describe(meaning)
+        shown = describe_meaning(meaning)
         advice = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
         raise context.statement_error("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
     functions = [*BUILT_IN]

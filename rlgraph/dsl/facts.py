@@ -24,40 +24,40 @@ class FactWalk(ABC, Generic[Facts]):
         self.warnings: list[Diagnostic] = []
 
     @abstractmethod
-    def applied(self, expr: Apply, args: list[Facts]) -> Facts:
+    def facts_of_apply(self, expr: Apply, args: list[Facts]) -> Facts:
         """Return what is known of the result of an operation."""
 
     @abstractmethod
-    def made(self, node: Node) -> None:
+    def note_outputs(self, node: Node) -> None:
         """Note what is known of a node's outputs, where they are no expressions."""
 
     @abstractmethod
-    def loss(self, node: Node) -> None:
+    def check_loss(self, node: Node) -> None:
         """Look at the loss of a node that trains."""
 
-    def known(self, name: str) -> Facts:
+    def known_facts(self, name: str) -> Facts:
         """Return what is known of a value."""
         return self.facts.get(name, self.nothing)
 
-    def graph(self, graph: Graph) -> None:
+    def walk_graph(self, graph: Graph) -> None:
         """Walk the nodes of a graph in their order."""
         for node in graph.nodes:
             for let in node.body:
-                self.facts[let.name] = self.expression(let.expr, {})
+                self.facts[let.name] = self.facts_of_expression(let.expr, {})
             for region in node.regions:
-                self.graph(region)
+                self.walk_graph(region)
             if NODES[node.op].trains:
-                self.loss(node)
-            self.made(node)
-            for inner, value in node.exported if node.regions else ():
-                self.facts[value.name] = self.known(inner)
+                self.check_loss(node)
+            self.note_outputs(node)
+            for inner, value in node.exported_values if node.regions else ():
+                self.facts[value.name] = self.known_facts(inner)
 
-    def expression(self, expr: Expr, cache: dict[int, Facts]) -> Facts:
+    def facts_of_expression(self, expr: Expr, cache: dict[int, Facts]) -> Facts:
         """Return what is known of an expression. cache: what is known of its parts, which are shared."""
         if isinstance(expr, Ref):
-            return self.known(expr.name)
+            return self.known_facts(expr.name)
         if not isinstance(expr, Apply):
             return self.nothing
         if id(expr) not in cache:
-            cache[id(expr)] = self.applied(expr, [self.expression(arg, cache) for arg in expr.args])
+            cache[id(expr)] = self.facts_of_apply(expr, [self.facts_of_expression(arg, cache) for arg in expr.args])
         return cache[id(expr)]

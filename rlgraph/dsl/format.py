@@ -10,8 +10,8 @@ from __future__ import annotations
 from lark import Token
 
 from rlgraph.dsl import words
-from rlgraph.dsl.align import LayoutRow, align
-from rlgraph.dsl.logical_lines import Line, position, read_lines
+from rlgraph.dsl.align import LayoutRow, align_columns
+from rlgraph.dsl.logical_lines import LogicalLine, read_logical_lines, token_position
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.syntax_errors import OPERANDS
 from rlgraph.dsl.tree import Comment
@@ -23,13 +23,13 @@ INDENT = 4
 def format_source(source: Source) -> str:
     """Return the text of a program in canonical layout. Raises ProgramError if it is not a program."""
     parse(source)
-    logical = read_lines(source)
+    logical = read_logical_lines(source)
     rows = _rows(logical.lines, logical.comments)
-    align(rows)
-    return "".join(("\n" if row.gap else "") + row.text() + "\n" for row in rows)
+    align_columns(rows)
+    return "".join(("\n" if row.gap else "") + row.line_text() + "\n" for row in rows)
 
 
-def _rows(lines: list[Line], comments: list[Comment]) -> list[LayoutRow]:
+def _rows(lines: list[LogicalLine], comments: list[Comment]) -> list[LayoutRow]:
     """Return the lines of the formatted text, in order, without alignment."""
     pending = [comment for comment in comments if comment.alone]
     trailing = {comment.line: comment for comment in comments if not comment.alone}
@@ -39,7 +39,7 @@ def _rows(lines: list[Line], comments: list[Comment]) -> list[LayoutRow]:
         first, last = line.tokens[0].line or 0, line.tokens[-1].line or 0
         before = _until(pending, first)
         rows += [_comment(comment, _level(comment, widths, line.level)) for comment in before]
-        widths = [*widths[: line.level], position(line.tokens[0])[1]]
+        widths = [*widths[: line.level], token_position(line.tokens[0])[1]]
         rows += _line_rows(line, _until(pending, last), trailing)
     rows += [_comment(comment, _level(comment, widths, 0)) for comment in pending]
     for above, below in zip(rows, rows[1:], strict=False):
@@ -65,7 +65,7 @@ def _level(comment: Comment, widths: list[int], below: int) -> int:
     return max(inner, default=below)
 
 
-def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]) -> list[LayoutRow]:
+def _line_rows(line: LogicalLine, comments: list[Comment], trailing: dict[int, Comment]) -> list[LayoutRow]:
     """Return the rows of a logical line, broken inside its brackets where the user broke it."""
     rows: list[LayoutRow] = []
     tokens = line.tokens
@@ -117,8 +117,8 @@ def _mark(row: LayoutRow, tokens: list[Token], at: int, depth: int) -> None:
 
 def _blanks(tokens: list[Token], at: int) -> int:
     """Return how many blanks the user left before a token; one where there were none."""
-    _, end = position(tokens[at - 1])
-    return max(1, position(tokens[at])[1] - end - len(tokens[at - 1]))
+    _, end = token_position(tokens[at - 1])
+    return max(1, token_position(tokens[at])[1] - end - len(tokens[at - 1]))
 
 
 def _gap(tokens: list[Token], at: int, depth: int) -> str:

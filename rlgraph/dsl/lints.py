@@ -13,7 +13,7 @@ from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, p
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.bases import changed_models, has_adapters
-from rlgraph.ops.nodes import chosen_from, code_of, unit_word
+from rlgraph.ops.nodes import chosen_inputs, unit_seen_by_node, user_code_of
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -32,7 +32,7 @@ def lint(program: Program) -> list[Diagnostic]:
     return list({(d.code, str(d.span)): d for d in warnings}.values())
 
 
-def without_allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
+def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
     """Return the warnings whose line does not end in `# allow CODE`; `comments` are by path and line."""
 
     def waived(warning: Diagnostic) -> bool:
@@ -81,7 +81,7 @@ def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Di
             yield from _cut_function(inner, sliced)
             for reduction in _reductions(inner):
                 group = axis_by_key[reduction.axis] if reduction.axis else None
-                if group and group.key != sliced.key and sliced.within(group):
+                if group and group.key != sliced.key and sliced.is_within(group):
                     yield Diagnostic(
                         "W0505",
                         f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the "
@@ -93,12 +93,12 @@ def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Di
 
 def _cut_function(node: Node, sliced: Axis) -> Iterator[Diagnostic]:
     """Warn of a function of the user's that may look at the rows of a group of which a slice has only a part."""
-    axis = axis_of(node.outputs[0].type) if NODES[node.op].foreign and unit_word(node) == "group" else None
-    if axis and sliced.key != axis.root.key and sliced.within(axis.root):
+    axis = axis_of(node.outputs[0].type) if NODES[node.op].foreign and unit_seen_by_node(node) == "group" else None
+    if axis and sliced.key != axis.root_axis.key and sliced.is_within(axis.root_axis):
         yield Diagnostic(
             "W0505",
-            f"`minibatch` cuts along `{sliced.name}`, so `{code_of(node)}` sees parts of the groups of "
-            f"`{axis.root.name}`",
+            f"`minibatch` cuts along `{sliced.name}`, so `{user_code_of(node)}` sees parts of the groups of "
+            f"`{axis.root_axis.name}`",
             node.span,
             "call it above the loop, or declare it with `over=row` if it looks at no other row",
         )
@@ -119,9 +119,9 @@ def _short_groups(graph: Graph) -> Iterator[Diagnostic]:
     for let in (let for node in graph.walk() if samplers for let in node.body if let.name in loss_values):
         for reduction in _reductions_in(let.expr):
             source = reduction.args[0].type.axis
-            if reduction.op in _STATISTICS and reduction.axis and source and source.row.key in samplers:
-                node = samplers[source.row.key]
-                if reduction.axis not in (source.row.key, source.key):
+            if reduction.op in _STATISTICS and reduction.axis and source and source.row_axis.key in samplers:
+                node = samplers[source.row_axis.key]
+                if reduction.axis not in (source.row_axis.key, source.key):
                     yield Diagnostic(
                         "W0508",
                         f"this `{reduction.op}` is over the samples of `{node.name}` that end first: long answers do "
@@ -137,7 +137,7 @@ def _same_rows(node: Node) -> Iterable[tuple[str, str]]:
     """Return pairs of what each output of a node that keeps rows has been, and the output."""
     if not NODES[node.op].selects or NODES[node.op].chooses != 0:
         return ()
-    return zip(chosen_from(node), (value.name for value in node.outputs), strict=True)
+    return zip(chosen_inputs(node), (value.name for value in node.outputs), strict=True)
 
 
 def _made_of(graph: Graph, names: Iterable[str]) -> set[str]:
@@ -146,7 +146,7 @@ def _made_of(graph: Graph, names: Iterable[str]) -> set[str]:
     for node in graph.walk():
         sources.update({value.name: node.inputs for value in node.outputs})
         sources.update({let.name: used_names(let.expr) for let in node.body})
-        sources.update({value.name: [inner] for inner, value in (node.exported if node.regions else ())})
+        sources.update({value.name: [inner] for inner, value in (node.exported_values if node.regions else ())})
         sources.update({new: [old] for old, new in _same_rows(node)})
     reached, pending = set[str](), list(names)
     while pending:

@@ -26,7 +26,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-
 
 
 @dataclass(slots=True)
-class Line:
+class LogicalLine:
     """One logical line: as many lines of the text as its brackets span."""
 
     tokens: list[Token]
@@ -38,38 +38,38 @@ class Line:
 
 
 @dataclass(slots=True)
-class Lines:
+class LogicalLines:
     """The logical lines of a text."""
 
     source: Source
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogicalLine] = field(default_factory=list)
     comments: list[Comment] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def span(self, first: Token, last: Token | None = None) -> Span:
         """Return the span from the start of `first` to the end of `last`."""
         last = last or first
-        line, column = position(first)
-        end_line, end_column = position(last)
+        line, column = token_position(first)
+        end_line, end_column = token_position(last)
         return Span(self.source, line, column, end_line, end_column + len(last))
 
-    def fail(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
+    def add_mistake(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
         """Note a mistake."""
         self.diagnostics.append(Diagnostic(code, message, where, hint, related=related))
 
 
-def position(token: Token) -> tuple[int, int]:
+def token_position(token: Token) -> tuple[int, int]:
     """Return the line and the column of a token, counted from 1."""
     assert token.line is not None and token.column is not None
     return token.line, token.column
 
 
-def read_lines(source: Source, indented: bool = True) -> Lines:
+def read_logical_lines(source: Source, indented: bool = True) -> LogicalLines:
     """Cut a text into logical lines; mistakes in its characters, brackets and indentation are noted.
 
     An expression by itself is not `indented`: it may begin anywhere.
     """
-    logical = Lines(source)
+    logical = LogicalLines(source)
     if _note_forbidden(logical):
         return logical
     text = source.text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -79,12 +79,14 @@ def read_lines(source: Source, indented: bool = True) -> Lines:
     return logical
 
 
-def _note_forbidden(logical: Lines) -> bool:
+def _note_forbidden(logical: LogicalLines) -> bool:
     """Note characters that no text may hold: editors hide them, and some end a line for Python alone."""
     for match in _FORBIDDEN.finditer(logical.source.text):
         before = (logical.source.text[: match.start()] + "x").splitlines()
         where = Span(logical.source, len(before), len(before[-1]), len(before), len(before[-1]) + 1)
-        logical.fail("E0121", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it")
+        logical.add_mistake(
+            "E0121", f"the character U+{ord(match[0]):04X} cannot stand in a program", where, "delete it"
+        )
         if len(logical.diagnostics) == 20:
             break
     return bool(logical.diagnostics)
@@ -93,8 +95,8 @@ def _note_forbidden(logical: Lines) -> bool:
 # Tokens to logical lines
 
 
-def _join_lines(logical: Lines, text: str) -> None:
-    line = Line([])
+def _join_lines(logical: LogicalLines, text: str) -> None:
+    line = LogicalLine([])
     open_brackets: list[Token] = []
     fresh = True  # no token yet on this line of the text
     tokens = _tokens(logical, text)
@@ -103,12 +105,12 @@ def _join_lines(logical: Lines, text: str) -> None:
             fresh = True
             if line.tokens and not open_brackets:
                 logical.lines.append(line)
-                line = Line([])
+                line = LogicalLine([])
             continue
         if fresh and open_brackets and _starts_statement(tokens, at, line.tokens[-1]):
             _note_unclosed(logical, line, open_brackets)
             logical.lines.append(line)
-            line, open_brackets = Line([]), []
+            line, open_brackets = LogicalLine([]), []
         fresh = False
         line.tokens.append(token)
         if token.type in OPENING:
@@ -116,7 +118,9 @@ def _join_lines(logical: Lines, text: str) -> None:
             if len(open_brackets) == MAX_BRACKETS + 1:
                 line.bad = True
                 hint = "give the inner expression a name on a line of its own"
-                logical.fail("E0120", f"brackets are nested more than {MAX_BRACKETS} deep", logical.span(token), hint)
+                logical.add_mistake(
+                    "E0120", f"brackets are nested more than {MAX_BRACKETS} deep", logical.span(token), hint
+                )
         elif token.type in OPENING.values():
             _close_bracket(logical, line, token, open_brackets)
         elif token.type in ("UNCLOSED", "FOREIGN", "STRAY", "NUMBER") and not line.bad:
@@ -136,14 +140,14 @@ def _lexer() -> BasicLexer:
     return BasicLexer(settings)
 
 
-def _tokens(logical: Lines, text: str) -> list[Token]:
+def _tokens(logical: LogicalLines, text: str) -> list[Token]:
     """Return all tokens but blanks and comments; the comments are kept aside."""
     tokens = []
     end_of_last = 0
     for token in LexerThread.from_text(_lexer(), text).lex(None):  # type: ignore[no-untyped-call]
         if token.type == "BLANK":
             continue
-        line, column = position(token)
+        line, column = token_position(token)
         if token.type == "COMMENT":
             logical.comments.append(Comment(str(token).rstrip(), line, column, alone=end_of_last != line))
             continue
@@ -163,21 +167,21 @@ def _starts_statement(tokens: list[Token], at: int, before: Token) -> bool:
     return after == ":=" or (token in words.HOMES and after not in (")", "]", ",", "."))
 
 
-def _note_unclosed(logical: Lines, line: Line, open_brackets: list[Token]) -> None:
+def _note_unclosed(logical: LogicalLines, line: LogicalLine, open_brackets: list[Token]) -> None:
     if line.bad:
         return
     line.bad = True
     token = open_brackets[-1]
     close = SIGNS[OPENING[token.type]]
-    logical.fail(
+    logical.add_mistake(
         "E0102", f"this `{token}` is never closed", logical.span(token), f"add the `{close}` that belongs to it"
     )
 
 
-def _close_bracket(logical: Lines, line: Line, token: Token, open_brackets: list[Token]) -> None:
+def _close_bracket(logical: LogicalLines, line: LogicalLine, token: Token, open_brackets: list[Token]) -> None:
     if not open_brackets:
         if not line.bad:
-            logical.fail(
+            logical.add_mistake(
                 "E0103", f"this `{token}` closes nothing", logical.span(token), "delete it, or open its bracket"
             )
         line.bad = True
@@ -186,7 +190,7 @@ def _close_bracket(logical: Lines, line: Line, token: Token, open_brackets: list
     wanted = SIGNS[OPENING[opened.type]]
     if token != wanted and not line.bad:
         related = Related(logical.span(opened), "opened here")
-        logical.fail(
+        logical.add_mistake(
             "E0103",
             f"this `{token}` does not close `{opened}`",
             logical.span(token),
@@ -196,14 +200,14 @@ def _close_bracket(logical: Lines, line: Line, token: Token, open_brackets: list
         line.bad = True
 
 
-def _check_token(logical: Lines, line: Line, token: Token) -> None:
+def _check_token(logical: LogicalLines, line: LogicalLine, token: Token) -> None:
     """Note a mistake in a token by itself."""
     where = logical.span(token)
     if token.type == "NUMBER":
         problem = _number_problem(token)
         if problem is None:
             return
-        logical.fail(
+        logical.add_mistake(
             "E0106",
             f"`{_short(token)}` is not a number{problem}",
             where,
@@ -211,14 +215,16 @@ def _check_token(logical: Lines, line: Line, token: Token) -> None:
         )
     elif token.type == "UNCLOSED":
         hint = f"add the closing {token[0]}; a string ends on the line where it begins"
-        logical.fail("E0104", "this string is never closed", where, hint)
+        logical.add_mistake("E0104", "this string is never closed", where, hint)
     elif len(token) > 1 and token.endswith("="):
         hint = f"write `x = x {token[:-1]} ...`, or `x := x {token[:-1]} ...` where x is a state"
-        logical.fail("E0105", f"`{token}` is not in the language", where, hint)
+        logical.add_mistake("E0105", f"`{token}` is not in the language", where, hint)
     elif token.isascii():
-        logical.fail("E0105", f"`{token}` is not in the language", where, words.OPERATORS.get(token, ""))
+        logical.add_mistake("E0105", f"`{token}` is not in the language", where, words.OPERATORS.get(token, ""))
     else:
-        logical.fail("E0105", f"`{_short(token)}` can only stand in a string or a comment", where, _lookalike(token))
+        logical.add_mistake(
+            "E0105", f"`{_short(token)}` can only stand in a string or a comment", where, _lookalike(token)
+        )
     line.bad = True
 
 
@@ -256,7 +262,7 @@ def _short(token: str) -> str:
 # Indentation
 
 
-def _set_levels(logical: Lines, text: list[str]) -> None:
+def _set_levels(logical: LogicalLines, text: list[str]) -> None:
     """Give every logical line its level."""
     widths = [0]  # of the open blocks
     opened = [True]  # whether a header opened each
@@ -264,7 +270,7 @@ def _set_levels(logical: Lines, text: list[str]) -> None:
     confused = False  # its blanks are mixed: widths mean little
     for before, line in zip([None, *logical.lines], logical.lines, strict=False):
         first = line.tokens[0]
-        number, column = position(first)
+        number, column = token_position(first)
         white = text[number - 1][: column - 1]
         char = char or white[:1]
         if white.strip(char) and not confused:
@@ -281,10 +287,12 @@ def _set_levels(logical: Lines, text: list[str]) -> None:
             if not opened[-1] and not confused and not (before and before.bad):
                 _note_stranded(logical, line)
             if len(widths) == MAX_BLOCKS + 2:
-                logical.fail("E0120", f"blocks are nested more than {MAX_BLOCKS} deep", logical.span(first))
+                logical.add_mistake("E0120", f"blocks are nested more than {MAX_BLOCKS} deep", logical.span(first))
         elif width not in widths and not confused:
             hint = "start it below a line of the block that it belongs to"
-            logical.fail("E0109", "this line begins between two levels of indentation", logical.span(first), hint)
+            logical.add_mistake(
+                "E0109", "this line begins between two levels of indentation", logical.span(first), hint
+            )
             width = min(reversed(widths), key=lambda level: abs(level - width))
         while width < widths[-1]:
             widths.pop()
@@ -294,35 +302,37 @@ def _set_levels(logical: Lines, text: list[str]) -> None:
         _note_no_block(logical, logical.lines[-1])
 
 
-def _is_header(line: Line) -> bool:
+def _is_header(line: LogicalLine) -> bool:
     return line.tokens[-1].type == "COLON"
 
 
-def _lacks_colon(line: Line) -> bool:
+def _lacks_colon(line: LogicalLine) -> bool:
     """Return whether a block may have been meant: then the parser asks for the `:`."""
     return line.tokens[0] in words.HEADERS and (line.tokens[0] != "schedule" or len(line.tokens) == 1)
 
 
-def _note_stranded(logical: Lines, line: Line) -> None:
+def _note_stranded(logical: LogicalLines, line: LogicalLine) -> None:
     message = "this line is indented under a line that opens no block"
     hint = "start the line below the one before it, unless that was to end in `:`"
     if not line.bad:
-        logical.fail("E0108", message, logical.span(line.tokens[0]), hint)
+        logical.add_mistake("E0108", message, logical.span(line.tokens[0]), hint)
     line.bad = True
 
 
-def _note_mixed(logical: Lines, first: Token, char: str) -> None:
-    line, column = position(first)
+def _note_mixed(logical: LogicalLines, first: Token, char: str) -> None:
+    line, column = token_position(first)
     where = Span(logical.source, line, 1, line, column)
     here, elsewhere = ("a tab", "spaces") if char == " " else ("spaces", "tabs")
     hint = f"indent every line with {elsewhere}"
-    logical.fail("E0107", f"this line is indented with {here}, the lines before it with {elsewhere}", where, hint)
+    logical.add_mistake(
+        "E0107", f"this line is indented with {here}, the lines before it with {elsewhere}", where, hint
+    )
 
 
-def _note_no_block(logical: Lines, line: Line) -> None:
+def _note_no_block(logical: LogicalLines, line: LogicalLine) -> None:
     if line.bad:
         return
     line.bad = True
     where = logical.span(line.tokens[0], line.tokens[-1])
     hint = "indent the lines of the block by four spaces, or delete this line"
-    logical.fail("E0110", "an indented block is missing after this line", where, hint)
+    logical.add_mistake("E0110", "an indented block is missing after this line", where, hint)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
-from rlgraph.dsl.nodes import emit, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.reports import report
+from rlgraph.dsl.nodes import emit_node, materialize, new_axis, next_version, unique_name
+from rlgraph.dsl.reports import check_report
 from rlgraph.dsl.scope import (
     ExternalName,
     Invalid,
@@ -16,7 +16,7 @@ from rlgraph.dsl.scope import (
     StatementError,
     TableValue,
     Unavailable,
-    describe,
+    describe_meaning,
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
@@ -37,7 +37,7 @@ from rlgraph.ir.graph import (
 from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
 
 
-def train(context: Context, statement: tree.Train) -> None:
+def check_train(context: Context, statement: tree.Train) -> None:
     """Check `train actor(lr=1e-6):` and write its node."""
     if context.block.training:
         raise context.statement_error(
@@ -52,11 +52,13 @@ def train(context: Context, statement: tree.Train) -> None:
             "declare it without `frozen(...)`",
             (Related(model.span, "it is declared here"),),
         )
-    options = constants.options(context, STATEMENTS["train"], statement.options, statement.span, context.block.scope)
+    options = constants.evaluate_options(
+        context, STATEMENTS["train"], statement.options, statement.span, context.block.scope
+    )
     loss: list[str] = []
 
     def body() -> None:
-        context.write(statement.body)
+        context.write_body(statement.body)
         if len(context.block.minimized) != 1:
             if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
                 raise context.statement_error(
@@ -78,7 +80,7 @@ def train(context: Context, statement: tree.Train) -> None:
     _region(context, "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
 
 
-def minibatch(context: Context, statement: tree.Minibatch) -> None:
+def check_minibatch(context: Context, statement: tree.Minibatch) -> None:
     """Check `minibatch rollout(parts=4):` and write its node."""
     if context.block.training:
         raise context.statement_error(
@@ -92,7 +94,7 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
             statement.table.span,
             "name the table that is sliced: `minibatch rollout(parts=4):`",
         )
-    options = constants.options(
+    options = constants.evaluate_options(
         context, STATEMENTS["minibatch"], statement.options, statement.span, context.block.scope
     )
     options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
@@ -100,7 +102,7 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
         context,
         "minibatch",
         _names_written(context, statement.body),
-        lambda: context.write(statement.body),
+        lambda: context.write_body(statement.body),
         options,
         statement.span,
         defers=True,
@@ -108,7 +110,7 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
     )
 
 
-def collect(context: Context, statement: tree.Collect) -> None:
+def check_collect(context: Context, statement: tree.Collect) -> None:
     """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
     if context.block.training or context.block.sliced:
@@ -118,7 +120,7 @@ def collect(context: Context, statement: tree.Collect) -> None:
     meaning = meaning_of(context.block.scope, name)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "data":
         above = name in context.declared and isinstance(meaning, TableValue)
-        shown = f"and this is {describe(meaning)}" if meaning else f"and nothing is called `{name}`"
+        shown = f"and this is {describe_meaning(meaning)}" if meaning else f"and nothing is called `{name}`"
         shown = "and this one is read above already" if above else shown
         raise context.statement_error(
             "E0603",
@@ -126,7 +128,7 @@ def collect(context: Context, statement: tree.Collect) -> None:
             statement.table.span,
             "name a `data` that the lines above do not use",
         )
-    args, options = constants.bind(
+    args, options = constants.bind_arguments(
         context, STATEMENTS["collect"], statement.args, statement.options, statement.span, context.block.scope
     )
     attrs = args | {option: value for option, value in options.items() if value not in (None, "carry")}
@@ -139,8 +141,8 @@ def collect(context: Context, statement: tree.Collect) -> None:
     ]
 
     def body() -> None:
-        read_data(context, name)
-        context.write(statement.body)
+        emit_data_read(context, name)
+        context.write_body(statement.body)
         table = context.block.scope[name]
         if not isinstance(table, TableValue):
             raise StatementError
@@ -164,9 +166,11 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
         for name, meaning in context.block.scope.items()
         if isinstance(meaning, TableValue) and meaning.type.sampled and name not in context.scope
     ]
-    for table in [sampled for sampled in tables if axis.key in {above.key for above in sampled.type.axis.path()}]:
-        column = Value(unique_name(context, f"{table.name}.ended"), table.type.columns()["length"])
-        emit(context, Node("column", (table.name,), (column,), (("name", "length"),), span=statement.span))
+    for table in [
+        sampled for sampled in tables if axis.key in {above.key for above in sampled.type.axis.path_to_root()}
+    ]:
+        column = Value(unique_name(context, f"{table.name}.ended"), table.type.column_types()["length"])
+        emit_node(context, Node("column", (table.name,), (column,), (("name", "length"),), span=statement.span))
         lengths.append(column.name)
     if not lengths:
         if any(
@@ -176,7 +180,7 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
             raise StatementError
         message = f"nothing is generated for `{axis.name}` in this `collect`, so that no row of it is the longest"
         raise context.statement_error("E0411", message, place, "take the rows in the order of the data: `rest=later`")
-    emit(context, Node("soonest", tuple(lengths), (), (("axis", axis.key),), span=statement.span))
+    emit_node(context, Node("soonest", tuple(lengths), (), (("axis", axis.key),), span=statement.span))
 
 
 def _batch(context: Context, statement: tree.Collect, source: External) -> Constant:
@@ -191,14 +195,14 @@ def _batch(context: Context, statement: tree.Collect, source: External) -> Const
     return size
 
 
-def on_steps(context: Context, statement: tree.OnSteps) -> None:
+def check_on_steps(context: Context, statement: tree.OnSteps) -> None:
     """Check `every 20:` and write its node."""
     word = statement.word
     if context.block.training or context.block.sliced:
         raise context.statement_error(
             "E0505", f"`{word}` counts steps: it cannot stand in a loop", statement.span, "move it out of the loop"
         )
-    count = constants.evaluate(context, statement.count, context.block.scope)
+    count = constants.evaluate_constant(context, statement.count, context.block.scope)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise context.statement_error(
             "E0403", f"`{word}` takes a whole number of steps, at least 1", statement.count.span
@@ -210,8 +214,8 @@ def on_steps(context: Context, statement: tree.OnSteps) -> None:
 
     def body() -> None:
         for name in unread:
-            read_data(context, name)
-        context.write(statement.body)
+            emit_data_read(context, name)
+        context.write_body(statement.body)
 
     writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
@@ -222,7 +226,7 @@ def on_steps(context: Context, statement: tree.OnSteps) -> None:
         )
 
 
-def read_data(context: Context, name: str) -> None:
+def emit_data_read(context: Context, name: str) -> None:
     """Emit the reading of the next rows of a data source."""
     source = context.block.scope[name]
     assert isinstance(source, ExternalName)
@@ -230,7 +234,7 @@ def read_data(context: Context, name: str) -> None:
     table = Value(unique_name(context, name), Table(axis, data=_data_columns(context, source.outside)))
     handle = context.block.versions[name]
     cursor = next_version(context, name, handle.type)
-    emit(context, Node("read", (handle.name,), (table, cursor), span=source.outside.span))
+    emit_node(context, Node("read", (handle.name,), (table, cursor), span=source.outside.span))
     context.block.versions[name] = cursor
     assert isinstance(table.type, Table)
     context.block.scope[name] = TableValue(table.name, table.type)
@@ -274,16 +278,18 @@ def _region(
     exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
     for word, meaning in inner.scope.items():
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
-            outer.scope[word] = exporter.meaning(word, meaning, span)
+            outer.scope[word] = exporter.export_meaning(word, meaning, span)
     carried = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
     graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
     inputs = tuple(outer.versions[name].name for name in writes) + captured_names(graph)
-    emit(context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span))
+    emit_node(
+        context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span)
+    )
     outer.versions.update(zip(writes, carried, strict=True))
     for node in exporter.nodes:
-        emit(context, node)
+        emit_node(context, node)
     for deferred in inner.reports:
-        report(context, deferred)
+        check_report(context, deferred)
 
 
 def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
@@ -319,42 +325,42 @@ class _Exporter:
         self.nodes: list[Node] = []
         self.cloned: dict[str, Ref] = {}
 
-    def meaning(self, word: str, meaning: Meaning, span: Span) -> Meaning:
+    def export_meaning(self, word: str, meaning: Meaning, span: Span) -> Meaning:
         if isinstance(meaning, TableValue) and meaning.name in self.makers:
-            value = self.export(meaning.name, meaning.type)
+            value = self.export_value(meaning.name, meaning.type)
             return TableValue(value.name, meaning.type)
         if not isinstance(meaning, Ref):
             return meaning
         try:
-            return self.ref(meaning)
+            return self.export_ref(meaning)
         except LookupError:
             return Unavailable(f"`{word}` has a value in each turn of the loop, and none after it", span)
 
-    def ref(self, ref: Ref) -> Ref:
+    def export_ref(self, ref: Ref) -> Ref:
         """Return the value after the loop. Raises LookupError if it has none."""
         if ref.name in self.region_inputs:
             raise LookupError(ref.name)
         if ref.name not in self.makers:
             return ref
         if axis_of(ref.type) is not None:
-            return Ref(self.export(ref.name, ref.type).name, ref.type, ref.span)
+            return Ref(self.export_value(ref.name, ref.type).name, ref.type, ref.span)
         if ref.name not in self.cloned:
             node = self.makers[ref.name]
             if not node.body:
                 raise LookupError(ref.name)
-            self.cloned[ref.name] = self.clone(node, ref)
+            self.cloned[ref.name] = self.recompute_number(node, ref)
         return self.cloned[ref.name]
 
-    def clone(self, node: Node, ref: Ref) -> Ref:
+    def recompute_number(self, node: Node, ref: Ref) -> Ref:
         """Return a number that is computed again from exported rows."""
         expr = next(let.expr for let in node.body if let.name == ref.name)
         # In the order in which they stand: a program is the same graph in every process.
-        expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in used_names(expr).items()})
+        expr = substitute(expr, {name: self.export_ref(Ref(name, kind)) for name, kind in used_names(expr).items()})
         name = unique_name(self.context, ref.name)
         self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
         return Ref(name, ref.type, ref.span)
 
-    def export(self, name: str, kind: Tensor | Table) -> Value:
+    def export_value(self, name: str, kind: Tensor | Table) -> Value:
         if name not in self.exports:
             self.exports[name] = Value(unique_name(self.context, name), kind)
         return self.exports[name]

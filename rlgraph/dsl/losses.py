@@ -72,21 +72,21 @@ class _Losses:
         self.exponential: set[str] = set()
         """Values with an exponential of the trained model's log-probabilities that is no ratio of two policies."""
         self.warnings: list[Diagnostic] = []
-        self.graph(phase.graph)
+        self.walk_graph(phase.graph)
 
-    def graph(self, graph: Graph) -> None:
+    def walk_graph(self, graph: Graph) -> None:
         for node in graph.nodes:
             if node.body:
                 for let in node.body:
-                    self.let(let.name, let.expr)
+                    self.track_let(let.name, let.expr)
             elif NODES[node.op].trains:
-                self.train(node)
+                self.check_train_node(node)
             else:
-                self.plain(node)
+                self.note_plain_node(node)
                 for region in node.regions:
-                    self.graph(region)
+                    self.walk_graph(region)
 
-    def plain(self, node: Node) -> None:
+    def note_plain_node(self, node: Node) -> None:
         output = node.outputs[0].name if node.outputs else ""
         if NODES[node.op].generates:
             self.generated[output] = node
@@ -94,25 +94,25 @@ class _Losses:
             self.sampler[output] = node.inputs[0]
             self.leaves[output] = (output, False)
         elif node.op == "logprobs":
-            self.forward[output] = (self.handle(node), node.inputs[1])
+            self.forward[output] = (self.handle_name(node), node.inputs[1])
             self.leaves[output] = (output, False)
 
-    def handle(self, node: Node) -> str:
+    def handle_name(self, node: Node) -> str:
         kind = self.types[node.inputs[0]]
         return kind.name if isinstance(kind, Handle) else ""
 
-    def train(self, node: Node) -> None:
-        self.model, self.live, self.slopes = self.handle(node), set(), {}
+    def check_train_node(self, node: Node) -> None:
+        self.model, self.live, self.slopes = self.handle_name(node), set(), {}
         region = node.region
         for inner in region.nodes:
             if inner.body:
                 for let in inner.body:
-                    self.let(let.name, let.expr)
+                    self.track_let(let.name, let.expr)
                 continue
-            self.plain(inner)
-            if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle(inner) == self.model:
+            self.note_plain_node(inner)
+            if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle_name(inner) == self.model:
                 self.live.add(inner.outputs[0].name)
-        self.warn_clipped(self.ratios.get(region.outputs[0], frozenset()))
+        self.warn_clipped_ratios(self.ratios.get(region.outputs[0], frozenset()))
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
             self.warnings.append(
                 Diagnostic(
@@ -127,18 +127,18 @@ class _Losses:
 
     # One value
 
-    def let(self, name: str, expr: Expr) -> None:
-        leaf = self.leaf_in(expr)
+    def track_let(self, name: str, expr: Expr) -> None:
+        leaf = self.logprob_in(expr)
         if leaf:
             self.leaves[name] = leaf
-        difference = self.difference(expr)
+        difference = self.logprob_difference(expr)
         if difference:
             self.differences[name] = difference
         self.ratios[name] = self.ratios_in(expr)
         if self.model:
             if self.is_live(expr):
                 self.live.add(name)
-            self.slopes[name] = self.slope(expr)
+            self.slopes[name] = self.slope_of(expr)
             if self.has_exponential(expr):
                 self.exponential.add(name)
 
@@ -153,37 +153,37 @@ class _Losses:
         if not isinstance(expr, Apply) or not self.is_live(expr):
             return False
         if expr.op in ("exp", "expm1"):
-            first, second, _ = self.difference(expr.args[0]) or ("", "", False)
-            return not first or self.policy(first) != self.policy(second)
+            first, second, _ = self.logprob_difference(expr.args[0]) or ("", "", False)
+            return not first or self.policy_of_value(first) != self.policy_of_value(second)
         return any(map(self.has_exponential, expr.args))
 
-    def policy(self, leaf: str) -> str:
+    def policy_of_value(self, leaf: str) -> str:
         """Return the model whose log-probabilities a value holds."""
         table = self.sampler.get(leaf)
         if table in self.generated:
-            return self.handle(self.generated[table])
+            return self.handle_name(self.generated[table])
         return self.forward.get(leaf, ("",))[0]
 
-    def leaf_in(self, expr: Expr) -> tuple[str, bool] | None:
+    def logprob_in(self, expr: Expr) -> tuple[str, bool] | None:
         """Return the one log-probability in a value, and whether it is detached."""
         if isinstance(expr, Ref):
             return self.leaves.get(expr.name)
         if isinstance(expr, Apply) and expr.op in _THROUGH:
-            leaf = self.leaf_in(expr.args[0])
+            leaf = self.logprob_in(expr.args[0])
             return (leaf[0], leaf[1] or expr.op == "detach") if leaf else None
         return None
 
-    def difference(self, expr: Expr) -> tuple[str, str, bool] | None:
+    def logprob_difference(self, expr: Expr) -> tuple[str, str, bool] | None:
         """Return the two log-probabilities whose difference a value is, and whether the first is detached."""
         if isinstance(expr, Ref):
             return self.differences.get(expr.name)
         if not isinstance(expr, Apply):
             return None
         if expr.op == "sub":
-            first, second = self.leaf_in(expr.args[0]), self.leaf_in(expr.args[1])
+            first, second = self.logprob_in(expr.args[0]), self.logprob_in(expr.args[1])
             return (first[0], second[0], first[1]) if first and second else None
         if expr.op in _THROUGH:
-            inner = self.difference(expr.args[0])
+            inner = self.logprob_difference(expr.args[0])
             return (*inner[:2], inner[2] or expr.op == "detach") if inner else None
         return None
 
@@ -194,7 +194,7 @@ class _Losses:
         if not isinstance(expr, Apply) or expr.type.dtype == "bool":
             # A mask selects entries, and weights nothing.
             return frozenset()
-        ratio = self.ratio(expr)
+        ratio = self.importance_ratio(expr)
         if ratio:
             return frozenset({ratio})
         inner = [self.ratios_in(arg) for arg in expr.args[TENSOR[expr.op].conditions :]]
@@ -202,24 +202,24 @@ class _Losses:
         if expr.op == "detach":
             return frozenset(replace(r, live=False) for r in ratios)
         if self.model and expr.op == "mul":
-            self.warn_twice(expr, *inner)
+            self.warn_weighted_twice(expr, *inner)
         above, below = _bounds(expr)
         return frozenset(replace(r, above=r.above or above, below=r.below or below) for r in ratios)
 
-    def ratio(self, expr: Apply) -> _Ratio | None:
-        difference = self.difference(expr.args[0]) if expr.op == "exp" else None
+    def importance_ratio(self, expr: Apply) -> _Ratio | None:
+        difference = self.logprob_difference(expr.args[0]) if expr.op == "exp" else None
         if difference is None:
             return None
         first, second, detached = difference
         model, table = self.forward.get(first, ("", ""))
-        if self.sampler.get(second) != table or not self.is_policy(model, table):
+        if self.sampler.get(second) != table or not self.has_sampled(model, table):
             return None
         return _Ratio(table, first in self.live and not detached, expr.span)
 
-    def is_policy(self, model: str, table: str) -> bool:
-        return table in self.generated and self.handle(self.generated[table]) == model
+    def has_sampled(self, model: str, table: str) -> bool:
+        return table in self.generated and self.handle_name(self.generated[table]) == model
 
-    def warn_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
+    def warn_weighted_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
         """Warn of a product whose factors are both weighted against the policy that sampled."""
         for first in left:
             for second in right:
@@ -236,7 +236,7 @@ class _Losses:
                     )
                     return
 
-    def warn_clipped(self, ratios: frozenset[_Ratio]) -> None:
+    def warn_clipped_ratios(self, ratios: frozenset[_Ratio]) -> None:
         """Warn of the ratios in a loss that are kept in a band, as PPO does to stay near the policy of the step.
 
         A weight without a gradient, or one that is only truncated from above, is importance sampling: that is right
@@ -255,7 +255,7 @@ class _Losses:
                     )
                 )
 
-    def slope(self, expr: Expr) -> _Slope:
+    def slope_of(self, expr: Expr) -> _Slope:
         """Return how a value depends on the trained model."""
         if not self.is_live(expr):
             return _NONE
@@ -263,29 +263,33 @@ class _Losses:
             if expr.name not in self.forward:
                 return self.slopes.get(expr.name, _VARIES)
             model, table = self.forward[expr.name]
-            of_own_samples = self.is_policy(model, table) and self.generated[table].attr("temperature") != 0
+            of_own_samples = self.has_sampled(model, table) and self.generated[table].attr("temperature") != 0
             return _Slope("constant", (expr.span,)) if of_own_samples else _VARIES
         assert isinstance(expr, Apply)
         op = TENSOR[expr.op]
         if op.linear is None:
             return _VARIES
         if op.linear != "all":
-            return self.product(expr)
-        return self.added(expr.args, expr.span) if op.args > 1 else self.scaled(self.slope(expr.args[0]), expr.span)
+            return self.product_slope(expr)
+        return (
+            self.sum_slope(expr.args, expr.span)
+            if op.args > 1
+            else self.scaled_slope(self.slope_of(expr.args[0]), expr.span)
+        )
 
-    def product(self, expr: Apply) -> _Slope:
+    def product_slope(self, expr: Apply) -> _Slope:
         first, second = expr.args
         if TENSOR[expr.op].linear == "each" and self.is_live(second):
             first, second = second, first
         if self.is_live(second) or second.type.axis is not None:
             return _VARIES
-        return self.scaled(self.slope(first), expr.span)
+        return self.scaled_slope(self.slope_of(first), expr.span)
 
-    def scaled(self, slope: _Slope, span: Span) -> _Slope:
+    def scaled_slope(self, slope: _Slope, span: Span) -> _Slope:
         return _Slope("constant", (span,)) if slope.kind == "constant" else slope
 
-    def added(self, args: Sequence[Expr], span: Span) -> _Slope:
-        slopes = [self.slope(arg) for arg in args]
+    def sum_slope(self, args: Sequence[Expr], span: Span) -> _Slope:
+        slopes = [self.slope_of(arg) for arg in args]
         if all(slope.kind != "varies" for slope in slopes):
             return _Slope("constant", (span,))
         # The linear part of an estimator such as k3 is there for its value.

@@ -11,13 +11,13 @@ from rlgraph.dsl.values import evaluate_number, evaluate_numbers, evaluate_tenso
 from rlgraph.errors import Span, count_phrase, did_you_mean
 from rlgraph.ir.graph import Apply, Expr
 from rlgraph.ir.types import Axis, inner_axis
-from rlgraph.ops import TENSOR, infer
+from rlgraph.ops import TENSOR, infer_type
 
 _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
 """The operation of each sign, by how many values it takes."""
 
 
-def unary(context: Context, expr: tree.Unary) -> Expr:
+def unary_expr(context: Context, expr: tree.Unary) -> Expr:
     """Return `-x` or `not x` as an expression."""
     operand = evaluate_number(context, expr.operand)
     if expr.op == "+":
@@ -25,7 +25,7 @@ def unary(context: Context, expr: tree.Unary) -> Expr:
     return _apply(context, _SIGNS[expr.op, 1], [operand], expr.span)
 
 
-def binary(context: Context, expr: tree.Binary) -> Expr:
+def binary_expr(context: Context, expr: tree.Binary) -> Expr:
     """Return `a + b` as an expression; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
     if TENSOR[op].texts:
@@ -48,11 +48,11 @@ def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis |
             raise context.statement_error(
                 "E0301", _unnested(joined, arg.type.axis), span, _nest_hint(joined, arg.type.axis)
             ) from None
-    kind = infer(op, [arg.type for arg in args], axis)
+    kind = infer_type(op, [arg.type for arg in args], axis)
     return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
 
 
-def builtin_call(context: Context, expr: tree.Call, name: str) -> Expr:
+def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr:
     """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
@@ -138,7 +138,7 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
         raise context.statement_error(
             "E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table"
         )
-    axis_names = [axis.name for axis in source.path()]
+    axis_names = [axis.name for axis in source.path_to_root()]
     if expr.id not in context.block.scope and expr.id not in context.block.later and expr.id not in AXES:
         raise context.statement_error(
             "E0302",
@@ -149,7 +149,7 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
     named = axis_named(context, expr)
     if source.name == expr.id or (named and named.key == source.key):
         return source.parent
-    if named and source.within(named):
+    if named and source.is_within(named):
         raise context.statement_error(
             "E0302",
             f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this value",
@@ -169,13 +169,13 @@ def _group_axis(context: Context, expr: tree.Expr, source: Axis) -> Axis:
     named = axis_named(context, expr) if isinstance(expr, tree.Name) else None
     if named is None:
         raise context.statement_error(
-            "E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example"
+            "E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row_axis.name}` for example"
         )
-    if not source.within(named):
-        rows = [axis.name for axis in source.path() if not axis.inner]
+    if not source.is_within(named):
+        rows = [axis.name for axis in source.path_to_root() if not axis.inner]
         raise context.statement_error(
             "E0303",
-            f"this value has no `{expr.span.text}` to be grouped by; it is [{source.label}]",
+            f"this value has no `{expr.span.covered_text}` to be grouped by; it is [{source.label}]",
             expr.span,
             f"its rows lie in {', '.join(f'`{name}`' for name in rows)}",
         )
@@ -191,14 +191,14 @@ def _owner(axis: Axis) -> str:
 
 
 def _inside(inner: Axis | None, outer: Axis | None) -> bool:
-    return inner is not None and inner.within(outer)
+    return inner is not None and inner.is_within(outer)
 
 
 def _nest_hint(a: Axis, b: Axis) -> str:
-    if a.inner and b.inner and a.row.key == b.row.key:
+    if a.inner and b.inner and a.row_axis.key == b.row_axis.key:
         kinds = f"{a.name}s of different tables" if a.name == b.name else f"{a.name}s and {b.name}s of the same rows"
         return f"they are {kinds}: reduce each first, with `sum(x, {a.name})` for example"
-    shared = next((axis.name for axis in a.path() if b.within(axis)), None)
+    shared = next((axis.name for axis in a.path_to_root() if b.is_within(axis)), None)
     if shared is None:
-        return f"rows of `{a.row.name}` and `{b.row.name}` have nothing in common: reduce one side to a single number"
+        return f"rows of `{a.row_axis.name}` and `{b.row_axis.name}` have nothing in common: reduce one side to a single number"
     return f"reduce one side to `{shared}`, in which both lie: `mean(x, by={shared})` for example"

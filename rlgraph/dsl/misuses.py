@@ -43,27 +43,27 @@ class ColumnUse:
     """The place where the column is named."""
 
     @property
-    def shown(self) -> str:
+    def as_written(self) -> str:
         """The use as the program writes it, if its text is at hand."""
-        text = self.span.text if self.span.line else ""
+        text = self.span.covered_text if self.span.line else ""
         return f"`{text}`" if text and "\n" not in text and len(text) < 40 else f"the column `{self.name}`"
 
     @property
-    def kinds(self) -> list[str]:
+    def value_kinds(self) -> list[str]:
         """The kinds of values that the column holds, without those that it lacks."""
         return [kind for kind in self.column.first if kind not in ("missing", "null")]
 
     @property
-    def many(self) -> str:
+    def kinds_text(self) -> str:
         """The kinds of values for a message, with the place of the first of each."""
-        parts = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.kinds]
+        parts = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.value_kinds]
         return " and ".join(parts)
 
     @property
-    def side(self) -> str:
+    def comparison_side(self) -> str:
         """The kind of the column as a side of a comparison: `texts`, `numbers`, `mixed`, `neither`, or "" if it is
         unknown."""
-        kinds = set(self.kinds)
+        kinds = set(self.value_kinds)
         if not kinds:
             return ""
         if kinds == {"text"}:
@@ -76,12 +76,12 @@ class ColumnUse:
         place = self.column.first[kind]
         return f" ({place})" if place else ""
 
-    def odd_kind(self, wanted: Sequence[str]) -> str | None:
+    def unwanted_kind(self, wanted: Sequence[str]) -> str | None:
         """Return the first kind of value that is none of these; rows that lack the column are another matter."""
         return next((kind for kind in self.column.first if kind not in (*wanted, "missing")), None)
 
 
-def missing_column(use: ColumnUse) -> Diagnostic | None:
+def missing_column_error(use: ColumnUse) -> Diagnostic | None:
     """Return the diagnostic where some rows do not have the column."""
     if "missing" not in use.column.first:
         return None
@@ -89,51 +89,51 @@ def missing_column(use: ColumnUse) -> Diagnostic | None:
     return Diagnostic("E0711", message, use.span, EVERY_ROW)
 
 
-def no_key(use: ColumnUse) -> Diagnostic | None:
+def key_error(use: ColumnUse) -> Diagnostic | None:
     """Return the diagnostic for a value that cannot be a key."""
     odd = next((kind for kind in NO_KEYS if kind in use.column.first), None)
     if odd is None:
         return None
-    message = f"{use.shown} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
+    message = f"{use.as_written} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
     return Diagnostic("E0735", message, use.span, "write a text or a whole number in every row")
 
 
-def no_number(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | None:
+def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | None:
     """Return the diagnostic for a value that is calculated with and is no number. in_double: the run calculates in 64
     bits."""
-    odd = use.odd_kind(NUMBERS)
+    odd = use.unwanted_kind(NUMBERS)
     if odd is None or (odd == "wide" and in_double):
         return None
-    message = f"{use.shown} holds {use.column.where(odd)}, and one calculates with it"
+    message = f"{use.as_written} holds {use.column.kind_with_row(odd)}, and one calculates with it"
     return Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, ""))
 
 
-def no_prompt(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
+def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
     """Return the diagnostic for a value that is read as tokens and is none of the kinds that can be."""
-    odd = use.odd_kind(wanted)
+    odd = use.unwanted_kind(wanted)
     if odd is None:
         return None
     needed = "a text or a list of messages" if "messages" in wanted else "a text"
-    message = f"the column `{use.name}` holds {use.column.where(odd)}, and {needed} is needed here"
+    message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
     hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
     hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
     return Diagnostic("E0732", message, span, hint)
 
 
-def incomparable(use: ColumnUse, side: str, other: str, expr: Apply) -> Diagnostic | None:
-    """Return the diagnostic for a column that cannot be compared, or not with the other side; see `ColumnUse.side`."""
+def comparison_error(use: ColumnUse, side: str, other: str, expr: Apply) -> Diagnostic | None:
+    """Return the diagnostic for a column that cannot be compared, or not with the other side; see `ColumnUse.comparison_side`."""
     null_place = use.column.first.get("null")
     if null_place is not None:
-        message = f"{use.shown} is null in {null_place or 'a row'}, which is equal to no value"
+        message = f"{use.as_written} is null in {null_place or 'a row'}, which is equal to no value"
         hint = "write a value in every row, or compare in a function, which is given `None`"
         return Diagnostic("E0735", message, expr.span, hint)
     if side == "mixed":
-        message = f"{use.shown} holds {use.many}, and is compared: a text is equal to no number"
+        message = f"{use.as_written} holds {use.kinds_text}, and is compared: a text is equal to no number"
         hint = "write the whole column as texts, or the whole column as numbers"
         return Diagnostic("E0304", message, expr.span, hint)
     if side == "neither":
-        message = f"{use.shown} holds {use.many}, which is compared with nothing here"
+        message = f"{use.as_written} holds {use.kinds_text}, which is compared with nothing here"
         hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
         return Diagnostic("E0304", message, expr.span, hint)
     return _mismatch(expr, use, side) if {side, other} == {"texts", "numbers"} else None
@@ -143,14 +143,14 @@ def _mismatch(expr: Apply, use: ColumnUse, side: str) -> Diagnostic:
     """Return the diagnostic for a column of numbers compared with a text, or of texts with a number."""
     constant = next((arg for arg in expr.args if isinstance(arg, Const)), None)
     if side == "numbers":
-        message = f"{use.shown} holds {use.many}, and is compared with a text: they are never equal"
+        message = f"{use.as_written} holds {use.kinds_text}, and is compared with a text: they are never equal"
         hint = f'write texts in the data, as "{use.name}": "4"'
         if constant is None:
             hint += '; or compare numbers, in a function: `python("rlgraph.rewards:exact_match")` does'
         elif str(constant.value).lstrip("-").replace(".", "", 1).isdecimal():
             hint += f"; or compare with a number: `{constant.value}`"
         return Diagnostic("E0304", message, expr.span, hint)
-    message = f"{use.shown} holds {use.many}, and is compared with a number: they are never equal"
+    message = f"{use.as_written} holds {use.kinds_text}, and is compared with a number: they are never equal"
     shown = (
         str(constant.value).lower()
         if constant is not None and isinstance(constant.value, bool)
@@ -160,14 +160,14 @@ def _mismatch(expr: Apply, use: ColumnUse, side: str) -> Diagnostic:
     return Diagnostic("E0304", message, expr.span, f'{hint}; or write numbers in the data, as "{use.name}": 4')
 
 
-def mixed_keys(state: str, uses: Sequence[ColumnUse]) -> Diagnostic | None:
+def mixed_keys_error(state: str, uses: Sequence[ColumnUse]) -> Diagnostic | None:
     """Return the diagnostic where not all keys of a state are texts, or all numbers: 4 is another key than "4"."""
-    kinds = [{"texts" if kind == "text" else "numbers" for kind in use.kinds} for use in uses]
+    kinds = [{"texts" if kind == "text" else "numbers" for kind in use.value_kinds} for use in uses]
     odd = next((use for use, use_kinds in zip(uses, kinds, strict=True) if len(use_kinds | kinds[0]) > 1), None)
     if odd is None:
         return None
-    message = f"{odd.shown} holds {odd.many}, and the keys of `{state}` would be texts and numbers"
-    if odd is not uses[0] and uses[0].many != odd.many:
-        message = f"{odd.shown} holds {odd.many}, and {uses[0].shown}, by which `{state}` is kept too, {uses[0].many}"
+    message = f"{odd.as_written} holds {odd.kinds_text}, and the keys of `{state}` would be texts and numbers"
+    if odd is not uses[0] and uses[0].kinds_text != odd.kinds_text:
+        message = f"{odd.as_written} holds {odd.kinds_text}, and {uses[0].as_written}, by which `{state}` is kept too, {uses[0].kinds_text}"
     hint = 'write all of them as texts, or all as numbers: 4 and "4" are two keys'
     return Diagnostic("E0304", message, odd.span, hint)

@@ -16,7 +16,7 @@ from rlgraph.dsl.scope import (
     StateName,
     TableValue,
     Unavailable,
-    describe,
+    describe_meaning,
     meaning_of,
 )
 from rlgraph.errors import Related, Span, did_you_mean
@@ -67,7 +67,7 @@ def names_used(context: Context, body: object) -> set[str]:
     return names
 
 
-def look_up(context: Context, expr: tree.Name) -> Meaning:
+def look_up_name(context: Context, expr: tree.Name) -> Meaning:
     """Return the meaning of a name in an expression."""
     meaning = meaning_of(context.block.scope, expr.id)
     if isinstance(meaning, Unavailable):
@@ -89,7 +89,7 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
             return Const(meaning.value, Tensor("text"), expr.span)
         return meaning
     if expr.id in context.block.later:
-        raise context.too_early(expr, context.block.later[expr.id], "assigned", "")
+        raise context.too_early_error(expr, context.block.later[expr.id], "assigned", "")
     names = [*context.block.scope, *FUNCTIONS]
     raise context.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 
@@ -134,7 +134,9 @@ def model_named(context: Context, name: tree.Name) -> Model:
     meaning = meaning_of(context.block.scope, name.id)
     if not isinstance(meaning, ModelName):
         models = [word for word, candidate in context.block.scope.items() if isinstance(candidate, ModelName)]
-        shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
+        shown = (
+            f"`{name.id}` is {describe_meaning(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
+        )
         raise context.statement_error("E0201", shown, name.span, did_you_mean(name.id, models))
     context.used.add(name.id)
     return meaning.model
@@ -148,12 +150,12 @@ def axis_named(context: Context, expr: tree.Name) -> Axis | None:
         return groups
     if expr.id in AXES and expr.id not in context.block.scope:
         return None
-    meaning = look_up(context, expr)
+    meaning = look_up_name(context, expr)
     if isinstance(meaning, TableValue):
         return meaning.type.axis
     raise context.statement_error(
         "E0303",
-        f"an axis is needed here, and `{expr.id}` is {describe(meaning)}",
+        f"an axis is needed here, and `{expr.id}` is {describe_meaning(meaning)}",
         expr.span,
         "name the table whose rows are meant",
     )

@@ -52,7 +52,7 @@ def inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
     return new_axis(context, name, parent, inner=True, key=f"{table}.{name}")
 
 
-def emit(context: Context, node: Node) -> None:
+def emit_node(context: Context, node: Node) -> None:
     """Append a node to the block; the span of what a def computes is where the user called it."""
     context.block.nodes.append(replace(node, span=context.call_site) if context.call_site else node)
 
@@ -62,12 +62,12 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     if isinstance(expr, Ref):
         return expr.name
     name = unique_name(context, hint)
-    emit(context, tensor_node((Let(name, expr),), (name,), expr.span))
+    emit_node(context, tensor_node((Let(name, expr),), (name,), expr.span))
     if isinstance(expr, Apply) and TENSOR[expr.op].dtype == "row":
         source = expr.args[0].type.axis
         assert source
         context.phase.chosen[name] = source
-    if differentiable(context, expr):
+    if has_gradient(context, expr):
         context.block.live.add(name)
     return name
 
@@ -86,10 +86,10 @@ def limit_depth(context: Context, expr: Apply) -> Apply:
     return expr
 
 
-def differentiable(context: Context, expr: Expr) -> bool:
+def has_gradient(context: Context, expr: Expr) -> bool:
     """Return whether a gradient flows through an expression to the model being trained."""
     if isinstance(expr, Ref):
         return expr.name in context.block.live
     if not isinstance(expr, Apply) or not TENSOR[expr.op].gradient or expr.type.dtype != "float":
         return False
-    return any(differentiable(context, arg) for arg in expr.args)
+    return any(has_gradient(context, arg) for arg in expr.args)

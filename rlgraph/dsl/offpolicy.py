@@ -11,7 +11,7 @@ from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.steps import staleness_bound
 from rlgraph.ir.types import is_model
-from rlgraph.ops import NODES, chosen_from, model_of, table_of
+from rlgraph.ops import NODES, chosen_inputs, model_of, table_of
 
 _CAPS = ("clip", "minimum", "sigmoid", "tanh")
 """The operations that bound a weight."""
@@ -55,7 +55,7 @@ def off_policy_warnings(phase: Phase) -> list[Diagnostic]:
     return [warning for warning in walk.warnings if warning.code != "W0507" or warning.span not in walk.masked]
 
 
-def unweighted_logprobs(phase: Phase, model: str) -> list[Span]:
+def unweighted_logprob_reads(phase: Phase, model: str) -> list[Span]:
     """Return where a phase reads log-probabilities of a model that sampled and a loss does more with them than weight
     the trainer's: it takes them for a function of weights and tokens."""
     walk = _LossWalk(phase)
@@ -76,15 +76,15 @@ class _LossWalk(FactWalk[_Facts]):
         """The model that sampled and the place where its log-probabilities are read that a loss uses in no weight."""
         self.reads: dict[Span, str] = {}
         """The model whose log-probabilities are read at each place."""
-        self.graph(phase.graph)
+        self.walk_graph(phase.graph)
 
-    def made(self, node: Node) -> None:
-        op, inputs = NODES[node.op], [self.known(name) for name in node.inputs]
+    def note_outputs(self, node: Node) -> None:
+        op, inputs = NODES[node.op], [self.known_facts(name) for name in node.inputs]
         if op.generates:
             self.facts[node.name] = _Facts(self.model(node) if staleness_bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
-            for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.facts[value.name] = self.known(source)
+            for source, value in zip(chosen_inputs(node), node.outputs, strict=True):
+                self.facts[value.name] = self.known_facts(source)
         elif op.selects and op.chooses is None:
             sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"
             if sampler:
@@ -103,9 +103,9 @@ class _LossWalk(FactWalk[_Facts]):
 
     def sampling_model(self, node: Node) -> str:
         """Return the model that sampled the rows which a node reads."""
-        return self.known(table_of(node)).sampled
+        return self.known_facts(table_of(node)).sampled
 
-    def applied(self, expr: Apply, args: list[_Facts]) -> _Facts:
+    def facts_of_apply(self, expr: Apply, args: list[_Facts]) -> _Facts:
         facts = _merged(args)
         if expr.op == "sub" and len(args) == 2 and any(a.current and b.sampler for a, b in (args, args[::-1])):
             facts = replace(facts, unweighted=frozenset())
@@ -118,9 +118,9 @@ class _LossWalk(FactWalk[_Facts]):
             return replace(facts, uncapped=frozenset({expr.span}))
         return facts
 
-    def loss(self, node: Node) -> None:
+    def check_loss(self, node: Node) -> None:
         region, model = node.region, self.model(node)
-        facts = self.known(region.outputs[0])
+        facts = self.known_facts(region.outputs[0])
         self.unweighted += [(self.reads[span], span) for span in facts.unweighted]
         for span in sorted(facts.uncapped, key=lambda span: (span.line, span.column)):
             self.warnings.append(

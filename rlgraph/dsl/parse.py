@@ -11,8 +11,8 @@ from lark import Token, Tree, UnexpectedToken
 from rlgraph.dsl import tree
 from rlgraph.dsl.build import Builder
 from rlgraph.dsl.depth import MAX_DEPTH, depth_errors
-from rlgraph.dsl.logical_lines import Line, Lines, read_lines
-from rlgraph.dsl.syntax_errors import explain
+from rlgraph.dsl.logical_lines import LogicalLine, LogicalLines, read_logical_lines
+from rlgraph.dsl.syntax_errors import explain_token
 from rlgraph.dsl.tables import parser
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
@@ -28,7 +28,7 @@ _OWN_HEADERS = {"def": ("DEF", "NAME", "LPAR", "RPAR", "COLON"), "schedule": ("S
 
 def parse(source: Source) -> tree.File:
     """Return the syntax tree of a whole file. Raises ProgramError with all its mistakes."""
-    logical = read_lines(source)
+    logical = read_logical_lines(source)
     file = _parse(logical, "file")
     assert isinstance(file, tree.File)
     return replace(file, comments=tuple(logical.comments))
@@ -36,18 +36,18 @@ def parse(source: Source) -> tree.File:
 
 def parse_expression(source: Source) -> tree.Expr:
     """Return the syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
-    logical = read_lines(source, indented=False)
+    logical = read_logical_lines(source, indented=False)
     if not logical.lines and not logical.diagnostics:
-        logical.fail("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
+        logical.add_mistake("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
     elif len(logical.lines) > 1:
         extra = logical.lines[1].tokens
-        logical.fail("E0101", "only one expression can stand here", logical.span(extra[0], extra[-1]))
+        logical.add_mistake("E0101", "only one expression can stand here", logical.span(extra[0], extra[-1]))
     if logical.diagnostics:
         raise ProgramError(_in_order(logical.diagnostics))
     return _parse(logical, "expression")  # type: ignore[return-value]
 
 
-def _parse(logical: Lines, start: Literal["file", "expression"]) -> tree.File | tree.Expr:
+def _parse(logical: LogicalLines, start: Literal["file", "expression"]) -> tree.File | tree.Expr:
     parsed = _feed(logical, start)
     if parsed is None:
         raise ProgramError(_in_order(logical.diagnostics))
@@ -68,7 +68,7 @@ def _in_order(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     return [unique[key] for key in sorted(unique)][:MAX_DIAGNOSTICS]
 
 
-def _feed(logical: Lines, start: str) -> Tree[Token] | None:
+def _feed(logical: LogicalLines, start: str) -> Tree[Token] | None:
     """Feed the lines to the parser; a line that it refuses is explained, and replaced by one that it takes.
 
     Returns None if there are too many mistakes to go on.
@@ -105,12 +105,12 @@ def _indentation(before: int, now: int) -> list[str]:
     return ["INDENT"] * (now - before) or ["DEDENT"] * (before - now)
 
 
-def _feed_line(session: Session, logical: Lines, line: Line, statement: bool) -> Diagnostic | None:
+def _feed_line(session: Session, logical: LogicalLines, line: LogicalLine, statement: bool) -> Diagnostic | None:
     for at, token in enumerate([*line.tokens, Token("NEWLINE", "")]):
         try:
             session.feed_token(token)
         except UnexpectedToken:
-            return explain(logical, line, at, session.accepts(), statement)
+            return explain_token(logical, line, at, session.accepts(), statement)
     return None
 
 
@@ -127,7 +127,7 @@ def _replace(session: Session, lines: Iterable[tuple[str, ...]]) -> Session | No
     return None
 
 
-def _headers(line: Line) -> Iterator[tuple[str, ...]]:
+def _headers(line: LogicalLine) -> Iterator[tuple[str, ...]]:
     if line.tokens[0] in _OWN_HEADERS:
         yield _OWN_HEADERS[line.tokens[0]]
     yield from _HEADERS

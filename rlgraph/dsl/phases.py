@@ -8,7 +8,7 @@ from typing import Literal, cast
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.bounds import apply_staleness_bounds
 from rlgraph.dsl.context import Block, Context, PhaseContext
-from rlgraph.dsl.loops import read_data
+from rlgraph.dsl.loops import emit_data_read
 from rlgraph.dsl.names import names_used
 from rlgraph.dsl.nodes import next_version
 from rlgraph.dsl.scope import ExternalName, ModelName, StatementError, StateName
@@ -51,9 +51,9 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in inputs.items()}
     context.block = Block(dict(context.scope), versions)
     for name in _read_first(context, item.body):
-        read_data(context, name)
+        emit_data_read(context, name)
     before = len(context.diagnostics)
-    context.write(item.body)
+    context.write_body(item.body)
     if not context.block.nodes and len(context.diagnostics) == before:
         context.report("E0609", f"`{item.name}` does nothing", item.span)
     _unused_values(context)
@@ -69,7 +69,9 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
     if item.asynchronous:
         staleness = _staleness(context, item)
     elif item.name != "step":
-        steps = constants.options(context, STATEMENTS["phase"], item.options, item.span, context.scope)["steps"]
+        steps = constants.evaluate_options(context, STATEMENTS["phase"], item.options, item.span, context.scope)[
+            "steps"
+        ]
     elif item.options:
         raise context.statement_error(
             "E0401",
@@ -84,7 +86,7 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 def _staleness(context: Context, item: tree.Phase) -> Staleness:
     """Return the age of the weights that sample: `lag` is exact, `staleness` a bound, under which rows may span
     versions."""
-    values = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
+    values = constants.evaluate_options(context, STATEMENTS["async"], item.options, item.span, context.scope)
     given = [option for option in item.options if option.name in ("lag", "staleness")]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
     if not given:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.backends.enginespec.registry import engines, faults
+from rlgraph.backends.enginespec.registry import broken_engines, engines_by_name
 from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.scope import Meaning, Reporter, StatementError
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.errors import Related, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.mesh import AXES, mesh
+from rlgraph.ir.mesh import AXES, make_mesh
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import model_operations, user_code
@@ -40,23 +40,23 @@ class PlaceChecker(Reporter):
             raise self.statement_error("E0903", f"no pool is called `{name.id}`", name.span, hint)
         return self.pools[name.id]
 
-    def works(self, line: tree.Place) -> list[Work]:
+    def placed_work(self, line: tree.Place) -> list[Work]:
         """Return the work that a line places."""
         works: list[Work] = []
         for expr in line.work:
             try:
-                works.append(self.work(expr))
+                works.append(self.check_work(expr))
             except StatementError:
                 continue
         return works
 
-    def work(self, expr: tree.Expr) -> Work:
+    def check_work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
-        used = set() if base.id in self.code else self.model(base, self.code)
+        used = set() if base.id in self.code else self.operations_of_model(base, self.code)
         work = Work(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):
-            work = replace(work, operation=self.operation(expr, base.id))
+            work = replace(work, operation=self.check_operation(expr, base.id))
         elif not used and base.id not in self.code:
             raise self.statement_error(
                 "E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out"
@@ -67,7 +67,7 @@ class PlaceChecker(Reporter):
         self.placed[str(work)] = work
         return work
 
-    def model(self, name: tree.Name, functions: Collection[str] = ()) -> set[str]:
+    def operations_of_model(self, name: tree.Name, functions: Collection[str] = ()) -> set[str]:
         """Return what the program does with a model that the schedule names, where functions can be named, too."""
         names = (*self.uses, *functions)
         if name.id not in self.uses:
@@ -79,7 +79,7 @@ class PlaceChecker(Reporter):
             raise self.statement_error("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
         return self.uses[name.id]
 
-    def operation(self, expr: tree.Attribute, model: str) -> str:
+    def check_operation(self, expr: tree.Attribute, model: str) -> str:
         if model in self.code:
             hint = f"`place {model} on ...`"
             raise self.statement_error("E0904", f"`{model}` is placed as a whole", expr.name_span, hint)
@@ -99,9 +99,9 @@ class PlaceChecker(Reporter):
         )
         raise self.statement_error("E0904", shown, expr.name_span, hint)
 
-    def place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
+    def check_place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
         options = tuple(self.quote_engine(option) for option in line.options)
-        given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
+        given = constants.evaluate_options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
         pool = self.pools.get(line.pool.id)
         self.check_pool_kind(line, works, pool)
@@ -111,17 +111,17 @@ class PlaceChecker(Reporter):
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
-        self.check_ways(given, spans, works)
+        self.check_work_options(given, spans, works)
         if engine is not None:
             self.check_engine(engine, spans, splits, works)
         else:
             self.check_any_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
-        split = mesh(**splits)
-        if pool.devices % split.size:
-            split_names = [name for name in splits if name in dict(split.spread)]
+        split = make_mesh(**splits)
+        if pool.devices % split.rank_count:
+            split_names = [name for name in splits if name in dict(split.spread_axes)]
             shown = " * ".join(f"{name}={splits[name]}" for name in split_names)
-            first, size = spans[split_names[0]], split.size
+            first, size = spans[split_names[0]], split.rank_count
             total = f", {size} devices," if "*" in shown else ""
             raise self.statement_error(
                 "E0907",
@@ -134,35 +134,39 @@ class PlaceChecker(Reporter):
         ways: dict[str, Any] = {name: given[name] for name in ("recompute", "attention", "adapters", "gather")}
         return Placement(tuple(works), pool.name, engine, tuple(splits.items()), **ways, span=line.span, spans=places)
 
-    def check_ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
+    def check_work_options(
+        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]
+    ) -> None:
         """Check how models are worked with: the engine can do it, and there is something to do."""
         name, attention = given["engine"], given["attention"]
-        engine = engines().get(str(name))
-        trains = any(NODES[operation].trains for work in works for operation in self.needed(work))
+        engine = engines_by_name().get(str(name))
+        trains = any(NODES[operation].trains for work in works for operation in self.needed_operations(work))
         if given["recompute"] and not trains:
             message = "layers are computed again where a model is trained, and nothing is trained here"
             self.report("E0908", message, spans["recompute"].span, "leave it out")
         elif given["recompute"] and engine is not None and "recompute" not in engine.settings:
-            recomputing = [spec.name for spec in engines().values() if "recompute" in spec.settings]
+            recomputing = [spec.name for spec in engines_by_name().values() if "recompute" in spec.settings]
             message = f"`{name}` computes no layer again"
             self.report(
                 "E0908", message, spans["recompute"].span, f"leave it out, or take {quoted_list(recomputing, 'or')}"
             )
         if (adapters := given["adapters"]) is not None:
-            self.check_choice(
+            self.check_engine_choice(
                 given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`"
             )
         if attention is not None:
             selectable = engine is None or bool(engine.attention)
             cannot = f"computes no attention by `{attention}`" if selectable else "does not let `attention` be chosen"
-            self.check_choice(given, spans["attention"], "attention is computed", cannot)
+            self.check_engine_choice(given, spans["attention"], "attention is computed", cannot)
         if given["gather"] is not None and not trains:
             message = "how parameters are gathered is said where a model is trained, and nothing is trained here"
             self.report("E0908", message, spans["gather"].span, "leave it out")
         elif given["gather"] is not None:
-            self.check_choice(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
+            self.check_engine_choice(
+                given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`"
+            )
 
-    def check_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
+    def check_engine_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
         """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""
 
         def choices(spec: EngineSpec) -> Collection[str]:
@@ -170,8 +174,8 @@ class PlaceChecker(Reporter):
             return ways
 
         choice, name = str(given[option.name]), given["engine"]
-        engine = engines().get(str(name))
-        capable = [spec.name for spec in engines().values() if choice in choices(spec)]
+        engine = engines_by_name().get(str(name))
+        capable = [spec.name for spec in engines_by_name().values() if choice in choices(spec)]
         if name is None:
             message = f"how {activity} is a matter of the engine, and none is named"
             self.report("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
@@ -208,9 +212,9 @@ class PlaceChecker(Reporter):
         self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
     ) -> None:
         """Check that the named engine can do the work, split as it is said."""
-        specs = engines()
+        specs = engines_by_name()
         if name not in specs:
-            broken = next((str(fault) for fault in faults() if fault.name == name), None)
+            broken = next((str(fault) for fault in broken_engines() if fault.name == name), None)
             if broken is not None:
                 raise self.statement_error(
                     "E0906", broken, spans["engine"].value.span, "mend the package, or name another engine"
@@ -219,15 +223,15 @@ class PlaceChecker(Reporter):
             raise self.statement_error("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
         engine = specs[name]
         for split in splits:
-            if split not in engine.splits:
-                legal = ", ".join(f"`{axis}`" for axis in engine.splits)
+            if split not in engine.axes_inner_first:
+                legal = ", ".join(f"`{axis}`" for axis in engine.axes_inner_first)
                 self.report(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
-        split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.splits]
+        split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.axes_inner_first]
         model_axes = [axis for axis in split_axes if axis != "dp"]
         for work in works:
-            needed = sorted(self.needed(work))
+            needed = sorted(self.needed_operations(work))
             missing = [op for op in needed if op not in engine.operations]
             unsplit = [op for op in needed if engine.supports(op) and not engine.supports(op, split_axes)]
             if unsplit:
@@ -253,16 +257,16 @@ class PlaceChecker(Reporter):
     ) -> None:
         """Check that, where no engine is named, one can do each kind of work, split as it is said."""
         split_axes = [name for name, size in splits.items() if size > 1]
-        capable = [engine for engine in engines().values() if set(split_axes) <= set(engine.splits)]
+        capable = [engine for engine in engines_by_name().values() if set(split_axes) <= set(engine.axes_inner_first)]
         for work in works:
-            needed = sorted(self.needed(work))
+            needed = sorted(self.needed_operations(work))
             missing = [op for op in needed if not any(engine.supports(op, split_axes) for engine in capable)]
             if missing:
                 shown = " and ".join(f"`{name}`" for name in split_axes)
                 legal = (
                     f"`{engine.name}` takes {', '.join(f'`{axis}`' for axis in takes)}"
-                    for engine in engines().values()
-                    if (takes := [axis for axis in engine.splits if engine.supports(missing[0], [axis])])
+                    for engine in engines_by_name().values()
+                    if (takes := [axis for axis in engine.axes_inner_first if engine.supports(missing[0], [axis])])
                 )
                 advice = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
                 self.report(
@@ -272,7 +276,7 @@ class PlaceChecker(Reporter):
                     advice,
                 )
 
-    def needed(self, work: Work) -> set[str]:
+    def needed_operations(self, work: Work) -> set[str]:
         """Return the operations that an engine has to do for a line: of a model those that are not placed by
         themselves."""
         unplaced = (name for name in self.uses[work.model] if f"{work.model}.{name}" not in self.placed)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
-from rlgraph.dsl.nodes import emit, materialize
+from rlgraph.dsl.nodes import emit_node, materialize
 from rlgraph.dsl.scope import StatementError
 from rlgraph.dsl.values import evaluate_number
 from rlgraph.errors import Related
 from rlgraph.ir.graph import Node
 
 
-def report(context: Context, statement: tree.Report) -> None:
+def check_report(context: Context, statement: tree.Report) -> None:
     """Check `report kl = mean(...)`, at once or after the loop."""
     if context.block.defers:
         context.block.reports.append(statement)
@@ -53,6 +53,6 @@ def report(context: Context, statement: tree.Report) -> None:
         context.phase.reported[item.name] = item.name_span
         names.append(item.name)
         inputs.append(materialize(context, expr, f"report.{item.name}"))
-    emit(context, Node("report", tuple(inputs), (), (("names", tuple(names)),), span=statement.span))
+    emit_node(context, Node("report", tuple(inputs), (), (("names", tuple(names)),), span=statement.span))
     if failed:
         raise StatementError

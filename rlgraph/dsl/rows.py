@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit, inner_axis, materialize, new_axis, unique_name
-from rlgraph.dsl.scope import TableValue, describe
+from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
+from rlgraph.dsl.scope import TableValue, describe_meaning
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
 from rlgraph.ir.graph import Apply, Constant, Expr, External, Node, Ref, Value
@@ -15,7 +15,7 @@ from rlgraph.ir.types import Table, Tensor
 from rlgraph.ops import NODES
 
 
-def function_call(context: Context, expr: tree.Call, func: External, hint: str) -> Ref:
+def emit_function_call(context: Context, expr: tree.Call, func: External, hint: str) -> Ref:
     """Emit a call of a Python function on the rows of a table; more columns go by name."""
     if context.block.training:
         raise context.statement_error(
@@ -35,10 +35,10 @@ def function_call(context: Context, expr: tree.Call, func: External, hint: str) 
     names, inputs = [], [table.name]
     for option in expr.options:
         column = evaluate_tensor(context, option.value)
-        if column.type.axis is None or not table.type.axis.within(column.type.axis):
+        if column.type.axis is None or not table.type.axis.is_within(column.type.axis):
             raise context.statement_error(
                 "E0301",
-                f"a column has an entry for each row of `{expr.args[0].span.text}`, and this is {describe(column)}",
+                f"a column has an entry for each row of `{expr.args[0].span.covered_text}`, and this is {describe_meaning(column)}",
                 option.value.span,
             )
         names.append(option.name)
@@ -46,13 +46,13 @@ def function_call(context: Context, expr: tree.Call, func: External, hint: str) 
     value = Value(unique_name(context, hint or func.name), Tensor("float", table.type.axis))
     over = func.record.option("over")
     attrs: tuple[tuple[str, Constant], ...] = (("func", func.name), ("names", tuple(names)))
-    if over != NODES["call"].attribute("over").default:
+    if over != NODES["call"].attribute_named("over").default:
         attrs = (*attrs, ("over", over))
-    emit(context, Node("call", tuple(inputs), (value,), attrs, span=expr.span))
+    emit_node(context, Node("call", tuple(inputs), (value,), attrs, span=expr.span))
     return Ref(value.name, Tensor("float", table.type.axis), expr.span)
 
 
-def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
+def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     """Emit `pick(table, argmax(x, by=group))`: from there on the rows are the group's."""
     if len(expr.args) != 2 or expr.options:
         raise context.statement_error(
@@ -66,7 +66,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     if choice.type.dtype != "row" or choice.type.axis is None:
         raise context.statement_error(
             "E0308",
-            f"a choice of rows is needed here, and this is {describe(choice)}",
+            f"a choice of rows is needed here, and this is {describe_meaning(choice)}",
             expr.args[1].span,
             "`argmax(x, by=group)` or `argmin(x, by=group)`",
         )
@@ -75,7 +75,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     if source.key != table.type.axis.key:
         raise context.statement_error(
             "E0308",
-            f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
+            f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.covered_text}`",
             expr.args[1].span,
         )
     label = unique_name(context, hint or "pick")
@@ -88,11 +88,11 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
         for name, column in table.type.extra
     )
     kind = replace(table.type, axis=axis, token=token, turn=turn, extra=extra)
-    emit(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
+    emit_node(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 
 
-def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
+def emit_encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
     """Emit `encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
     if len(expr.args) != 2 or expr.options:
         raise context.statement_error(
@@ -103,9 +103,11 @@ def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
         side = context.evaluate(arg)
         column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
         if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
-            hint = f"name its column: `{arg.span.text}.prompt` for example" if isinstance(side, TableValue) else ""
+            hint = (
+                f"name its column: `{arg.span.covered_text}.prompt` for example" if isinstance(side, TableValue) else ""
+            )
             raise context.statement_error(
-                "E0304", f"a column of texts is needed here, and this is {describe(side)}", arg.span, hint
+                "E0304", f"a column of texts is needed here, and this is {describe_meaning(side)}", arg.span, hint
             )
         sides.append(side)
     if sides[0].type.axis != sides[1].type.axis:
@@ -115,18 +117,20 @@ def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
     label = unique_name(context, hint or "answer")
     kind = Table(axis, inner_axis(context, "token", label, axis), data=None)
     inputs = tuple(materialize(context, side, "text") for side in sides)
-    emit(context, Node("encode", inputs, (Value(label, kind),), span=expr.span))
+    emit_node(context, Node("encode", inputs, (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 
 
-def sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
+def emit_sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
     """Emit the sampling of independent rows from a buffer, on an axis of their own."""
     assert isinstance(expr.func, tree.Attribute)
     if expr.func.name != "sample":
         raise context.statement_error(
             "E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`"
         )
-    args, _ = constants.bind(context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope)
+    args, _ = constants.bind_arguments(
+        context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope
+    )
     stored = context.buffers.get(buffer.name)
     if stored is None:
         raise context.statement_error(
@@ -146,5 +150,5 @@ def sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> Ta
     kind = replace(stored, axis=axis, token=token, turn=None, extra=extra)
     handle = context.block.versions[buffer.name]
     attrs: tuple[tuple[str, Constant], ...] = (("rows", args["rows"]), ("key", label))
-    emit(context, Node("sample", (handle.name,), (Value(label, kind),), attrs, span=expr.span))
+    emit_node(context, Node("sample", (handle.name,), (Value(label, kind),), attrs, span=expr.span))
     return TableValue(label, kind)

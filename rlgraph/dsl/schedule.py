@@ -10,7 +10,7 @@ from typing import Any
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.admitting import check_admit
 from rlgraph.dsl.fusing import check_fuse
-from rlgraph.dsl.offpolicy import unweighted_logprobs
+from rlgraph.dsl.offpolicy import unweighted_logprob_reads
 from rlgraph.dsl.placing import PlaceChecker
 from rlgraph.dsl.scope import Meaning, StatementError
 from rlgraph.dsl.signatures import STATEMENTS
@@ -31,7 +31,7 @@ def check_schedule(
     `scope` holds the program's params. Raises ProgramError with everything that is wrong.
     """
     checker = _Checker(program, scope or {})
-    schedule = checker.file(file, source)
+    schedule = checker.check_file(file, source)
     if checker.diagnostics:
         raise ProgramError(sorted(checker.diagnostics, key=_line_and_column))
     return schedule
@@ -50,12 +50,12 @@ class _Checker(PlaceChecker):
         """Where a line says something that no other line may say again."""
         self.fused: list[Fuse] = []
 
-    def file(self, file: tree.File, source: Source) -> Schedule:
+    def check_file(self, file: tree.File, source: Source) -> Schedule:
         schedules = [item for item in file.declarations if isinstance(item, tree.Schedule)]
         declarations = [item for item in file.declarations if not isinstance(item, tree.Schedule)]
         if not schedules:
             if not declarations or source.path.endswith(".rls"):
-                top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
+                top = Span(source, 1, 1, 1, max(2, len(source.line_text(1)) + 1))
                 self.report("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
             return Schedule()
         for extra in schedules[1:]:
@@ -64,7 +64,7 @@ class _Checker(PlaceChecker):
             )
         if schedules[0].name:
             self.check_head(schedules[0], declarations)
-        return self.schedule(schedules[0])
+        return self.check_schedule_lines(schedules[0])
 
     def check_head(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
         """Check the head of an `.rls` file, which holds nothing else."""
@@ -83,23 +83,23 @@ class _Checker(PlaceChecker):
                 "move this line into the program",
             )
 
-    def schedule(self, item: tree.Schedule) -> Schedule:
+    def check_schedule_lines(self, item: tree.Schedule) -> Schedule:
         checks: dict[type, tuple[str, Callable[[Any], Any]]] = {
-            tree.Place: ("placements", lambda line: self.place(line, works[id(line)])),
-            tree.Stream: ("streams", self.stream),
-            tree.Admit: ("admits", self.admit),
-            tree.Tail: ("tails", partial(self.tail, lines=item.body)),
-            tree.Fuse: ("fuses", self.fuse),
-            tree.Send: ("sends", self.send),
-            tree.Refresh: ("refreshes", self.refresh),
+            tree.Place: ("placements", lambda line: self.check_place(line, works[id(line)])),
+            tree.Stream: ("streams", self.check_stream),
+            tree.Admit: ("admits", self.check_admit_line),
+            tree.Tail: ("tails", partial(self.check_tail_line, lines=item.body)),
+            tree.Fuse: ("fuses", self.check_fuse_line),
+            tree.Send: ("sends", self.check_send),
+            tree.Refresh: ("refreshes", self.check_refresh),
         }
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
-                    self.pool(line)
+                    self.check_pool(line)
                 except StatementError:
                     self.invalid_pools.add(line.name)
-        works = {id(line): self.works(line) for line in item.body if isinstance(line, tree.Place)}
+        works = {id(line): self.placed_work(line) for line in item.body if isinstance(line, tree.Place)}
         lines: dict[str, list[Any]] = {kind: [] for kind, _ in checks.values()}
         # Where there are too many errors to report, those about places are reported.
         for line in sorted(item.body, key=lambda line: not isinstance(line, tree.Place)):
@@ -113,7 +113,7 @@ class _Checker(PlaceChecker):
 
     # Pools
 
-    def pool(self, line: tree.Pool) -> None:
+    def check_pool(self, line: tree.Pool) -> None:
         if line.name in self.pools or line.name in self.invalid_pools:
             first = self.pools.get(line.name)
             related = (Related(first.span, "the first one"),) if first else ()
@@ -125,7 +125,7 @@ class _Checker(PlaceChecker):
                 line.name_span,
                 "choose another name",
             )
-        count = constants.evaluate(self, line.count, self.scope)
+        count = constants.evaluate_constant(self, line.count, self.scope)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise self.statement_error(
                 "E0902",
@@ -141,7 +141,7 @@ class _Checker(PlaceChecker):
 
     # Tables
 
-    def table_line(self, line: tree.TableLine, keyword: str, happens: str) -> tuple[str, Mapping[str, Constant]]:
+    def check_table_line(self, line: tree.TableLine, keyword: str, happens: str) -> tuple[str, Mapping[str, Constant]]:
         """Return the table that a line is about, and what its options say."""
         tables = {
             name.split(".")[0]: None
@@ -158,66 +158,66 @@ class _Checker(PlaceChecker):
             raise self.statement_error(
                 "E0905", f"`{name}` {happens} twice", line.table.span, "keep one of them", (first,)
             )
-        values = constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
+        values = constants.evaluate_options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
         self.seen[keyword, name] = line.table.span
         return name, values
 
-    def stream(self, line: tree.Stream) -> Stream:
-        name, values = self.table_line(line, "stream", "is streamed")
+    def check_stream(self, line: tree.Stream) -> Stream:
+        name, values = self.check_table_line(line, "stream", "is streamed")
         block = values["block"]
         assert block is None or isinstance(block, int)
         return Stream(name, block, values["deal"] == "free", line.span)
 
-    def admit(self, line: tree.Admit) -> Admit:
-        name, values = self.table_line(line, "admit", "is admitted")
+    def check_admit_line(self, line: tree.Admit) -> Admit:
+        name, values = self.check_table_line(line, "admit", "is admitted")
         return check_admit(self, self.program, line, name, str(values["by"]))
 
-    def tail(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> Tail:
-        name, values = self.table_line(line, "tail", "has a tail")
+    def check_tail_line(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> Tail:
+        name, values = self.check_table_line(line, "tail", "has a tail")
         return check_tail(self, self.program, line, name, values, lines)
 
-    def fuse(self, line: tree.Fuse) -> Fuse:
-        fuse = check_fuse(self, self.program, line, [self.trained(expr) for expr in line.work], self.fused)
+    def check_fuse_line(self, line: tree.Fuse) -> Fuse:
+        fuse = check_fuse(self, self.program, line, [self.trained_model(expr) for expr in line.work], self.fused)
         self.fused.append(fuse)
         return fuse
 
-    def trained(self, expr: tree.Expr) -> str:
+    def trained_model(self, expr: tree.Expr) -> str:
         """Return the model whose training a line names."""
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
-        self.model(base)
+        self.operations_of_model(base)
         if not isinstance(expr, tree.Attribute):
             message = f"trainings share a pipeline, and `{base.id}` is a model with all its work"
             raise self.statement_error("E0972", message, expr.span, f"`fuse {base.id}.train, ...`")
-        if not NODES[self.operation(expr, base.id)].trains:
+        if not NODES[self.check_operation(expr, base.id)].trains:
             message = f"trainings share a pipeline, and `{base.id}.{expr.name}` is none"
             raise self.statement_error("E0972", message, expr.name_span, f"`{base.id}.train`")
         return base.id
 
     # Weights
 
-    def weights_line(
+    def check_weights_line(
         self, line: tree.WeightsLine, keyword: str, happens: str
     ) -> tuple[str, str, Mapping[str, Constant]]:
         """Return the model and the pool that a line is about, and what its options say."""
-        self.model(line.model)
+        self.operations_of_model(line.model)
         model, pool = line.model.id, self.pool_named(line.pool).name
         if (keyword, model, pool) in self.seen:
             first = Related(self.seen[keyword, model, pool], "the first time")
             message = f"two lines say how `{model}` is {happens} `{pool}`"
             raise self.statement_error("E0905", message, line.span, "keep one of them", (first,))
         self.seen[keyword, model, pool] = line.span
-        return model, pool, constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
+        return model, pool, constants.evaluate_options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
 
-    def send(self, line: tree.Send) -> Send:
-        model, pool, values = self.weights_line(line, "send", "sent to")
+    def check_send(self, line: tree.Send) -> Send:
+        model, pool, values = self.check_weights_line(line, "send", "sent to")
         return Send(model, pool, delta=bool(values["delta"]), span=line.span)
 
-    def refresh(self, line: tree.Refresh) -> Refresh:
-        model, pool, values = self.weights_line(line, "refresh", "refreshed on")
+    def check_refresh(self, line: tree.Refresh) -> Refresh:
+        model, pool, values = self.check_weights_line(line, "refresh", "refreshed on")
         by = str(values["by"])
         where = next((option.value.span for option in line.options if option.name == "by"), line.span)
-        if by != "drain" and not self.spans_versions(model):
+        if by != "drain" and not self.may_mix_versions(model):
             raise self.statement_error(
                 "E0917",
                 f"`by={by}` gives unfinished rows new weights, and each row of `{model}` is of one version",
@@ -232,7 +232,7 @@ class _Checker(PlaceChecker):
         """Check that losses only weight by the log-probabilities of a model's tokens: with `by=keep` no weights give
         them."""
         for phase in self.program.phases:
-            for span in unweighted_logprobs(phase, model):
+            for span in unweighted_logprob_reads(phase, model):
                 raise self.statement_error(
                     "E0919",
                     f"with `by=keep` no weights give `{model}`'s log-probabilities of its rows, and a loss takes them "
@@ -242,7 +242,7 @@ class _Checker(PlaceChecker):
                     (Related(span, "they are used here"),),
                 )
 
-    def spans_versions(self, model: str) -> bool:
+    def may_mix_versions(self, model: str) -> bool:
         """Return whether rows that a model samples may be of several versions."""
         for phase in self.program.phases:
             types = phase.graph.values()

@@ -98,7 +98,7 @@ def meaning_of(scope: Mapping[str, Meaning], name: str) -> Meaning | None:
     return meaning
 
 
-def describe(meaning: Meaning) -> str:
+def describe_meaning(meaning: Meaning) -> str:
     """Return a meaning in the user's words: `a model`."""
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
@@ -159,7 +159,7 @@ class Reporter:
         self.report(code, message, span, hint, related)
         return StatementError()
 
-    def too_early(
+    def too_early_error(
         self, name: tree.Name, place: Span, done: str = "declared", hint: str = "move its line up"
     ) -> StatementError:
         """Add the error that a name is used above the line that gives it a meaning: `raise context.too_early(...)`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rlgraph.backends.enginespec.registry import engines, option_values
+from rlgraph.backends.enginespec.registry import engines_by_name, option_values
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -322,7 +322,7 @@ STATEMENTS = _table(
     Signature(
         "place",
         options=(
-            Attribute("engine", "text", None, names=engines),
+            Attribute("engine", "text", None, names=engines_by_name),
             *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
             Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
             Attribute("attention", "word", None, names=partial(option_values, "attention")),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.expressions import key_column
-from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named
-from rlgraph.dsl.nodes import differentiable, emit, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.scope import ExternalName, ModelName, StateName, TableValue, Unavailable, describe, meaning_of
+from rlgraph.dsl.expressions import state_key_column
+from rlgraph.dsl.names import AXES, keyed_state, look_up_name, model_named
+from rlgraph.dsl.nodes import emit_node, has_gradient, materialize, new_axis, next_version, unique_name
+from rlgraph.dsl.scope import ExternalName, ModelName, StateName, TableValue, Unavailable, describe_meaning, meaning_of
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean
@@ -17,7 +17,7 @@ from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, Valu
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
-def assign(context: Context, statement: tree.Assign) -> None:
+def check_assign(context: Context, statement: tree.Assign) -> None:
     """Check `x = ...`."""
     target = statement.target
     old = context.block.scope.get(target)
@@ -45,12 +45,12 @@ def assign(context: Context, statement: tree.Assign) -> None:
     if isinstance(meaning, Apply):
         meaning = Ref(materialize(context, meaning, target), meaning.type, meaning.span)
     if not isinstance(meaning, (Const, Ref, TableValue)):
-        raise context.statement_error("E0305", f"{describe(meaning)} is not a value", statement.value.span)
+        raise context.statement_error("E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span)
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
 
 
-def store(context: Context, statement: tree.Store) -> None:
+def check_store(context: Context, statement: tree.Store) -> None:
     """Check `k := ...`."""
     target = statement.target
     if isinstance(target, tree.Index):
@@ -80,18 +80,18 @@ def store(context: Context, statement: tree.Store) -> None:
     if expr.type.dtype != "float":
         expr = Apply("float", (expr,), Tensor("float"), None, statement.span)
     value = next_version(context, target.id, Tensor("float"))
-    emit(context, tensor_node((Let(value.name, expr),), (value.name,), statement.span))
+    emit_node(context, tensor_node((Let(value.name, expr),), (value.name,), statement.span))
     context.block.versions[target.id] = value
 
 
 def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) -> None:
     """Check `base[rollout.agent] := ...`."""
     state = keyed_state(context, target)
-    key, value = key_column(context, target), evaluate_number(context, statement.value)
+    key, value = state_key_column(context, target), evaluate_number(context, statement.value)
     if value.type.axis != key.type.axis:
         raise context.statement_error(
             "E0301",
-            f"the value needs an entry for each row of the key, and this is {describe(value)}",
+            f"the value needs an entry for each row of the key, and this is {describe_meaning(value)}",
             statement.value.span,
         )
     new = next_version(context, state.name, context.block.versions[state.name].type)
@@ -100,11 +100,11 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
         materialize(context, key, "key"),
         materialize(context, value, "value"),
     )
-    emit(context, Node("assign", inputs, (new,), span=statement.span))
+    emit_node(context, Node("assign", inputs, (new,), span=statement.span))
     context.block.versions[state.name] = new
 
 
-def push(context: Context, statement: tree.Push) -> None:
+def check_push(context: Context, statement: tree.Push) -> None:
     """Check `push replay(rollout, adv=adv)`."""
     meaning = context.block.scope.get(statement.buffer.id)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "buffer":
@@ -127,10 +127,10 @@ def push(context: Context, statement: tree.Push) -> None:
         column = evaluate_number(context, option.value)
         axis = column.type.axis
         if axis is None or not any(axis.key == table_axis.key for table_axis in axes_of(table.type)[:2]):
-            rows = statement.args[0].span.text
+            rows = statement.args[0].span.covered_text
             raise context.statement_error(
                 "E0301",
-                f"a column has an entry for each row or token of `{rows}`, and this is {describe(column)}",
+                f"a column has an entry for each row or token of `{rows}`, and this is {describe_meaning(column)}",
                 option.value.span,
             )
         names.append(option.name)
@@ -138,7 +138,7 @@ def push(context: Context, statement: tree.Push) -> None:
         extra.append((option.name, Tensor(column.type.dtype, axis)))
     schema = replace(table.type, extra=tuple(extra))
     first = context.buffers.setdefault(statement.buffer.id, schema)
-    differ = sorted(set(first.columns()) ^ set(schema.columns()))
+    differ = sorted(set(first.column_types()) ^ set(schema.column_types()))
     if differ:
         shown = ", ".join(f"`{name}`" for name in differ)
         raise context.statement_error(
@@ -150,11 +150,11 @@ def push(context: Context, statement: tree.Push) -> None:
     handle = context.block.versions[statement.buffer.id]
     value = next_version(context, statement.buffer.id, handle.type)
     attrs: tuple[tuple[str, Constant], ...] = (("names", tuple(names)),)
-    emit(context, Node("push", (handle.name, table.name, *inputs), (value,), attrs, span=statement.span))
+    emit_node(context, Node("push", (handle.name, table.name, *inputs), (value,), attrs, span=statement.span))
     context.block.versions[statement.buffer.id] = value
 
 
-def update(context: Context, statement: tree.Update) -> None:
+def check_update(context: Context, statement: tree.Update) -> None:
     """Check `update ref from actor(ema=0.9)`."""
     target, source = model_named(context, statement.target), model_named(context, statement.source)
     if target.name == source.name:
@@ -177,11 +177,13 @@ def update(context: Context, statement: tree.Update) -> None:
             statement.span,
             f"declare one as a copy of the other: `model {target.name} = {source.name}`",
         )
-    options = constants.options(context, STATEMENTS["update"], statement.options, statement.span, context.block.scope)
+    options = constants.evaluate_options(
+        context, STATEMENTS["update"], statement.options, statement.span, context.block.scope
+    )
     old = context.block.versions[target.name]
     value = next_version(context, target.name, old.type)
     inputs = (old.name, context.block.versions[source.name].name)
-    emit(context, Node("update", inputs, (value,), tuple(options.items()), span=statement.span))
+    emit_node(context, Node("update", inputs, (value,), tuple(options.items()), span=statement.span))
     context.block.versions[target.name] = value
 
 
@@ -193,7 +195,7 @@ def _adapters(context: Context, model: Model) -> Constant:
     return dict(model.options).get("lora")
 
 
-def minimize(context: Context, statement: tree.Minimize) -> None:
+def check_minimize(context: Context, statement: tree.Minimize) -> None:
     """Check `minimize mean(...)`."""
     model = context.block.training
     if not model:
@@ -211,7 +213,7 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
             statement.value.span,
             "reduce it: `mean(...)` is the mean of all tokens, `mean(mean(x, token))` that of rows",
         )
-    if not differentiable(context, expr):
+    if not has_gradient(context, expr):
         raise context.statement_error(
             "E0506",
             f"this does not depend on `{model}` in a way that has a gradient",
@@ -221,13 +223,13 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
     context.block.minimized.append((expr, statement.span))
 
 
-def keep(context: Context, statement: tree.Keep) -> None:
+def check_keep(context: Context, statement: tree.Keep) -> None:
     """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
-    meaning = look_up(context, statement.table)
+    meaning = look_up_name(context, statement.table)
     if not isinstance(meaning, TableValue):
         raise context.statement_error(
             "E0604",
-            f"`keep` needs a table, and this is {describe(meaning)}",
+            f"`keep` needs a table, and this is {describe_meaning(meaning)}",
             statement.table.span,
             "name the table whose rows are kept: `keep prompts where ...`",
         )
@@ -240,7 +242,7 @@ def keep(context: Context, statement: tree.Keep) -> None:
         )
     mask = evaluate_number(context, statement.condition)
     axis = meaning.type.axis
-    if mask.type.axis is None or not axis.within(mask.type.axis):
+    if mask.type.axis is None or not axis.is_within(mask.type.axis):
         shown = "a single one" if mask.type.axis is None else str(mask.type)
         raise context.statement_error(
             "E0307",
@@ -257,7 +259,7 @@ def keep(context: Context, statement: tree.Keep) -> None:
         if not isinstance(value, (Ref, TableValue)):
             continue
         chosen = context.phase.chosen.get(value.name)
-        if not _lies_on(value, axis) and not (chosen and chosen.within(axis)):
+        if not _lies_on(value, axis) and not (chosen and chosen.is_within(axis)):
             continue
         if isinstance(value, Ref) and value.type.dtype == "row":
             reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
@@ -275,14 +277,14 @@ def keep(context: Context, statement: tree.Keep) -> None:
             else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
         )
     attrs: tuple[tuple[str, Constant], ...] = (("axis", axis.key),)
-    emit(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
+    emit_node(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
 
 
 def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:
     """Return the type on the axes that `keep` leaves."""
 
     def move(old: Axis) -> Axis:
-        if not old.within(axis):
+        if not old.is_within(axis):
             return old
         if old.key not in new_axes:
             parent = move(old.parent) if old.parent else None
@@ -305,4 +307,4 @@ def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dic
 
 def _lies_on(value: Ref | TableValue, axis: Axis) -> bool:
     value_axis = axis_of(value.type)
-    return value_axis is not None and value_axis.within(axis)
+    return value_axis is not None and value_axis.is_within(axis)

@@ -26,10 +26,10 @@ LARKS = ("1.2.", "1.3.")
 def parser() -> lark.Lark:
     """Return the parser of files and of expressions, made once for each process."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
-    return from_tables(grammar) or from_grammar(grammar)
+    return parser_from_tables(grammar) or parser_from_grammar(grammar)
 
 
-def from_grammar(grammar: str) -> lark.Lark:
+def parser_from_grammar(grammar: str) -> lark.Lark:
     """Make the parser from the grammar, which is slow."""
     return lark.Lark(
         grammar,
@@ -41,7 +41,7 @@ def from_grammar(grammar: str) -> lark.Lark:
     )
 
 
-def from_tables(grammar: str) -> lark.Lark | None:
+def parser_from_tables(grammar: str) -> lark.Lark | None:
     """Make the parser from the tables, which is fast; None if there are none of this grammar."""
     if not lark.__version__.startswith(LARKS) or not TABLES.exists():
         return None
@@ -52,10 +52,10 @@ def from_tables(grammar: str) -> lark.Lark | None:
     return load(stored["data"], stored["memo"])
 
 
-def write_tables() -> None:
+def write_parser_tables() -> None:
     """Write the tables of the present grammar."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
-    data, memo = from_grammar(grammar).memo_serialize([lark.lexer.TerminalDef, lark.grammar.Rule])
+    data, memo = parser_from_grammar(grammar).memo_serialize([lark.lexer.TerminalDef, lark.grammar.Rule])
     stored = {"grammar": _fingerprint(grammar), "data": data, "memo": memo}
     TABLES.write_text(json.dumps(stored, separators=(",", ":")) + "\n", encoding="utf-8")
 
@@ -72,4 +72,4 @@ def _integer_keys(parsed: dict[str, Any]) -> dict[Any, Any]:
 
 
 if __name__ == "__main__":
-    write_tables()
+    write_parser_tables()

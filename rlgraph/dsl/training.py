@@ -9,7 +9,7 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ops import NODES, table_of
 
 
-def rows_chosen_in_train(program: Program) -> Iterator[Diagnostic]:
+def row_choice_errors(program: Program) -> Iterator[Diagnostic]:
     """Yield an error where a `train` body applies the model to rows that it chose by the model's own outputs there:
     which rows a process or a micro-batch works on has to be known before."""
     for phase in program.phases:

@@ -9,7 +9,7 @@ from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.types import Handle, Type
-from rlgraph.ops import NODES, attribute_value, chosen_from, model_of, table_of
+from rlgraph.ops import NODES, attribute_value, chosen_inputs, model_of, table_of
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
 """Options of a sampler that leave tokens out, with the value at which they leave out none."""
@@ -34,9 +34,9 @@ def truncation_warnings(phase: Phase) -> list[Diagnostic]:
         return []
     walk = _RatioWalk(phase)
     # A second walk: rows pushed into a buffer at the end of a step are sampled at the beginning of the next.
-    walk.graph(phase.graph)
+    walk.walk_graph(phase.graph)
     walk.warnings.clear()
-    walk.graph(phase.graph)
+    walk.walk_graph(phase.graph)
     return walk.warnings
 
 
@@ -60,30 +60,32 @@ class _RatioWalk(FactWalk[_Facts]):
         self.pushed: dict[Type, str] = {}
         """The table whose rows are in each buffer."""
 
-    def made(self, node: Node) -> None:
+    def note_outputs(self, node: Node) -> None:
         op = NODES[node.op]
         if op.generates and truncating_options(node):
             self.samplers[node.name] = node
             self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
-            for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.facts[value.name] = self.known(source)
+            for source, value in zip(chosen_inputs(node), node.outputs, strict=True):
+                self.facts[value.name] = self.known_facts(source)
         elif op.scores or (op.selects and op.chooses is None):
-            table = self.known(table_of(node)).table
-            if table and (node.attr("name") == "logprobs" or (node.op == "logprobs" and self.sampled_by(node, table))):
+            table = self.known_facts(table_of(node)).table
+            if table and (
+                node.attr("name") == "logprobs" or (node.op == "logprobs" and self.is_sampled_by(node, table))
+            ):
                 self.facts[node.name] = _Facts(logprobs=frozenset({table}))
         elif node.op == "push":
-            table = self.known(table_of(node)).table
+            table = self.known_facts(table_of(node)).table
             if table:
                 self.pushed[self.types[node.inputs[0]]] = table
         elif node.op == "sample":
             self.facts[node.name] = _Facts(self.pushed.get(self.types[node.inputs[0]], ""))
 
-    def sampled_by(self, node: Node, table: str) -> bool:
+    def is_sampled_by(self, node: Node, table: str) -> bool:
         model, sampler = (self.types[model_of(reader)] for reader in (node, self.samplers[table]))
         return isinstance(model, Handle) and isinstance(sampler, Handle) and model.name == sampler.name
 
-    def applied(self, expr: Apply, args: list[_Facts]) -> _Facts:
+    def facts_of_apply(self, expr: Apply, args: list[_Facts]) -> _Facts:
         if expr.type.dtype == "bool":
             # A mask selects entries, and weights nothing.
             return self.nothing
@@ -97,8 +99,8 @@ class _RatioWalk(FactWalk[_Facts]):
             return _Facts(ratios=ratios | {(table, expr.span) for table in gaps})
         return _Facts("", logprobs, gaps, ratios)
 
-    def loss(self, node: Node) -> None:
-        for table, spans in _by_table(self.known(node.region.outputs[0]).ratios):
+    def check_loss(self, node: Node) -> None:
+        for table, spans in _by_table(self.known_facts(node.region.outputs[0]).ratios):
             sampler = self.samplers[table]
             options = truncating_options(sampler)
             self.warnings.append(

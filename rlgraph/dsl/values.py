@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.scope import Meaning, StatementError, TableValue, describe
+from rlgraph.dsl.scope import Meaning, StatementError, TableValue, describe_meaning
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
@@ -19,9 +19,11 @@ def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
     if isinstance(meaning, (Const, Ref, Apply)):
         return meaning
     column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
-    table = "" if context.call_site else expr.span.text
+    table = "" if context.call_site else expr.span.covered_text
     hint = f"name one of its columns: `{table}.{column}`" if isinstance(meaning, TableValue) else ""
-    raise context.statement_error("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
+    raise context.statement_error(
+        "E0305", f"numbers are needed here, and this is {describe_meaning(meaning)}", expr.span, hint
+    )
 
 
 def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
@@ -50,14 +52,14 @@ def evaluate_table(context: Context, expr: tree.Expr, what: str) -> TableValue:
     """Return an argument that has to be a table with tokens."""
     meaning = context.evaluate(expr)
     if not isinstance(meaning, TableValue):
-        hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""
+        hint = f"name the whole table: `{expr.base.span.covered_text}`" if isinstance(expr, tree.Attribute) else ""
         raise context.statement_error(
-            "E0305", f"{what} needs a table, and this is {describe(meaning)}", expr.span, hint
+            "E0305", f"{what} needs a table, and this is {describe_meaning(meaning)}", expr.span, hint
         )
     if meaning.type.token is None:
         raise context.statement_error(
             "E0305",
-            f"{what} needs rows with tokens, and `{expr.span.text}` is plain data",
+            f"{what} needs rows with tokens, and `{expr.span.covered_text}` is plain data",
             expr.span,
             "generate from it, or make tokens with `encode(prompt, answer)`",
         )

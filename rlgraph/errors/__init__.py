@@ -37,7 +37,7 @@ class Source:
     """The path as the user wrote it, or `<name>` for a text that has no file."""
     text: str = field(repr=False)
 
-    def line(self, number: int) -> str:
+    def line_text(self, number: int) -> str:
         """Return line `number`, counted from 1, without its line end; empty past the end."""
         lines = _lines(self.text)
         return lines[number - 1] if 0 < number <= len(lines) else ""
@@ -62,14 +62,14 @@ class Span:
     end_line: int
     end_column: int
 
-    def to(self, other: Span) -> Span:
+    def span_to(self, other: Span) -> Span:
         """Return the span from the start of this one to the end of `other`."""
         return Span(self.source, self.line, self.column, other.end_line, other.end_column)
 
     @property
-    def text(self) -> str:
+    def covered_text(self) -> str:
         """The characters that the span covers, on its first line only."""
-        line = self.source.line(self.line)
+        line = self.source.line_text(self.line)
         return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else len(line)]
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ def _excerpt(span: Span) -> list[str]:
         return []
     number = str(span.line)
     pad = " " * len(number)
-    text = span.source.line(span.line)
+    text = span.source.line_text(span.line)
     end = span.end_column if span.end_line == span.line else len(text) + 1
     first, last = span.column - 1, max(span.column, end - 1)
     # A tab is one column to the lexer, and so is what cannot be shown: each is drawn as one, so that the caret stays

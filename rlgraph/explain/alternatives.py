@@ -12,13 +12,13 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
 
-def show_ways(choice: PlacementChoice) -> Iterator[str]:
+def show_engine_alternatives(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
     whose parameters are sharded by an engine that has several ways."""
     parts = [
         (number, *part)
-        for number, option in enumerate(choice.found.options)
-        for part in choice.problem.parts(number, option)
+        for number, option in enumerate(choice.search_result.options)
+        for part in choice.problem.split_component(number, option)
     ]
     for numbered in parts:
         yield from _adapted(choice, *numbered)
@@ -29,14 +29,14 @@ def show_ways(choice: PlacementChoice) -> Iterator[str]:
 def _adapted(choice: PlacementChoice, number: int, component: Component, option: Option) -> Iterator[str]:
     """Yield a line for a part whose adapters could be held in several ways."""
     if chosen := option.deployment.adapters:
-        config, spec, kind = component.config, option.deployment.spec, option.deployment.island.device.kind
+        config, spec, kind = component.config, option.deployment.engine_spec, option.deployment.island.device.kind
         ways = _first(chosen, spec.adapter_ways(config.shape, config.dtype, kind))
         texts = [
             f"{way} {_way_text(choice, number, component, option, replace(option.deployment, adapters=way), True)}"
             for way in ways
         ]
         texts += [
-            f"not {way}: {spec.name} {'; '.join(spec.why_not_held(way, config.shape, config.dtype, kind))}"
+            f"not {way}: {spec.name} {'; '.join(spec.adapter_problems(way, config.shape, config.dtype, kind))}"
             for way in spec.adapters
             if way not in ways
         ]
@@ -46,7 +46,7 @@ def _adapted(choice: PlacementChoice, number: int, component: Component, option:
 
 def _gathered(choice: PlacementChoice, number: int, component: Component, option: Option) -> Iterator[str]:
     """Yield a line for a training whose parameters could be gathered in several ways."""
-    ways = option.deployment.spec.gather
+    ways = option.deployment.engine_spec.gather
     if component.work == "train" and option.deployment.fsdp > 1 and len(ways) > 1:
         texts = [
             f"by {way} {_way_text(choice, number, component, option, replace(option.deployment, gather=way))}"
@@ -72,14 +72,14 @@ def _way_text(
     """Describe one way: the seconds of its work, those of receiving what is trained elsewhere if it `comes`, and the
     bytes of each device."""
     problem = choice.problem
-    strategy = problem.options.strategy(component, deployment)
-    alternative = problem.options.options(component, strategy, option.copies)[0]
+    strategy = problem.options.make_strategy(component, deployment)
+    alternative = problem.options.make_options(component, strategy, option.copies)[0]
     words = f"works for {format_seconds(sum(alternative.seconds))} a step"
-    for source, target in problem.syncs if comes else ():
+    for source, target in problem.sync_pairs if comes else ():
         if target == number:
-            [trainer, trained], *_ = problem.parts(source, choice.found.options[source])
+            [trainer, trained], *_ = problem.split_component(source, choice.search_result.options[source])
             pools = {choice.plan.role(part.model, part.operations[0]).pool for part in (trainer, component)}
-            brought = problem.transfer(source, trained, alternative, len(pools) == 1).seconds
+            brought = problem.weight_transfer_cost(source, trained, alternative, len(pools) == 1).seconds
             words += f", gets new ones in {format_seconds(brought)}"
-    resident, more = strategy.needs(option.copies)
+    resident, more = strategy.needed_bytes(option.copies)
     return f"{words}, and needs {format_quantity(resident + max(more, default=0.0), 'bytes')} of each device"

@@ -8,32 +8,32 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.explain.alternatives import show_ways
+from rlgraph.explain.alternatives import show_engine_alternatives
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.tables import pool_size, table
+from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.compilation.choosing import host_work, peak_memory, work_seconds
+from rlgraph.passes.compilation.choosing import busy_seconds_by_work, host_work, peak_memory_by_pool
 from rlgraph.passes.compilation.hosts import fullest_node, offloaded_by_node
 from rlgraph.passes.placement.choose import PlacementChoice
 
 
-def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterator[str]:
+def show_chosen_plan(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a few lines: the step, each pool with what it does and how, and what fills its memory. predicted: as a plan
     file has it."""
-    yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
-    kinds = sorted(work_seconds(choice).items(), key=lambda kind: -kind[1])
+    yield from step_lines(choice.question.cluster.text, sum(choice.search_result.devices), predicted)
+    kinds = sorted(busy_seconds_by_work(choice).items(), key=lambda kind: -kind[1])
     text = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds)
     yield f"work of all pools by the search, added up: {text}"
     yield from show_fused(choice.plan, predicted)
-    yield from show_ways(choice)
-    if text := host_work(choice).note(predicted["seconds"]):
+    yield from show_engine_alternatives(choice)
+    if text := host_work(choice).slow_host_note(predicted["seconds"]):
         yield text
-    full, asleep = peak_memory(choice), offloaded_by_node(choice)
+    full, asleep = peak_memory_by_pool(choice), offloaded_by_node(choice)
     for group in choice.plan.groups:
         if group.code:
             pool = next(pool for pool in choice.plan.pools if pool.name == group.pool)
             yield ""
-            yield f"{pool_size(pool)} in `{pool.name}`: {', '.join(group.code)}"
+            yield f"{pool_size_text(pool)} in `{pool.name}`: {', '.join(group.code)}"
     for pool in choice.plan.pools:
         if not pool.devices:
             continue
@@ -41,32 +41,32 @@ def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterat
         yield ""
         yield (
             f"{count_phrase(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
-            f"at most {format_quantity(peak.bytes, 'bytes')} of {format_quantity(peak.capacity, 'bytes')}, "
-            f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.is_tight else "")
+            f"at most {format_quantity(peak.used_bytes, 'bytes')} of {format_quantity(peak.capacity, 'bytes')}, "
+            f"during {peak.moment}" + (f"; tight, {peak.used_bytes / peak.capacity:.1%} full" if peak.is_tight else "")
         )
         yield from _rows(choice, pool.name)
         if peak.asleep:
             node = fullest_node(asleep, pool, choice.question.cluster)
             of_it = (
-                f", {format_quantity(node.bytes, 'bytes')} of {format_quantity(node.capacity, 'bytes')} on a node"
+                f", {format_quantity(node.used_bytes, 'bytes')} of {format_quantity(node.capacity, 'bytes')} on a node"
                 if node
                 else ""
             )
             bytes_held = format_quantity(peak.host, "bytes")
             yield f"  in the host's memory, {bytes_held} for each device{of_it}, while others work:"
             cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
-            yield from (f"    {line}" for line in table("<<", cells))
+            yield from (f"    {line}" for line in align_columns("<<", cells))
 
 
 def _kinds(choice: PlacementChoice, pool: Pool) -> str:
     """Return how many devices a pool has of each group of the cluster, if there are several groups."""
     cluster = choice.question.cluster
-    numbers = Counter(cluster.node_group_of_device(pool.first + device) for device in range(pool.devices))
+    numbers = Counter(cluster.node_group_number(pool.first + device) for device in range(pool.devices))
     names = [f"{count} {cluster.islands[number].device.name}" for number, count in numbers.items()]
     return f" ({' and '.join(names)})" if len(names) > 1 else ""
 
 
-def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
+def step_lines(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about a plan's step, from the prediction as a plan file has it."""
     seconds, gap = predicted["seconds"], predicted["gap"]
     in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
@@ -96,7 +96,7 @@ def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
     """Yield a line for each component that runs in the pool."""
     cells = []
     problem = choice.problem
-    for component, option in problem.all_components(choice.found.options):
+    for component, option in problem.components_with_options(choice.search_result.options):
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
             split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)
@@ -112,4 +112,4 @@ def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
             details += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, format_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))
-    yield from (f"  {line}" for line in table("<><<", cells))
+    yield from (f"  {line}" for line in align_columns("<><<", cells))

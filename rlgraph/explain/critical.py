@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rlgraph.ops import work_of
+from rlgraph.ops import model_work_of
 from rlgraph.passes.cost.predict import task_model
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.timetable import Pools, TaskOrder, start_times
-from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
@@ -30,7 +30,7 @@ BOUNDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CriticalWork:
     """A work on the critical path: it starts when the one before it ends."""
 
     name: str
@@ -44,22 +44,25 @@ class Stretch:
     """Its seconds by what they go to; the names are those of `BOUNDS`."""
 
 
-def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
+def critical_path(problem: Problem, found: SearchResult) -> tuple[CriticalWork, ...]:
     """Return the works that the step is made of, first to last; their seconds add up to those of the step.
 
     If several steps are in flight: the works of the pool that has most to do; or, where a step that begins with the
     weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
-    colocation = problem.colocation(found.blocks)
-    home, pools = colocation.home, colocation.pools
+    colocation = problem.make_colocation(found.blocks)
+    home, pools = colocation.pool_of_component, colocation.pools_of_job
     syncs = problem.sync_seconds(home, found.options)
-    trips = problem.trips(colocation, {number: option.copies for number, option in enumerate(found.options)})
-    durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined_order(found.pieces)
-    seconds = problem.seconds(durations, syncs, trips)
+    trips = problem.travel_seconds(colocation, {number: option.copies for number, option in enumerate(found.options)})
+    durations, order = (
+        problem.fusing.component_seconds(found.options, found.pieces),
+        problem.fused_task_order(found.pieces),
+    )
+    seconds = problem.job_seconds(durations, syncs, trips)
     begun = start_times(order, seconds, pools)
     chain = _chain(order, begun, seconds, pools)
-    if problem.older:
-        fullest = max(colocation.busy, key=lambda jobs: sum(seconds[job] for job in jobs))
-        if sum(seconds[job] for job in fullest) * (problem.older + 1) >= sum(seconds[job] for job in chain):
+    if problem.staleness_steps:
+        fullest = max(colocation.jobs_of_pool, key=lambda jobs: sum(seconds[job] for job in jobs))
+        if sum(seconds[job] for job in fullest) * (problem.staleness_steps + 1) >= sum(seconds[job] for job in chain):
             chain = sorted((job for job in fullest if seconds[job]), key=begun.__getitem__)
             for at, job in enumerate(chain):
                 begun[job] = sum(seconds[earlier] for earlier in chain[:at])
@@ -68,7 +71,7 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     )
 
 
-def seconds_by_kind(path: Iterable[Stretch]) -> dict[str, float]:
+def seconds_by_kind(path: Iterable[CriticalWork]) -> dict[str, float]:
     """Return the seconds by kind, the most first."""
     by_kind: dict[str, float] = {}
     for stretch in path:
@@ -90,17 +93,23 @@ def _chain(order: TaskOrder, begun: Sequence[float], seconds: Sequence[float], p
     return chain[::-1]
 
 
-def _stretch(problem: Problem, solution: SearchResult, job: int, start: float, seconds: float, trips: float) -> Stretch:
+def _stretch(
+    problem: Problem, solution: SearchResult, job: int, start: float, seconds: float, trips: float
+) -> CriticalWork:
     """Return a job as a stretch of the critical path."""
-    count = len(problem.syncs)
+    count = len(problem.sync_pairs)
     if job < count:
-        component = problem.components[problem.syncs[job][1]]
-        return Stretch(f"weights of {component.model}", "weights", start, seconds, _sync_parts(problem, solution, job))
+        component = problem.components[problem.sync_pairs[job][1]]
+        return CriticalWork(
+            f"weights of {component.model}", "weights", start, seconds, _sync_parts(problem, solution, job)
+        )
     task, number = problem.tasks[job - count], problem.component_of[job - count]
     if number is None:
         host_parts = {"overhead": seconds - trips, "communication": trips}
-        return Stretch(task.name, "host", start, seconds, {name: part for name, part in host_parts.items() if part})
-    parts = parts_of(problem, number, solution.options[number], job - count)
+        return CriticalWork(
+            task.name, "host", start, seconds, {name: part for name, part in host_parts.items() if part}
+        )
+    parts = seconds_by_part(problem, number, solution.options[number], job - count)
     if answered := problem.environment_seconds.get(job - count):
         parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
@@ -113,21 +122,23 @@ def _stretch(problem: Problem, solution: SearchResult, job: int, start: float, s
             over -= less
             parts = {part: spent - less * (part == name) for part, spent in parts.items()}
         parts = {name: spent for name, spent in parts.items() if spent > 0}
-    return Stretch(task.name, kind_of(task), start, seconds, parts)
+    return CriticalWork(task.name, task_kind(task), start, seconds, parts)
 
 
-def kind_of(task: Task) -> str:
+def task_kind(task: Task) -> str:
     """Return the kind of a task with a model."""
-    return {"generates": "generation", "trains": "training"}.get(work_of(task.op) or "", "reading")
+    return {"generates": "generation", "trains": "training"}.get(model_work_of(task.op) or "", "reading")
 
 
-def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
+def seconds_by_part(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
     """Return what the seconds of a task go to if its component is run with this option."""
-    component, chosen = next(part for part in problem.parts(number, option) if at in part[0].tasks)
+    component, chosen = next(part for part in problem.split_component(number, option) if at in part[0].tasks)
     parts = _parts(problem, component, chosen, at)
     if isinstance(option, SeparateOption) and chosen is option.reader and at == component.tasks[0]:
         # The reader waits for the weights.
-        brought = sync_cost(component.config, option.trainer.deployment, chosen.deployment, True, problem.constants)
+        brought = weight_sync_cost(
+            component.config, option.trainer.deployment, chosen.deployment, True, problem.constants
+        )
         for name, seconds in asdict(brought).items():
             if seconds:
                 parts[name] = parts.get(name, 0.0) + seconds
@@ -138,16 +149,16 @@ def _parts(problem: Problem, component: Component, option: Option, at: int) -> d
     """Return what the seconds of a task go to, without the wait for weights."""
     task, deployment = problem.tasks[at], option.deployment
     model = task_model(task.op, component.config, deployment, problem.constants, task.batches)
-    cost = asdict(model.cost(deployment.dp))
+    cost = asdict(model.request_to_answer_cost(deployment.dp))
     if option.offload:
-        cost["offload"] = option.moved[component.tasks.index(at)] / task.times
-    return {name: seconds * task.times for name, seconds in cost.items() if seconds}
+        cost["offload"] = option.moved[component.tasks.index(at)] / task.repetitions
+    return {name: seconds * task.repetitions for name, seconds in cost.items() if seconds}
 
 
 def _sync_parts(problem: Problem, solution: SearchResult, sync: int) -> dict[str, float]:
     """Return what the seconds of a weight synchronization go to."""
-    source, target = problem.syncs[sync]
+    source, target = problem.sync_pairs[sync]
     ends = solution.options[source], solution.options[target]
-    home = problem.colocation(solution.blocks).home
-    cost = asdict(problem.transfer(source, *ends, home[source] == home[target]))
+    home = problem.make_colocation(solution.blocks).pool_of_component
+    cost = asdict(problem.weight_transfer_cost(source, *ends, home[source] == home[target]))
     return {name: seconds for name, seconds in cost.items() if seconds}

@@ -10,24 +10,24 @@ from time import monotonic
 from typing import Any
 
 from rlgraph.catalog.clusters.units import format_seconds
-from rlgraph.explain.choice import show_choice
-from rlgraph.explain.critical import BOUNDS, KINDS, Stretch, critical_path, seconds_by_kind
+from rlgraph.explain.choice import show_chosen_plan
+from rlgraph.explain.critical import BOUNDS, KINDS, CriticalWork, critical_path, seconds_by_kind
 from rlgraph.explain.parted import show_chunked
-from rlgraph.explain.sharing import OVER, Sharing, pools_text, sharing, strategies
-from rlgraph.explain.tables import percent, table
-from rlgraph.explain.variants import ONE_STEP_OFF, Variant, variants_of
+from rlgraph.explain.sharing import OVER, Sharing, placement_strategies, pool_components, pools_text
+from rlgraph.explain.tables import align_columns, percent
+from rlgraph.explain.variants import ONE_STEP_OFF, Variant, possible_variants
 from rlgraph.passes.compilation.blocks import streaming_gains
-from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens
+from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.finalists import choose_simulated
+from rlgraph.passes.compilation.finalists import choose_by_simulation
 from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
-from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.found_plan import plan_from_search
 from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.search import Search
-from rlgraph.viz.plot import Row, bars
+from rlgraph.viz.plot import BarRow, bars_svg
 
 COARSE = 0.03
 """The search gap, as a share, for a changed question: a change saves at least what is reported."""
@@ -99,7 +99,7 @@ class Explanation:
     choice: PlacementChoice = field(repr=False)
     predicted: Mapping[str, Any] = field(repr=False)
     """The prediction as a plan file has it."""
-    path: tuple[Stretch, ...]
+    path: tuple[CriticalWork, ...]
     """The critical path."""
     alternatives: tuple[Alternative, ...]
     changes: tuple[Change, ...]
@@ -109,12 +109,12 @@ class Explanation:
     def seconds(self) -> float:
         """Return the seconds of a step, with one work after the other on a pool as the search lays them out; if steps
         overlap, those of one of many."""
-        return self.choice.found.seconds
+        return self.choice.search_result.seconds
 
     @property
     def price(self) -> float:
         """Return the price of a step in US dollars."""
-        return _price(self.choice.problem, self.choice.found)
+        return _price(self.choice.problem, self.choice.search_result)
 
     @property
     def seconds_by_kind(self) -> dict[str, float]:
@@ -148,10 +148,10 @@ class Explanation:
             if {"in_turn_seconds", "steady_seconds"} & self.predicted.keys()
             else None,
             "price": self.price,
-            "gap": self.choice.found.gap,
-            "tokens_per_second": tokens(self.choice) / self.seconds if self.seconds else 0.0,
+            "gap": self.choice.search_result.gap,
+            "tokens_per_second": tokens_per_step(self.choice) / self.seconds if self.seconds else 0.0,
             "goes_to": self.seconds_by_kind,
-            "host": {"seconds": self.host.seconds, "functions": dict(self.host.functions)},
+            "host": {"seconds": self.host.seconds, "functions": dict(self.host.function_seconds)},
             "critical_path": [
                 {
                     "name": stretch.name,
@@ -195,10 +195,10 @@ class Explanation:
             parts = tuple((kind, alternative.goes_to[kind]) for kind in KINDS if kind in alternative.goes_to)
             total = "" if alternative.seconds is None else format_seconds(alternative.seconds)
             rows.append(
-                Row(alternative.name, alternative.pools or alternative.refused, parts, total, alternative.chosen)
+                BarRow(alternative.name, alternative.pools or alternative.refused, parts, total, alternative.chosen)
             )
         note = f"a step on {self.choice.question.cluster.text}, by ways to share devices"
-        return bars(self.program, note, rows, "s")
+        return bars_svg(self.program, note, rows, "s")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         svg, text = self.to_svg(), str(self)
@@ -211,7 +211,7 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     choice = compiled.choice
     ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []
-    tried_strategies = strategies(choice, ends)
+    tried_strategies = placement_strategies(choice, ends)
     for strategy in tried_strategies:
         best = strategy.found
         if best is None:
@@ -226,12 +226,12 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     simulated_s = compiled.plan_file_sections["predicted"]["seconds"]
     tried = [
         replace(evaluate_change(choice, other, near, ends, simulated_s), said=other.said)
-        for other in variants_of(choice)
+        for other in possible_variants(choice)
     ]
     # The rows of a large cluster take long to simulate.
     tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
     changes = sorted(tried, key=lambda change: -change.saves)
-    path = critical_path(choice.problem, choice.found)
+    path = critical_path(choice.problem, choice.search_result)
     return Explanation(
         compiled.name, choice, compiled.plan_file_sections["predicted"], path, tuple(alternatives), tuple(changes)
     )
@@ -248,43 +248,43 @@ def evaluate_change(
     until `ends`. told: seconds of a step of the choice by the simulator, where work overlaps in it."""
     problem = make_problem(other.question)
     all_blocks = candidate_partitions(problem, other.question)
-    near_blocks = [blocks for blocks in all_blocks if near is None or sharing(blocks) in near]
+    near_blocks = [blocks for blocks in all_blocks if near is None or pool_components(blocks) in near]
     try:
         fuse = fuse_mode(problem, other.question)
-        best = Search(problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse).best()
+        best = Search(problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse).run_or_time_out()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
-    if other.helps and (best is None or best.value > choice.found.value):
-        best, problem = choice.found, choice.problem
+    if other.helps and (best is None or best.value > choice.search_result.value):
+        best, problem = choice.search_result, choice.problem
     if best is None:
         return Change(other.name, other.detail, None, None, -inf)
-    if problem.older and not choice.problem.older and best.value < choice.found.value:
+    if problem.staleness_steps and not choice.problem.staleness_steps and best.value < choice.search_result.value:
         # The other step is alone: what a steady state leaves out is not a saving.
-        alternative = PlacementChoice(make_plan(other.question, problem, best), best, problem, other.question)
-        alternative = choose_simulated(alternative, replace(choice, question=other.question), steps=STEPS)
-        seconds = alternative.simulated or alternative.found.seconds
-        value = problem.value(seconds, alternative.found.blocks, alternative.found.devices)
-        best = replace(alternative.found, seconds=seconds, value=value)
-        beside = told or choice.found.seconds
-        before = choice.problem.value(beside, choice.found.blocks, choice.found.devices)
+        alternative = PlacementChoice(plan_from_search(other.question, problem, best), best, problem, other.question)
+        alternative = choose_by_simulation(alternative, replace(choice, question=other.question), steps=STEPS)
+        seconds = alternative.simulated_step_s or alternative.search_result.seconds
+        value = problem.objective_value(seconds, alternative.search_result.blocks, alternative.search_result.devices)
+        best = replace(alternative.search_result, seconds=seconds, value=value)
+        beside = told or choice.search_result.seconds
+        before = choice.problem.objective_value(beside, choice.search_result.blocks, choice.search_result.devices)
         return Change(other.name, other.detail, seconds, _price(problem, best), 1 - value / before, beside=beside)
-    saves = 1 - best.value / choice.found.value if choice.found.value else 0.0
+    saves = 1 - best.value / choice.search_result.value if choice.search_result.value else 0.0
     return Change(other.name, other.detail, best.seconds, _price(problem, best), saves)
 
 
 def _streamed(choice: PlacementChoice, ends: float) -> Iterator[Change]:
     """Yield a change for each table that could stream in the chosen plan."""
-    problem, best = choice.problem, choice.found
+    problem, best = choice.problem, choice.search_result
     for stream in streaming_gains(choice, ends):
-        saves = 1 - stream.seconds / stream.whole if stream.whole else 0.0
-        price = _price(problem, replace(best, seconds=stream.seconds))
+        saves = 1 - stream.streamed_seconds / stream.whole_batch_seconds if stream.whole_batch_seconds else 0.0
+        price = _price(problem, replace(best, seconds=stream.streamed_seconds))
         line = f"`stream {stream.table}(block={stream.block})`"
-        yield Change(line, "", stream.seconds, price, saves, beside=stream.whole, said=True)
+        yield Change(line, "", stream.streamed_seconds, price, saves, beside=stream.whole_batch_seconds, said=True)
 
 
 def _price(problem: Problem, best: SearchResult) -> float:
     """Return the price of a step in US dollars."""
-    return best.seconds * problem.price(best.blocks, best.devices)
+    return best.seconds * problem.dollars_per_second(best.blocks, best.devices)
 
 
 # For people
@@ -292,11 +292,11 @@ def _price(problem: Problem, best: SearchResult) -> float:
 
 def _lines(explanation: Explanation) -> Iterator[str]:
     """Yield the lines of an explanation."""
-    yield from show_choice(explanation.choice, explanation.predicted)
+    yield from show_chosen_plan(explanation.choice, explanation.predicted)
     yield ""
     total = sum(explanation.seconds_by_kind.values())
     overlap = ", one work after the other" if "in_turn_seconds" in explanation.predicted else ""
-    if (older := explanation.choice.problem.older) > 0:
+    if (older := explanation.choice.problem.staleness_steps) > 0:
         alone = total > (1 + LEAST) * explanation.seconds
         overlap = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
     yield f"what the step goes to{overlap}: {_shares(explanation.seconds_by_kind, total)}"
@@ -307,11 +307,11 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         for stretch in sorted(longest, key=lambda stretch: stretch.start)
         if stretch.seconds > LEAST * total
     ]
-    yield from table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
+    yield from align_columns("<>><", [("critical path", "seconds", "", "bound by"), *rows])
     if len(explanation.alternatives) > 1:
         yield ""
         rows = [_alternative(explanation, alternative) for alternative in explanation.alternatives]
-        yield from table("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
+        yield from align_columns("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
     yield ""
     yield from _advice(explanation)
 
@@ -323,7 +323,7 @@ def _alternative(explanation: Explanation, alternative: Alternative) -> tuple[st
     if alternative.chosen:
         return alternative.name, format_seconds(alternative.seconds), "chosen", alternative.pools
     value = alternative.seconds if explanation.choice.question.goal == "time" else alternative.price or 0.0
-    best = explanation.choice.found.value
+    best = explanation.choice.search_result.value
     # For large clusters the search stops at a plan that is near enough; an alternative may come a little nearer.
     loses = max(0.0, value / best - 1) if best else 0.0
     unit = "" if explanation.choice.question.goal == "time" else " price"
@@ -338,7 +338,7 @@ def _advice(explanation: Explanation) -> Iterator[str]:
         tried = ", ".join(change.name for change in explanation.changes if change.seconds is not None)
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
-        of = "that" if explanation.choice.problem.older else "the step"
+        of = "that" if explanation.choice.problem.staleness_steps else "the step"
         yield f"{most} is {percent(seconds, sum(explanation.seconds_by_kind.values()))} of {of}; what would help most:"
     for change in helpful:
         yield f"  {_change_name(change)} would {_effect(explanation, change)}"
@@ -373,7 +373,7 @@ def _compare(saved: float, same: str, more: str, less: str) -> str:
     return same if abs(saved) < LEAST else more if saved < 0 else less
 
 
-def _bounds(stretch: Stretch) -> str:
+def _bounds(stretch: CriticalWork) -> str:
     """Return what takes at least a tenth of a work's time, the most first."""
     parts = sorted(stretch.parts.items(), key=lambda item: -item[1])
     most = [(name, seconds) for name, seconds in parts if seconds > stretch.seconds / 10]

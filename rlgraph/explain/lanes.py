@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.explain.choice import headline
+from rlgraph.explain.choice import step_lines
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.plan_times import seconds_of
-from rlgraph.explain.tables import pool_size
+from rlgraph.explain.plan_times import task_seconds
+from rlgraph.explain.tables import pool_size_text
 from rlgraph.explain.transfers import WeightTransfer, size_texts, weight_transfers
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
@@ -23,22 +23,22 @@ from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.cost.tasks import main_step, tasks
-from rlgraph.passes.resharding.describe import format_size
-from rlgraph.passes.resharding.edges import Edge, PhaseWork, phase_work
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
+from rlgraph.passes.resharding.describe import format_bytes
+from rlgraph.passes.resharding.edges import GroupEdge, PhaseWork, trace_phase_work
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import BoxKind
-from rlgraph.viz.lanes import DeployedModel, Lane, LaneEdge, Lanes, LaneWork, Stage
-from rlgraph.viz.scene import report_only_nodes, role_of, rows_of
+from rlgraph.viz.lanes import DeployedModel, Lane, LaneEdge, Lanes, LaneStage, LaneWork
+from rlgraph.viz.scene import report_only_nodes, role_of, source_lines
 
 COLUMNS = 34
 """The most characters of a line on a box."""
 
 
-def lanes(compiled: Compilation) -> Lanes:
+def plan_lanes(compiled: Compilation) -> Lanes:
     """Return the plan of a compiled program, be it chosen, given by a schedule or read from a file. Raise ProgramError
     if there is none."""
-    return _LanesBuilder(compiled).lanes()
+    return _LanesBuilder(compiled).build_lanes()
 
 
 @dataclass
@@ -69,41 +69,41 @@ class _LanesBuilder:
         self.busy: dict[tuple[str, str], float] = {}
         """The seconds of a step in which a group works with a model."""
 
-    def lanes(self) -> Lanes:
+    def build_lanes(self) -> Lanes:
         """Return the picture of all phases and pools."""
-        drawings = [self.phase(phase) for phase in self.program.phases]
+        drawings = [self.draw_phase(phase) for phase in self.program.phases]
         for moved in weight_transfers(self.program, self.compiled.placed):
-            self.weights(moved, drawings)
+            self.add_weight_transfers(moved, drawings)
         stages = [_stage(drawing) for drawing in drawings]
-        pools = tuple(self.lane(pool) for pool in self.plan.pools)
-        return Lanes(self.program.name, tuple(self.notes()), pools, tuple(stages))
+        pools = tuple(self.pool_lane(pool) for pool in self.plan.pools)
+        return Lanes(self.program.name, tuple(self.title_notes()), pools, tuple(stages))
 
-    def id(self) -> str:
+    def new_box_id(self) -> str:
         """Return a new id of a box."""
         self.count += 1
         return f"w{self.count}"
 
-    def notes(self) -> Iterator[str]:
+    def title_notes(self) -> Iterator[str]:
         """Yield the notes below the title."""
         used = sum(pool.devices for pool in self.plan.pools)
         if self.predicted:
-            yield from headline(self.plan.cluster, used, self.predicted)
+            yield from step_lines(self.plan.cluster, used, self.predicted)
         else:
             yield count_phrase(used, "device")
         yield from show_fused(self.plan, self.predicted)
 
     # Lanes
 
-    def lane(self, pool: Pool) -> Lane:
+    def pool_lane(self, pool: Pool) -> Lane:
         """Return the lane of a pool."""
         if pool.name == HOST:
             return Lane(HOST, "1 process")
-        note = pool_size(pool)
+        note = pool_size_text(pool)
         if self.plan.cluster and pool.devices:
             last = pool.first + pool.devices - 1
             note += f", {pool.first}" + (f"-{last}" if last > pool.first else "")
         groups = [group for group in self.plan.groups if group.pool == pool.name]
-        held = tuple(self.deployed(model, group, pool) for group in groups for model in group.models)
+        held = tuple(self.deployed_model(model, group, pool) for group in groups for model in group.models)
         held += tuple(DeployedModel(name, (group.engine, "row by row")) for group in groups for name in group.code)
         full = self.predicted.get("memory", {}).get(pool.name)
         if not full:
@@ -112,12 +112,12 @@ class _LanesBuilder:
         during = f", during {full['moment']}" if full["moment"] else ""
         return Lane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
 
-    def deployed(self, model: str, group: Group, pool: Pool) -> DeployedModel:
+    def deployed_model(self, model: str, group: Group, pool: Pool) -> DeployedModel:
         """Return a model on a group as its lane shows it."""
         title = self.plan.describe_part(model, group.name)
         details = [f"{group.engine}, {group.mesh}"]
-        if group.mesh.size < pool.devices:
-            details[0] += f" on {group.mesh.size} of {pool.devices}"
+        if group.mesh.rank_count < pool.devices:
+            details[0] += f" on {group.mesh.rank_count} of {pool.devices}"
         holding = self.plan.holding(model, group.name)
         more = [f"micro-batches of {holding.micro_tokens} tokens"] if holding.micro_tokens else []
         more += [f"attention by {holding.attention}"] if holding.attention else []
@@ -131,16 +131,16 @@ class _LanesBuilder:
 
     # Work
 
-    def phase(self, phase: Phase) -> _PhaseDrawing:
+    def draw_phase(self, phase: Phase) -> _PhaseDrawing:
         """Return the drawing of a phase with its works and ways."""
-        walk = phase_work(phase, self.plan)
+        walk = trace_phase_work(phase, self.plan)
         drawing = _PhaseDrawing(phase)
         small = {name for graph in _graphs(phase.graph) for name in report_only_nodes(graph)}
         elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
-        step = tasks(self.program, phase, assumed_workload(self.compiled), elsewhere)
+        step = phase_tasks(self.program, phase, assumed_workload(self.compiled), elsewhere)
         # The cost model has a task for each work, except for works that take no time.
         number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(walk.works) if not NODES[w.op].free)}
-        seconds = self.seconds(step) if phase is main_step(self.program) else {}
+        seconds = self.seconds_by_task(step) if phase is main_phase(self.program) else {}
         maker_of = {value.name: at for at, (node, _) in enumerate(walk.works) for value in node.outputs}
         for at, (node, group) in enumerate(walk.works):
             reports = node.op == "report"
@@ -148,7 +148,7 @@ class _LanesBuilder:
                 continue
             task = step[number_of[at]] if at in number_of else None
             took = seconds.get(number_of[at]) if at in number_of else None
-            work = self.work(node, group, task, took)
+            work = self.work_box(node, group, task, took)
             drawing.works.append(work)
             drawing.boxes[at] = work.id
             if task and task.model:
@@ -159,43 +159,43 @@ class _LanesBuilder:
             if reports:
                 drawing.boxes |= dict.fromkeys((maker_of[name] for name in node.inputs if name in small), work.id)
             if node.op == "update":
-                source = self.handle(node, 1)
+                source = self.state_input_name(node, 1)
                 trained = [box for box, who in drawing.who.items() if who[:2] == (source, "train")]
                 lane = self.lane_of[self.plan.owner(source).name]
                 role = role_of(self.models[source])
                 drawing.ways += [LaneEdge(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
-        drawing.ways += self.ways(drawing, walk)
+        drawing.ways += self.transfer_edges(drawing, walk)
         return drawing
 
-    def work(self, node: Node, group: str, task: Task | None, seconds: float | None) -> LaneWork:
+    def work_box(self, node: Node, group: str, task: Task | None, seconds: float | None) -> LaneWork:
         """Return the box of a work."""
         lane = self.lane_of[group]
-        kind, title, note = self.labels(node, task)
+        kind, title, note = self.box_labels(node, task)
         if node.op == "update":
-            target, source = (self.handle(node, at) for at in (0, 1))
+            target, source = (self.state_input_name(node, at) for at in (0, 1))
             lane, title, note = self.lane_of[self.plan.owner(target).name], f"update {target}", f"from {source}"
-        often = _often(task.times) if task else ""
+        often = _often(task.repetitions) if task else ""
         share = seconds / self.predicted["seconds"] if seconds else 0.0
         owner = task.model if task else None
-        owner = self.handle(node, 0) if node.op == "update" else owner
+        owner = self.state_input_name(node, 0) if node.op == "update" else owner
         role = role_of(self.models[owner]) if owner else ""
         text = "\n".join(print_node(node))
-        caption = captions.shortened(", ".join(part for part in (note, often) if part), COLUMNS)
+        caption = captions.shorten_text(", ".join(part for part in (note, often) if part), COLUMNS)
         return LaneWork(
-            self.id(),
+            self.new_box_id(),
             lane,
-            captions.shortened(title, COLUMNS),
+            captions.shorten_text(title, COLUMNS),
             caption,
             kind,
             role,
             "" if seconds is None else format_seconds(seconds),
             share,
             text,
-            rows_of(node),
+            source_lines(node),
             node.span.source.path,
         )
 
-    def labels(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
+    def box_labels(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
         """Return the kind, title and note of a box."""
         if task and task.model:
             return "op", task.name, "" if node.op == "train" else f"{task.model}.{node.op}"
@@ -209,7 +209,7 @@ class _LanesBuilder:
             return ("data", outputs, "") if node.op == "read" else ("tensor", outputs, "")
         return "table", outputs, node.op
 
-    def handle(self, node: Node, at: int) -> str:
+    def state_input_name(self, node: Node, at: int) -> str:
         """Return the name of the model or other state that is an input of a node."""
         kind = self.types[node.inputs[at]]
         assert isinstance(kind, Handle)
@@ -217,12 +217,12 @@ class _LanesBuilder:
 
     # Seconds
 
-    def seconds(self, step: Sequence[Task]) -> dict[int, float]:
+    def seconds_by_task(self, step: Sequence[Task]) -> dict[int, float]:
         """Return the seconds of the main step's works by number, with all repetitions; empty if nothing is
         predicted."""
         if self.compiled.target is not None:
             choice = self.compiled.choice
-            parts = zip(choice.problem.components, choice.found.options, strict=True)
+            parts = zip(choice.problem.components, choice.search_result.options, strict=True)
             return {
                 number: took
                 for component, option in parts
@@ -230,16 +230,16 @@ class _LanesBuilder:
             }
         if not self.predicted:
             return {}
-        return seconds_of(self.compiled, step)
+        return task_seconds(self.compiled, step)
 
     # Ways
 
-    def ways(self, drawing: _PhaseDrawing, walk: PhaseWork) -> Iterator[LaneEdge]:
+    def transfer_edges(self, drawing: _PhaseDrawing, walk: PhaseWork) -> Iterator[LaneEdge]:
         """Yield what is transferred, once to each group, and also what waits for what within a group."""
-        sent: dict[tuple[str, str], list[Edge]] = {}
+        sent: dict[tuple[str, str], list[GroupEdge]] = {}
         near: dict[tuple[str, str], None] = {}
-        seen: set[Edge] = set()
-        for chooser, later in walk.waits:
+        seen: set[GroupEdge] = set()
+        for chooser, later in walk.row_choice_waits:
             if chooser in drawing.boxes and later in drawing.boxes:
                 near[drawing.boxes[chooser], drawing.boxes[later]] = None
         for use in walk.uses:
@@ -258,13 +258,13 @@ class _LanesBuilder:
         for maker, user in _shortest(near, sent):
             yield LaneEdge(maker, user, lane[maker])
 
-    def weights(self, sent: WeightTransfer, drawings: Sequence[_PhaseDrawing]) -> None:
+    def add_weight_transfers(self, sent: WeightTransfer, drawings: Sequence[_PhaseDrawing]) -> None:
         """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
         them."""
         role = role_of(self.models[sent.model])
         caption = "of unknown size"
         if not isinstance(sent.moves, str):
-            volume = format_size(sent.moves.moved) if sent.moves.moved else "copied on its devices"
+            volume = format_bytes(sent.moves.moved) if sent.moves.moved else "copied on its devices"
             # No seconds without a cluster's devices, and no bytes where the dtype is only assumed.
             figures = [] if sent.assumed and sent.moves.moved else [volume]
             figures += [format_seconds(sent.moves.seconds)] if self.plan.cluster else []
@@ -275,7 +275,7 @@ class _LanesBuilder:
                 continue
             at = next(at for at, work in enumerate(stage.works) if work.id == goal)
             text = f"{sent.title}: {sent.source} -> {sent.target}"
-            work = LaneWork(self.id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
+            work = LaneWork(self.new_box_id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
             stage.works.insert(at, work)
             stage.ways.append(LaneEdge("", work.id, self.lane_of[sent.source], line="weights", role=role))
             stage.ways.append(LaneEdge(work.id, goal, work.lane, line="weights", role=role))
@@ -286,10 +286,10 @@ class _LanesBuilder:
                     stage.works[at] = replace(work, note=": ".join(filter(None, (work.note, caption))))
 
 
-def _stage(drawing: _PhaseDrawing) -> Stage:
+def _stage(drawing: _PhaseDrawing) -> LaneStage:
     """Return a phase as its picture needs it."""
     works = tuple(replace(work, text="\n".join([work.text, *_transferred(work, drawing)])) for work in drawing.works)
-    return Stage(drawing.phase.name, captions.phase(drawing.phase), works, tuple(drawing.ways))
+    return LaneStage(drawing.phase.name, captions.phase_text(drawing.phase), works, tuple(drawing.ways))
 
 
 def _transferred(work: LaneWork, drawing: _PhaseDrawing) -> Iterator[str]:

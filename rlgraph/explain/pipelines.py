@@ -6,43 +6,43 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
-from rlgraph.explain.plan_times import predictor_of
+from rlgraph.explain.plan_times import plan_predictor
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.batch import Batch, total_rows
-from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.fusing import FusedPipeline
 from rlgraph.passes.cost.peak import in_flight_bytes
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import Chart, gantt
-from rlgraph.viz.pipeline import pipeline
+from rlgraph.viz.gantt import Chart, gantt_svg
+from rlgraph.viz.pipeline import draw_pipeline
 from rlgraph.viz.scene import role_of
 
 
 @dataclass(frozen=True, slots=True)
-class Pipelined:
+class PlanPipeline:
     """A pipeline with the largest mini-batch that goes through it."""
 
-    fusion: Fusion
+    fusion: FusedPipeline
     held: float
     """The bytes that micro-batches in flight need on a device, of the fullest stage at its fullest moment."""
     parts: bool = False
     """Whether its rows come in parts, each of which goes through it by itself."""
 
 
-def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
+def plan_pipelines(compiled: Compilation) -> Iterator[PlanPipeline]:
     """Yield the pipelines of a step's trainings with several stages; those that share one come together. Yield none if
     nothing is predicted."""
-    predictor = predictor_of(compiled)
+    predictor = plan_predictor(compiled)
     if predictor is None:
         return
     plan, program = compiled.plan, compiled.program
     elsewhere = {name for group in plan.groups for name in group.code}
     fed: dict[str, Sequence[Batch]] = {}
-    for task in tasks(program, main_step(program), assumed_workload(compiled), elsewhere):
+    for task in phase_tasks(program, main_phase(program), assumed_workload(compiled), elsewhere):
         if task.model and task.model in predictor.configs and NODES[task.op].trains:
             fed[task.model] = max(fed.get(task.model, ()), task.batches, key=total_rows)
     fed = {model: batches for model, batches in fed.items() if total_rows(batches)}
@@ -50,14 +50,14 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
     for model in fed:
         shared = plan.fused_with(model)
         models = [name for name in (shared.models if shared else (model,)) if name in fed]
-        stages = max(plan.role(name, "train").mesh.length("pp") for name in models)
+        stages = max(plan.role(name, "train").mesh.axis_size("pp") for name in models)
         if model in done or stages == 1:
             continue
         done.update(models)
         works = [(name, fed[name]) for name in models]
-        fusion = predictor.fused(works)
+        fusion = predictor.fused_pipeline(works)
         held = sum(size for _, _, size in in_flight_bytes(predictor, works, fusion))
-        yield Pipelined(fusion, held, model in streamed)
+        yield PlanPipeline(fusion, held, model in streamed)
 
 
 def pipelines_svg(compiled: Compilation, id: str = "", always: bool = True) -> str:
@@ -65,17 +65,18 @@ def pipelines_svg(compiled: Compilation, id: str = "", always: bool = True) -> s
     the picture's id."""
     model_roles = roles_by_model(compiled.program)
     charts = [
-        pipeline_chart(pipelined.fusion, model_roles, pipeline_notes(pipelined)) for pipelined in pipelines(compiled)
+        pipeline_chart(pipelined.fusion, model_roles, pipeline_notes(pipelined))
+        for pipelined in plan_pipelines(compiled)
     ]
     if not charts and not always:
         return ""
     if charts:
         note = "pipelines, stage by stage: micro-batches are numbered, and all drawn as long as the average one"
-    elif predictor_of(compiled) is None:
+    elif plan_predictor(compiled) is None:
         note = "no pipelines: of this plan nothing is predicted; plans for a cluster have them"
     else:
         note = "no pipelines: each training of this plan has one stage"
-    return gantt(compiled.name, note, charts, id)
+    return gantt_svg(compiled.name, note, charts, id)
 
 
 def roles_by_model(program: Program) -> dict[str, Role]:
@@ -83,14 +84,16 @@ def roles_by_model(program: Program) -> dict[str, Role]:
     return {model.name: role_of(model) for model in program.models}
 
 
-def pipeline_chart(fusion: Fusion, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
+def pipeline_chart(fusion: FusedPipeline, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
     """Return a pipeline's chart. known: the roles of the models."""
     names = [model.name for model in fusion.problem.models]
     title = f"train {', '.join(names)}" + (" in one pipeline" if len(names) > 1 else "")
-    return pipeline(fusion.problem, fusion.lists, fusion.table, title, notes, [known.get(name, "") for name in names])
+    return draw_pipeline(
+        fusion.problem, fusion.lists, fusion.table, title, notes, [known.get(name, "") for name in names]
+    )
 
 
-def pipeline_notes(each: Pipelined) -> list[str]:
+def pipeline_notes(each: PlanPipeline) -> list[str]:
     """Return the notes about what is not in the lists themselves."""
     line = (
         makespan_text(each.fusion)
@@ -99,10 +102,10 @@ def pipeline_notes(each: Pipelined) -> list[str]:
     return [line, *(["rows come in parts: this is all of a mini-batch at once"] if each.parts else [])]
 
 
-def makespan_text(fusion: Fusion) -> str:
+def makespan_text(fusion: FusedPipeline) -> str:
     """Return a pipeline's makespan compared with its bound, and with one training after the other."""
     line = f"{format_seconds(fusion.table.makespan)} a mini-batch, beside the optimizer's step"
     line += f"; nothing is shorter than {format_seconds(fusion.bound)}"
     if len(fusion.problem.models) > 1:
-        line += f"; one after the other by 1F1B {format_seconds(fusion.in_turn)}"
+        line += f"; one after the other by 1F1B {format_seconds(fusion.serial_seconds)}"
     return line

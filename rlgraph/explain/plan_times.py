@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.predict import Predictor, task_model
-from rlgraph.passes.cost.task import Task, takeovers
+from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.placement.models import model_config
 
 
-def predictor_of(compiled: Compilation) -> Predictor | None:
+def plan_predictor(compiled: Compilation) -> Predictor | None:
     """Return the predictor of a plan's times; None where nothing is predicted of it: nobody chose it for a cluster, or
     with constants that are not here."""
     if compiled.target is not None:
         question = compiled.choice.question
-        return Predictor(compiled.plan, compiled.choice.configs, question.cluster, question.constants)
+        return Predictor(compiled.plan, compiled.choice.model_configs, question.cluster, question.constants)
     if "seconds" not in compiled.plan_file_sections.get("predicted", {}):
         return None
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
-    constants = defaults(cluster.islands[0].device.kind)
+    constants = default_constants(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants") != constants.source:
         return None
     shapes = compiled.placed.shapes
@@ -35,9 +35,9 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
     )
 
 
-def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+def task_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
     """Return the seconds of each task with a model by its number; empty if nothing is predicted."""
-    predictor, by_task = predictor_of(compiled), dict[int, float]()
+    predictor, by_task = plan_predictor(compiled), dict[int, float]()
     if predictor is None:
         return by_task
     plan = compiled.plan
@@ -52,6 +52,8 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
             for at, other in enumerate(step)
             if other.model == task.model and plan.role(other.model, other.op) == group
         ]
-        moved = predictor.onload(task.model, group.name, task.op, task.batches).seconds
-        by_task[number] = model.seconds(deployment.dp) * task.times + moved * takeovers(step, number, same_group)
+        moved = predictor.onload_cost(task.model, group.name, task.op, task.batches).seconds
+        by_task[number] = model.seconds(deployment.dp) * task.repetitions + moved * device_takeovers(
+            step, number, same_group
+        )
     return by_task

@@ -14,13 +14,13 @@ from math import inf
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Program
-from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_until
+from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_before_deadline
 from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.partitions import allowed_sizes
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
@@ -45,14 +45,14 @@ class PlacementStrategy:
     """Whether the best plan places the models so."""
 
 
-def strategies(choice: PlacementChoice, ends: float = inf) -> list[PlacementStrategy]:
+def placement_strategies(choice: PlacementChoice, ends: float = inf) -> list[PlacementStrategy]:
     """Return the strategies that apply to the program, the first of two that are the same. The last one is what was
     chosen, if it is none of them, as where a model is read in another pool than it is trained. ends: of their
     searches, by the monotonic clock."""
-    problem, chosen = choice.problem, sharing(choice.found.blocks)
-    last = PlacementStrategy("what was chosen", chosen, problem, choice.found, chosen=True)
-    if choice.question.apart:
-        question = replace(choice.question, apart=())
+    problem, chosen = choice.problem, pool_components(choice.search_result.blocks)
+    last = PlacementStrategy("what was chosen", chosen, problem, choice.search_result, chosen=True)
+    if choice.question.read_separately:
+        question = replace(choice.question, read_separately=())
         choice, chosen = replace(choice, problem=make_problem(question), question=question), frozenset()
         problem = choice.problem
     partitions = candidate_partitions(problem, choice.question)
@@ -61,9 +61,9 @@ def strategies(choice: PlacementChoice, ends: float = inf) -> list[PlacementStra
         if wanted in seen:
             continue
         seen.add(wanted)
-        allowed = [blocks for blocks in partitions if sharing(blocks) == wanted]
+        allowed = [blocks for blocks in partitions if pool_components(blocks) == wanted]
         if wanted == chosen:
-            tried.append(PlacementStrategy(name, chosen, problem, choice.found, chosen=True))
+            tried.append(PlacementStrategy(name, chosen, problem, choice.search_result, chosen=True))
         elif not allowed:
             tried.append(PlacementStrategy(name, wanted, problem, None, _unallowed(choice, wanted)))
         else:
@@ -76,14 +76,14 @@ def _searched(
 ) -> PlacementStrategy:
     """Return the strategy with the best plan of a search, or the reason why there is none."""
     try:
-        best = search_until(ends, choice.problem, choice.question, allowed)
+        best = search_before_deadline(ends, choice.problem, choice.question, allowed)
     except OutOfTime:
         return PlacementStrategy(name, wanted, choice.problem, None, OVER)
     refused = "" if best else f"does not fit: {_unfit(choice.problem, allowed[0])}"
     return PlacementStrategy(name, wanted, choice.problem, best, refused)
 
 
-def sharing(blocks: Blocks) -> Sharing:
+def pool_components(blocks: Blocks) -> Sharing:
     """Return the components of each pool."""
     return frozenset(frozenset(block.components) for block in blocks)
 
@@ -108,7 +108,7 @@ def pool_models(problem: Problem, numbers: Sequence[int]) -> list[str]:
 
 def _component_name(component: Component) -> str:
     """Return a name that tells a component from the others of its model."""
-    named = component.work == "generate" or component.apart
+    named = component.work == "generate" or component.separated_by
     return component.name if named else f"{component.model}.{component.work}"
 
 
@@ -146,7 +146,7 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
     that need too many devices together."""
     needed = []
     for block in blocks:
-        island = problem.island(block)
+        island = problem.pool_node_group(block)
         fewest = [_fewest(problem, number, island) for number in block.components]
         if None in fewest:
             name = problem.components[block.components[fewest.index(None)]].name
@@ -157,7 +157,7 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
         counts = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
         return f"{total} devices are needed ({counts}), and there are {problem.cluster.devices}"
     crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
-    room = usable(problem.island(crowd), problem.constants)
+    room = usable_device_bytes(problem.pool_node_group(crowd), problem.constants)
     names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
     needed_bytes, usable_room = format_quantity(least, "bytes"), format_quantity(room, "bytes")
     return f"together {names} need {needed_bytes} on each device, and {usable_room} can be used"
@@ -166,14 +166,21 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
 def _fewest(problem: Problem, number: int, island: NodeGroup) -> int | None:
     """Return the least number of devices that a component needs; None if it does not fit on all of them."""
     return next(
-        (size for size in allowed_sizes(island) if problem.options.of(problem.components[number], island, size)), None
+        (
+            size
+            for size in allowed_pool_sizes(island)
+            if problem.options.undominated_options(problem.components[number], island, size)
+        ),
+        None,
     )
 
 
 def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
     """Return the bytes on a device of a pool that has all devices, with each component at its smallest."""
-    island = problem.island(next(block for block in blocks if block.components == components))
-    options = [problem.options.of(problem.components[number], island, island.devices) for number in components]
+    island = problem.pool_node_group(next(block for block in blocks if block.components == components))
+    options = [
+        problem.options.undominated_options(problem.components[number], island, island.devices) for number in components
+    ]
     stay = [min(option.resident for option in group) for group in options]
     peaks = [min(option.peak for option in group) for group in options]
     return max(peak + sum(stay) - resident for peak, resident in zip(peaks, stay, strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlgraph.backends.sim.accounting import PoolTime, pool_time, steps_in_flight, untrained_rows, worker_time
+from rlgraph.backends.sim.accounting import PoolTime, mean_steps_in_flight, mean_untrained_rows, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.log import Prediction
-from rlgraph.backends.sim.steady_state import longest_cycle, run_steps
+from rlgraph.backends.sim.log import CostPredictor
+from rlgraph.backends.sim.steady_state import longest_cycle_seconds, simulate_steps
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.turns import device_set
 from rlgraph.catalog.clusters.cluster import Cluster
@@ -21,7 +21,7 @@ from rlgraph.ir.plan import Plan, Pool
 from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.calibration import Calibration
-from rlgraph.passes.cost.constants import Constants, defaults
+from rlgraph.passes.cost.constants import Constants, default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
@@ -69,20 +69,20 @@ def simulate(
         cluster, constants = calibration.with_measured_rates(cluster), calibration.constants
     if constants is None and compiled.target is not None:
         constants = compiled.target.constants
-    constants = constants or defaults(cluster.islands[0].device.kind)
+    constants = constants or default_constants(cluster.islands[0].device.kind)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
     result = simulate_plan(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
     if steps == 1:
         return result
     free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
-    return replace(result, cycle=longest_cycle(free))
+    return replace(result, cycle=longest_cycle_seconds(free))
 
 
 def simulate_plan(
     compiled: Compilation,
     plan: Plan,
     cluster: Cluster,
-    predictor: Prediction,
+    predictor: CostPredictor,
     workload: Workload,
     steps: int = 1,
     seed: int = 0,
@@ -90,12 +90,12 @@ def simulate_plan(
 ) -> Simulation:
     """Simulate steps of a plan with any predictor of the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
-    run = run_steps(backend, steps)
+    run = simulate_steps(backend, steps)
     works, (first, after) = backend.works, run.works
     began, ended = run.began, run.ends[-1]
-    rows, tokens, trained = (sum(step[name] for step in run.told) for name in ("rows", "tokens", "trained"))
+    rows, tokens, trained = (sum(step[name] for step in run.step_metrics) for name in ("rows", "tokens", "trained"))
     ages: dict[int, float] = {}
-    for name, value in (item for step in run.told for item in step.items()):
+    for name, value in (item for step in run.step_metrics for item in step.items()):
         if name.startswith("age/"):
             age = int(name.removeprefix("age/"))
             ages[age] = ages.get(age, 0.0) + value
@@ -113,8 +113,8 @@ def simulate_plan(
         ages,
         run.warm_up,
         run.steady,
-        steps_in_flight(works, began, ended),
-        untrained_rows(works, began, ended),
+        mean_steps_in_flight(works, began, ended),
+        mean_untrained_rows(works, began, ended),
         source=source,
         roles=roles_by_model(compiled.program),
     )
@@ -128,7 +128,7 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
     workers = {group.name: device_set(group).places for group in groups} | {
         worker_name(group.name, copy): device_set(group, copy).places
         for group in groups
-        for copy in range(group.mesh.length("dp"))
+        for copy in range(group.mesh.axis_size("dp"))
     }
     return worker_time(pool.name, workers, works, began, ended)
 

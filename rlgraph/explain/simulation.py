@@ -15,13 +15,13 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
 from rlgraph.explain.pipelines import makespan_text, pipeline_chart
-from rlgraph.explain.tables import percent, pool_size, table
+from rlgraph.explain.tables import align_columns, percent, pool_size_text
 from rlgraph.ir.plan import HOST, Plan, Pool
-from rlgraph.ops import NODES, work_of
+from rlgraph.ops import NODES, model_work_of
 from rlgraph.passes.compilation.choosing import NOTED
 from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import Bar, Chart, Lane, gantt
+from rlgraph.viz.gantt import Bar, Chart, Lane, gantt_svg
 from rlgraph.viz.timeline import LOOKS, work_bar
 
 MILLION = 1e6
@@ -98,7 +98,7 @@ class Simulation:
         """Return the price of the devices that the plan uses, in US dollars an hour."""
         used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
         islands = self.cluster.islands
-        return sum(islands[self.cluster.node_group_of_device(device)].device.price for device in used)
+        return sum(islands[self.cluster.node_group_number(device)].device.price for device in used)
 
     @property
     def price_per_million(self) -> float:
@@ -185,7 +185,7 @@ class Simulation:
                     "start": max(0.0, work.start - self.last),
                     "seconds": work.seconds_within(self.last, self.ends[-1]),
                     "parts": dict(work.parts),
-                    "after": work.after.name if work.after else None,
+                    "after": work.waited_for.name if work.waited_for else None,
                     "because": "pool" if work.waited_for_pool else "input",
                 }
                 for work in self.path
@@ -216,7 +216,7 @@ class Simulation:
         ]
         note = f"{format_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
         step = Chart(lanes, bars, self.ends[-1] - self.last, [*LOOKS.values()])
-        return gantt(self.program, note, [step, *self._pipelines()])
+        return gantt_svg(self.program, note, [step, *self._pipelines()])
 
     def _pipelines(self) -> Iterator[Chart]:
         """Yield, for each training on several stages, its longest work in the last step, stage by stage."""
@@ -238,8 +238,8 @@ class Simulation:
         trace = Timeline()
         teller = TimelineWriter(trace, STAGED)
         for work in self.works:
-            teller.record(work)
-        trace.write(Path(path))
+            teller.write_work(work)
+        trace.write_file(Path(path))
 
     def write_svg(self, path: str | Path) -> None:
         """Write the picture of the last step. Raise UsageMistake if it cannot be written."""
@@ -281,7 +281,7 @@ def _lines(sim: Simulation) -> Iterator[str]:
         busy, idle = format_seconds(time.busy / sim.steps), format_seconds(time.idle / sim.steps)
         shares = percent(time.busy, total_s), percent(time.idle, total_s)
         rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
-    yield from table("><<>><>><", rows)
+    yield from align_columns("><<>><>><", rows)
     calls = sim.host_seconds(calls=True)
     if calls > NOTED * sim.seconds:
         share = percent(calls, sim.seconds)
@@ -294,7 +294,7 @@ def _lines(sim: Simulation) -> Iterator[str]:
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
         began, took = format_seconds(max(0.0, first.start - sim.last)), format_seconds(seconds)
         path.append(("", began, took, percent(seconds, total), name, on, _because(first, sim.last)))
-    yield from table(">>>><<<", path)
+    yield from align_columns(">>>><<<", path)
     yield ""
     yield (
         f"{sim.tokens / sim.steps:,.0f} tokens in {sim.rows / sim.steps:,.0f} rows a step: "
@@ -347,9 +347,9 @@ def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float
 
 def _because(work: Work, began: float) -> str:
     """Return the reason why a work began when it did."""
-    if work.after is None or work.start <= began:
+    if work.waited_for is None or work.start <= began:
         return "the step's start"
-    return f"{work.after.name}, which had the pool" if work.waited_for_pool else work.after.name
+    return f"{work.waited_for.name}, which had the pool" if work.waited_for_pool else work.waited_for.name
 
 
 def _waits(time: PoolTime, steps: int) -> str:
@@ -359,10 +359,10 @@ def _waits(time: PoolTime, steps: int) -> str:
 
 
 def _devices(pool: Pool) -> str:
-    return pool_size(pool) if pool.devices or pool.cpus else "no device"
+    return pool_size_text(pool) if pool.devices or pool.cpus else "no device"
 
 
 def _kind(work: Work) -> str:
     """Return the kind of a work as the picture's legend has it."""
     kinds = {"generates": "generate", "scores": "forward", "trains": "train"}
-    return kinds.get(work_of(work.op) or "", "sync" if work.op == "sync" else "host")
+    return kinds.get(model_work_of(work.op) or "", "sync" if work.op == "sync" else "host")

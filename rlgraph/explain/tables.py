@@ -8,7 +8,7 @@ from rlgraph.errors import count_phrase
 from rlgraph.ir.plan import Pool
 
 
-def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def align_columns(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each row. sides: `<` for each column whose texts are aligned left, `>` for each that is aligned
     right."""
     cells = list(rows)
@@ -17,7 +17,7 @@ def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
-def pool_size(pool: Pool) -> str:
+def pool_size_text(pool: Pool) -> str:
     """Return the size of a pool in words: `8 devices`, `64 cpus`."""
     return count_phrase(pool.cpus, "cpu") if pool.cpus else count_phrase(pool.devices, "device")
 

@@ -8,11 +8,11 @@ from typing import cast
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.clusters.topology import sites_of, topology_of
+from rlgraph.catalog.clusters.topology import device_sites, topology_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import count_phrase
-from rlgraph.explain.tables import table
+from rlgraph.explain.tables import align_columns
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -21,8 +21,8 @@ from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.passes.compilation.planning import PlannedProgram
 from rlgraph.passes.placement.models import model_config, update_pairs
 from rlgraph.passes.resharding.describe import describe_transfer
-from rlgraph.passes.resharding.edges import Edge, group_edges
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.edges import GroupEdge, group_edges
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 BUCKET = 256 << 20
 """The bytes of messages that a process may have at a time, besides the weights themselves."""
@@ -54,7 +54,7 @@ def show_transfers(program: Program, placed: PlannedProgram) -> str:
     parts = [_shown(sent, plan) for sent in weight_transfers(program, placed)]
     rows = [_row(edge, plan) for edge in group_edges(program, plan)]
     if rows:
-        parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
+        parts.append("rows\n" + "".join(f"  {line}\n" for line in align_columns("<<<<", rows)))
     return "\n".join(parts) or "nothing travels: everything runs in one group\n"
 
 
@@ -98,8 +98,8 @@ def _shown(sent: WeightTransfer, plan: Plan) -> str:
     if isinstance(moves, str):
         return f"{head}  its layout is not known: {moves}\n"
     places = [*_devices(plan, source), *_devices(plan, target)]
-    sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
-    numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
+    sites = device_sites(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
+    numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.rank_count}"
     lines = [numbers, *describe_transfer(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
     if sent.assumed:
         lines.append(f"bytes are counted in {sent.assumed}: the program says no `dtype` of `{sent.model}`")
@@ -117,7 +117,7 @@ def _moves(program: Program, placed: PlannedProgram, model: str, source: str, ta
         plan.group(target),
         shape,
         cast(ModelKind, program.model(model).kind),
-        model_config(program.model(model), shape, program).trained_item,
+        model_config(program.model(model), shape, program).trained_item_bytes,
         model,
     )
 
@@ -132,18 +132,18 @@ def plan_transfer(
     for group in (source, target):
         layout, mesh = spec_of(group.engine).transferred_tensors, group.mesh
         ranks = [
-            mesh.turned(rank, "pp") if plan.has_reversed_stages(model, group.name) else rank
-            for rank in range(mesh.size)
+            mesh.mirrored_rank(rank, "pp") if plan.has_reversed_stages(model, group.name) else rank
+            for rank in range(mesh.rank_count)
         ]
         sides.append({len(places) + at: layout(shape, mesh, rank, kind) for at, rank in enumerate(ranks)})
         places += _devices(plan, group)
     topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
-    return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
+    return plan_resharding(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
 
 
 def _devices(plan: Plan, group: Group) -> list[int]:
     """Return the devices of the ranks of a group."""
-    return [_device(plan, group, rank) for rank in range(group.mesh.size)]
+    return [_device(plan, group, rank) for rank in range(group.mesh.rank_count)]
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:
@@ -161,12 +161,12 @@ def _device(plan: Plan, group: Group, rank: int) -> int:
 # Rows
 
 
-def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
+def _row(edge: GroupEdge, plan: Plan) -> tuple[str, ...]:
     """Return the row of an edge in a table."""
     source, target = plan.group(edge.source), plan.group(edge.target)
     # One rank of each replica has the results, and all its ranks need their inputs.
-    senders = _copies(source, tuple((rank,) for rank in source.speakers(edge.turned)))
-    receivers = _copies(target, target.copies())
+    senders = _copies(source, tuple((rank,) for rank in source.result_ranks(edge.stages_reversed)))
+    receivers = _copies(target, target.replica_ranks())
     return (
         edge.value,
         f"{source.name} -> {target.name}",
@@ -208,7 +208,7 @@ def _stored(kind: Type) -> list[Tensor]:
     """Return the tensors that a value is made of."""
     if isinstance(kind, Table):
         extra = dict(kind.extra)
-        return [column for name, column in kind.columns().items() if name in extra or name in _SENT]
+        return [column for name, column in kind.column_types().items() if name in extra or name in _SENT]
     return [kind] if isinstance(kind, Tensor) else []
 
 

@@ -9,14 +9,14 @@ from itertools import count
 from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
 from rlgraph.catalog.clusters.devices import ListedDevice, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
-from rlgraph.catalog.clusters.text import write_text
+from rlgraph.catalog.clusters.text import format_cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Graph, Staleness
 from rlgraph.ir.schedule import Placement, Pool, Work
-from rlgraph.ops import work_of
+from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import main_step
+from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.question import PlacementQuery
 
@@ -47,7 +47,7 @@ class Variant:
     """Whether lines of a schedule are all that it takes."""
 
 
-def variants_of(choice: PlacementChoice) -> Iterator[Variant]:
+def possible_variants(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield the changes that one could make."""
     question = choice.question
     for number, island in enumerate(question.cluster.islands):
@@ -56,14 +56,14 @@ def variants_of(choice: PlacementChoice) -> Iterator[Variant]:
             yield _clustered(f"one more node{of}", with_nodes(question, number, island.nodes + 1))
         if island.nodes > 1:
             yield replace(_clustered(f"one node less{of}", with_nodes(question, number, island.nodes - 1)), helps=False)
-        better = next_device(island.device)
+        better = next_better_device(island.device)
         if better:
             changed = with_device(question, better, number)
             yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
     if any(island.nodes > 1 for island in question.cluster.islands):
         yield Variant("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
     yield Variant("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
-    answers = sampled_lengths(choice)
+    answers = first_answer_lengths(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
         detail = f"{half.mean:.0f} tokens on average"
@@ -73,9 +73,11 @@ def variants_of(choice: PlacementChoice) -> Iterator[Variant]:
     yield from _freed(question)
 
 
-def sampled_lengths(choice: PlacementChoice) -> Lengths | None:
+def first_answer_lengths(choice: PlacementChoice) -> Lengths | None:
     """Return the lengths of the answers that a step samples first."""
-    return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
+    return next(
+        (task.batches[0].response for task in choice.problem.tasks if model_work_of(task.op) == "generates"), None
+    )
 
 
 # The cluster
@@ -84,7 +86,7 @@ def sampled_lengths(choice: PlacementChoice) -> Lengths | None:
 def with_islands(asked: PlacementQuery, islands: tuple[NodeGroup, ...]) -> PlacementQuery:
     """Return the question with other node groups (islands); the links between them that the user gave stay."""
     _, _, between = asked.cluster.text.partition("~")
-    return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
+    return replace(asked, cluster=read_cluster(format_cluster(islands, between.strip())))
 
 
 def with_nodes(asked: PlacementQuery, number: int, nodes: int) -> PlacementQuery:
@@ -122,7 +124,7 @@ def with_memory(asked: PlacementQuery, factor: float = 1.0, size: int | None = N
     return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
 
 
-def next_device(device: Device) -> ListedDevice | None:
+def next_better_device(device: Device) -> ListedDevice | None:
     """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
@@ -137,7 +139,7 @@ def next_device(device: Device) -> ListedDevice | None:
 
 def _strength(device: Device) -> tuple[float, float, float]:
     """Return a device's FLOP/s, bytes a second, and bytes of memory."""
-    return device.peak("bfloat16"), device.bandwidth, device.memory
+    return device.peak_flops("bfloat16"), device.bandwidth, device.memory
 
 
 def _with(question: PlacementQuery, number: int, **fields: object) -> PlacementQuery:
@@ -178,7 +180,11 @@ def with_lengths(asked: PlacementQuery, **lengths: Lengths) -> PlacementQuery:
 def _on_cpus(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield the question with functions and environments that have no pool of cpus on one."""
     question, problem = choice.question, choice.problem
-    functions = tuple(dict.fromkeys(task.code for task in problem.tasks if task.code and task.code not in problem.code))
+    functions = tuple(
+        dict.fromkeys(
+            task.code for task in problem.tasks if task.code and task.code not in problem.cpu_pools_of_functions
+        )
+    )
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
         line = Placement(tuple(Work(function) for function in functions), name)
@@ -192,9 +198,9 @@ def _one_step_off(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield, if a model is sampled from that the step trains, the question that samples with the weights of the step
     before, so that two steps are under way."""
     question, problem = choice.question, choice.problem
-    if problem.syncs and not problem.older:
-        trained = {problem.components[number].model for _, number in problem.syncs}
-        phase = main_step(question.program)
+    if problem.sync_pairs and not problem.staleness_steps:
+        trained = {problem.components[number].model for _, number in problem.sync_pairs}
+        phase = main_phase(question.program)
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
         phases = tuple(older if other is phase else other for other in question.program.phases)
         changed = replace(question, program=replace(question.program, phases=phases))
@@ -233,6 +239,6 @@ def placement_text(line: Placement) -> str:
     work = ", ".join(map(str, line.work))
     options = [
         *([f"engine={line.engine}"] if line.engine else []),
-        *(f"{name}={size}" for name, size in line.splits().items()),
+        *(f"{name}={size}" for name, size in line.axis_sizes().items()),
     ]
     return f"place {work} on {line.pool}" + (f"({', '.join(options)})" if options else "")

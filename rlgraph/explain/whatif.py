@@ -20,19 +20,19 @@ from typing import Any
 
 from rlgraph.catalog.clusters.devices import device_names, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES
-from rlgraph.catalog.clusters.text import Word
+from rlgraph.catalog.clusters.text import PlacedWord
 from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.explain.sharing import OVER, pools_text
-from rlgraph.explain.tables import table
+from rlgraph.explain.tables import align_columns
 from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
-from rlgraph.passes.compilation.choosing import tokens
+from rlgraph.passes.compilation.choosing import tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
-from rlgraph.passes.placement.choose import choose_until
+from rlgraph.passes.placement.choose import choose_before_deadline
 from rlgraph.passes.placement.question import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.viz.plot import Axis, Panel, lines
+from rlgraph.viz.plot import Panel, PanelAxis, lines_svg
 
 BAD = "E0936"
 MILLION = 1e6
@@ -40,7 +40,7 @@ LOGARITHMIC = ("devices", "nodes", "network", "memory")
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """The best plan for a value; if `seconds` is None, nothing fits."""
 
     value: str
@@ -80,7 +80,7 @@ class Sweep:
     cluster: str
     """The cluster that the program was compiled for."""
     name: str
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     goal: str = field(default="time")
 
     def __str__(self) -> str:
@@ -113,12 +113,12 @@ class Sweep:
         """Return a picture of seconds and price over the values."""
         numbers = [point.number for point in self.points if point.number is not None]
         places = tuple(numbers) if len(numbers) == len(self.points) else ()
-        axis = Axis(self.name, tuple(point.value for point in self.points), places, self.name in LOGARITHMIC)
+        axis = PanelAxis(self.name, tuple(point.value for point in self.points), places, self.name in LOGARITHMIC)
         panels = [
             Panel("seconds a step", tuple(point.seconds for point in self.points)),
             Panel("US dollars for a million tokens", tuple(point.price_per_million for point in self.points)),
         ]
-        return lines(self.program, f"best plan for each value, compiled for {self.cluster}", axis, panels)
+        return lines_svg(self.program, f"best plan for each value, compiled for {self.cluster}", axis, panels)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         svg, text = self.to_svg(), str(self)
@@ -136,17 +136,17 @@ def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> S
     return Sweep(compiled.name, question.cluster.text, name, tuple(points), question.goal)
 
 
-def _point(ends: float, value: str, question: PlacementQuery, number: float | None) -> Point:
+def _point(ends: float, value: str, question: PlacementQuery, number: float | None) -> SweepPoint:
     """Return the best plan for one value."""
     try:
-        choice = choose_until(ends, question)
+        choice = choose_before_deadline(ends, question)
     except OutOfTime:
-        return Point(value, number, over=True)
+        return SweepPoint(value, number, over=True)
     if choice is None:
-        return Point(value, number)
-    best, problem = choice.found, choice.problem
-    price, step_tokens = best.seconds * problem.price(best.blocks, best.devices), tokens(choice)
-    return Point(
+        return SweepPoint(value, number)
+    best, problem = choice.search_result, choice.problem
+    price, step_tokens = best.seconds * problem.dollars_per_second(best.blocks, best.devices), tokens_per_step(choice)
+    return SweepPoint(
         value, number, best.seconds, price, step_tokens, sum(best.devices), best.gap, pools_text(problem, best)
     )
 
@@ -154,7 +154,7 @@ def _point(ends: float, value: str, question: PlacementQuery, number: float | No
 # What can be changed
 
 
-def _devices(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _devices(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     first, *rest = asked.cluster.islands
     others = sum(island.devices for island in rest)
     count = _whole(value)
@@ -167,11 +167,11 @@ def _devices(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]
     return _node_question(asked, value, (count - others) // first.per_node), float(count)
 
 
-def _nodes(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _nodes(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     return _node_question(asked, value, _whole(value)), float(value.text)
 
 
-def _node_question(asked: PlacementQuery, value: Word, nodes: int) -> PlacementQuery:
+def _node_question(asked: PlacementQuery, value: PlacedWord, nodes: int) -> PlacementQuery:
     """Return the question for so many nodes. Raise ProgramError if these are too many."""
     first, *rest = asked.cluster.islands
     if nodes * first.per_node + sum(island.devices for island in rest) > MOST_DEVICES:
@@ -179,17 +179,17 @@ def _node_question(asked: PlacementQuery, value: Word, nodes: int) -> PlacementQ
     return with_nodes(asked, 0, nodes)
 
 
-def _network(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _network(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     bandwidth = _quantity(value, "bandwidth")
     return with_network(asked, bandwidth=bandwidth), bandwidth
 
 
-def _memory(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _memory(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     size = _quantity(value, "bytes")
     return with_memory(asked, size=round(size)), size
 
 
-def _device(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, None]:
+def _device(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, None]:
     old = asked.cluster.islands[0].device
     name = device_names().get(value.text.lower(), "")
     if not name:
@@ -205,17 +205,17 @@ def _device(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, None]:
     return with_device(asked, new), None
 
 
-def _prompts(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _prompts(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     lengths = _lengths(value)
     return with_lengths(asked, prompt=lengths), lengths.mean
 
 
-def _responses(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _responses(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     lengths = _lengths(value)
     return with_lengths(asked, response=lengths), lengths.mean
 
 
-def _kept(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
+def _kept(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     try:
         share = float(value.text)
     except ValueError:
@@ -225,7 +225,7 @@ def _kept(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     return replace(asked, workload=replace(asked.workload, kept=share)), share
 
 
-_PARAMETERS: Mapping[str, Callable[[PlacementQuery, Word], tuple[PlacementQuery, float | None]]] = {
+_PARAMETERS: Mapping[str, Callable[[PlacementQuery, PlacedWord], tuple[PlacementQuery, float | None]]] = {
     "devices": _devices,
     "nodes": _nodes,
     "network": _network,
@@ -241,7 +241,7 @@ _PARAMETERS: Mapping[str, Callable[[PlacementQuery, Word], tuple[PlacementQuery,
 # Reading
 
 
-def _read(text: str) -> tuple[str, list[Word]]:
+def _read(text: str) -> tuple[str, list[PlacedWord]]:
     """Return the name and the values in a text."""
     source = Source("--what-if", " ".join(text.splitlines()))
     name, sign, rest = source.text.partition("=")
@@ -261,21 +261,21 @@ def _read(text: str) -> tuple[str, list[Word]]:
     return word.text, values
 
 
-def _word(source: Source, begin: int, end: int) -> Word:
+def _word(source: Source, begin: int, end: int) -> PlacedWord:
     """Return a word of the text without the blanks around it."""
     text = source.text[begin:end]
     begin += len(text) - len(text.lstrip())
     text = text.strip()
-    return Word(text, Span(source, 1, begin + 1, 1, begin + 1 + max(1, len(text))))
+    return PlacedWord(text, Span(source, 1, begin + 1, 1, begin + 1 + max(1, len(text))))
 
 
-def _whole(value: Word) -> int:
+def _whole(value: PlacedWord) -> int:
     if not value.text.isdecimal() or len(value.text) > 9 or not int(value.text):
         raise _wrong(f"`{value.text}` is no number of devices or nodes", value, "a whole number, at least 1")
     return int(value.text)
 
 
-def _quantity(value: Word, kind: QuantityKind) -> float:
+def _quantity(value: PlacedWord, kind: QuantityKind) -> float:
     try:
         quantity = parse_quantity(value.text, kind)
     except ValueError as error:
@@ -286,7 +286,7 @@ def _quantity(value: Word, kind: QuantityKind) -> float:
     return quantity
 
 
-def _lengths(value: Word) -> Lengths:
+def _lengths(value: PlacedWord) -> Lengths:
     """Return the lengths that a value means. Raise ProgramError with the place in the whole text."""
     try:
         return read_lengths(value.text)
@@ -299,7 +299,7 @@ def _listing(options: Mapping[str, object]) -> str:
     return f"there are {', '.join(f'`{name}`' for name in options)}"
 
 
-def _wrong(message: str, word: Word, hint: str) -> ProgramError:
+def _wrong(message: str, word: PlacedWord, hint: str) -> ProgramError:
     return ProgramError(Diagnostic(BAD, message, word.span, hint))
 
 
@@ -319,4 +319,4 @@ def _lines(sweep: Sweep) -> Iterator[str]:
         rows.append(
             (point.value, f"{point.seconds:,.4g}", f"{rate:,.0f}", f"{point.price:,.3g}", f"{price:,.3g}", point.pools)
         )
-    yield from table("<>>>><", rows)
+    yield from align_columns("<>>>><", rows)

@@ -47,24 +47,24 @@ class Attribute:
     """What is counted, where it says how often the body of a loop runs."""
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         """A short description."""
-        return self.doc or self.choice
+        return self.doc or self.choices_text
 
     @property
-    def choice(self) -> str:
+    def choices_text(self) -> str:
         """The names that it may be, as text."""
         *others, last = self.names() if self.names else ("",)
         return f"{', '.join(others)} or {last}" if others else last
 
-    def problem(self, value: Constant, axes: Container[object]) -> str:
+    def value_problem(self, value: Constant, axes: Container[object]) -> str:
         """Return what is wrong with a value, or an empty text. axes: the keys of the program's axes."""
         if value is None and self.default is None:
             return ""
         if not has_attribute_type(self.type, value):
             return f"`{self.name}` is {self.type}, not {value!r}"
         if self.type == "word" and self.names and value not in list[Constant](self.names()):
-            return f"`{self.name}` is {self.choice}, not {value!r}"
+            return f"`{self.name}` is {self.choices_text}, not {value!r}"
         if self.type == "axis" and value not in axes:
             return f"`{self.name}` is an axis, and no axis is called {value!r}"
         if isinstance(value, (int, float)) and not isinstance(value, bool):

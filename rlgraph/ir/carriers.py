@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class TensorSite:
     """The place of a process's tensors that are sent or received."""
 
     kind: str
@@ -25,17 +25,17 @@ class Carrier:
 
     name: str
     about: str
-    carries: Callable[[Site, Site], bool]
+    carries: Callable[[TensorSite, TensorSite], bool]
     """Returns whether it works between two sites."""
 
 
-def _mappable(a: Site, b: Site) -> bool:
+def _mappable(a: TensorSite, b: TensorSite) -> bool:
     same_machine = a.machine == b.machine and a.kind == b.kind
     # A process cannot open its own handle of a device's memory, but it can open that of host memory.
     return same_machine and (a.kind == "cpu" or (a.device == b.device and a.process != b.process))
 
 
-def _different_gpus(a: Site, b: Site) -> bool:
+def _different_gpus(a: TensorSite, b: TensorSite) -> bool:
     return a.kind == b.kind == "cuda" and a.device != b.device and a.process != b.process
 
 
@@ -47,7 +47,7 @@ CARRIERS = (SHARED, NCCL, GLOO)
 """All carriers in order of preference: the first that works is taken."""
 
 
-def carrier(one: Site, other: Site) -> str:
+def carrier_between(one: TensorSite, other: TensorSite) -> str:
     """Return the name of the carrier between two sites."""
     return next(way.name for way in CARRIERS if way.carries(one, other))
 
@@ -66,20 +66,20 @@ class PeerCarriers:
     names: Mapping[int, str] = field(default_factory=dict)
     """Names of this place and its peers, for messages to the user."""
 
-    def name(self, place: int) -> str:
+    def place_name(self, place: int) -> str:
         """Return how messages to the user call a place."""
         return self.names.get(place, f"place {place}")
 
 
 def peer_carriers(
-    pairs: Iterable[tuple[int, int]], sites: Mapping[int, Site], what: str, names: Mapping[int, str]
+    pairs: Iterable[tuple[int, int]], sites: Mapping[int, TensorSite], what: str, names: Mapping[int, str]
 ) -> dict[int, PeerCarriers]:
     """Return for each named place the carriers of the messages from and to its peers. sites: those of the places of
     which they are known."""
     carriers: dict[int, dict[int, str]] = {place: {} for place in names}
     for one, other in pairs:
         sites_known = one in sites and other in sites
-        name = carrier(sites[one], sites[other]) if sites_known else GLOO.name
+        name = carrier_between(sites[one], sites[other]) if sites_known else GLOO.name
         carriers[one][other] = carriers[other][one] = name
     clubs = _clubs(carriers, sites)
     return {
@@ -93,7 +93,7 @@ def peer_carriers(
     }
 
 
-def _clubs(carriers: Mapping[int, Mapping[int, str]], sites: Mapping[int, Site]) -> list[tuple[int, ...]]:
+def _clubs(carriers: Mapping[int, Mapping[int, str]], sites: Mapping[int, TensorSite]) -> list[tuple[int, ...]]:
     """Return one communicator for all places that use NCCL, or one for each pair where two of them share a GPU, which
     no communicator takes."""
     pairs = sorted(

@@ -36,7 +36,7 @@ class Record:
         """Return the value of an option."""
         return dict(self.options).get(name, default)
 
-    def plain(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def plain_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments and given options, with lists for tuples, as code outside the compiler expects them."""
         return tuple(map(plain_constant, self.args)), {
             name: _given(value) for name, value in self.options if value is not None
@@ -53,7 +53,7 @@ def plain_constant(value: Constant) -> Any:
 
 def _given(value: Constant) -> Any:
     """Return a constant as `plain` does, but a record with options alone, as `columns(answer="")`, as a dict."""
-    return value.plain()[1] if isinstance(value, Record) and not value.args else plain_constant(value)
+    return value.plain_arguments()[1] if isinstance(value, Record) and not value.args else plain_constant(value)
 
 
 # Expressions of tensor mathematics inside a node
@@ -167,12 +167,12 @@ class Node:
         return self.outputs[: len(self.region.inputs)]
 
     @property
-    def captured(self) -> tuple[str, ...]:
+    def captured_values(self) -> tuple[str, ...]:
         """The values from outside that its region uses."""
         return self.inputs[len(self.region.inputs) :]
 
     @property
-    def exported(self) -> tuple[tuple[str, Value], ...]:
+    def exported_values(self) -> tuple[tuple[str, Value], ...]:
         """The values that its region exports: the name inside, and the value outside."""
         count = len(self.region.inputs)
         return tuple(zip(self.region.outputs[count:], self.outputs[count:], strict=True))
@@ -262,13 +262,13 @@ class Staleness:
     it."""
 
     @property
-    def word(self) -> str:
+    def option_name(self) -> str:
         """The option of the language that declares it."""
         return "lag" if self.exact else "staleness"
 
     def __str__(self) -> str:
         span = f', span="{self.span}"' if self.span != "row" else ""
-        return f"{self.word}={self.steps}{span}" + ("" if self.updates is None else f", updates={self.updates}")
+        return f"{self.option_name}={self.steps}{span}" + ("" if self.updates is None else f", updates={self.updates}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +442,6 @@ def program_axes(program: Program) -> dict[str, Axis]:
     for phase in program.phases:
         for kind in phase.graph.values().values():
             for axis in axes_of(kind):
-                for above in reversed(list(axis.path())):
+                for above in reversed(list(axis.path_to_root())):
                     by_key.setdefault(above.key, above)
     return by_key

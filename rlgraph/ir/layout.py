@@ -19,7 +19,7 @@ Box = tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ParameterShape:
     """A tensor of the model, with its name and shape in Hugging Face's checkpoint."""
 
     name: str
@@ -29,7 +29,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A box of a global tensor, and its place in a local one. Both have the same number of dimensions."""
 
     name: str
@@ -46,29 +46,29 @@ class LocalTensor:
     """The engine's name; with a `*`, the rank has a tensor for each of its layers, and the first dimension is the
     layer."""
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 _LAYER = re.compile(r"\*(?:\+(\d+))?")
 
 
-def at_layer(name: str, place: int) -> str:
+def layer_tensor_name(name: str, place: int) -> str:
     """Return the name of one layer's tensor, given its index in the first dimension."""
     return _LAYER.sub(lambda match: str(place + int(match[1] or 0)), name)
 
 
-def first_layer(name: str) -> int:
+def layer_of_name(name: str) -> int:
     """Return the layer at index 0 of the first dimension; 0 for a tensor that belongs to no layer."""
     match = _LAYER.search(name)
     return int(match[1] or 0) if match else 0
 
 
-def from_layer(name: str, first: int) -> str:
+def with_first_layer(name: str, first: int) -> str:
     """Return the name with another layer at index 0 of the first dimension."""
     return _LAYER.sub(f"*+{first}" if first else "*", name)
 
 
-def volume(box: Box) -> int:
+def box_elements(box: Box) -> int:
     """Return the number of elements of a box."""
     return math.prod(shape_of_box(box))
 
@@ -83,7 +83,7 @@ def slices_of(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def within(outer: Box, inner: Box) -> Box:
+def relative_box(outer: Box, inner: Box) -> Box:
     """Return where a box lies in another one."""
     return tuple((low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
 
@@ -93,7 +93,7 @@ def full_box(shape: tuple[int, ...]) -> Box:
     return tuple((0, size) for size in shape)
 
 
-def intersection(a: Box, b: Box) -> Box | None:
+def box_intersection(a: Box, b: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
     box = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return box if all(start < stop for start, stop in box) else None
@@ -101,7 +101,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 def box_difference(box: Box, cut: Box) -> list[Box]:
     """Return what is left of a box without `cut`, as boxes that do not overlap."""
-    inner = intersection(box, cut)
+    inner = box_intersection(box, cut)
     if inner is None:
         return [box]
     left = []
@@ -117,11 +117,11 @@ def cut_tensor(local: LocalTensor, box: Box, name: str) -> LocalTensor:
     pieces = []
     for piece in local.pieces:
         local_box = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
-        if overlap := intersection(local_box, box):
+        if overlap := box_intersection(local_box, box):
             starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
             global_box = tuple((low + start, high + start) for (low, high), start in zip(overlap, starts, strict=True))
             at = tuple(low - first for (low, _), (first, _) in zip(overlap, box, strict=True))
-            pieces.append(Piece(piece.name, global_box, at))
+            pieces.append(TensorPiece(piece.name, global_box, at))
     return LocalTensor(name, shape_of_box(box), tuple(pieces))
 
 

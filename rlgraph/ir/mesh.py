@@ -51,16 +51,16 @@ class Mesh:
     """The name and size of each axis, outermost first."""
 
     @property
-    def size(self) -> int:
+    def rank_count(self) -> int:
         """The number of ranks."""
         return math.prod(size for name, size in self.axes if name not in _WITHIN)
 
     @property
-    def spread(self) -> tuple[tuple[str, int], ...]:
+    def spread_axes(self) -> tuple[tuple[str, int], ...]:
         """The axes along which there are ranks."""
         return tuple(axis for axis in self.axes if axis[0] not in _WITHIN)
 
-    def length(self, axis: str) -> int:
+    def axis_size(self, axis: str) -> int:
         """Return the size of an axis; 1 if the mesh does not have it."""
         for name, size in self.axes:
             if name == axis:
@@ -70,29 +70,29 @@ class Mesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of a rank on each axis."""
         positions = {}
-        for name, size in reversed(self.spread):
+        for name, size in reversed(self.spread_axes):
             rank, positions[name] = divmod(rank, size)
         return positions
 
-    def at(self, rank: int, axis: str) -> int:
+    def axis_position(self, rank: int, axis: str) -> int:
         """Return the position of a rank on one axis; 0 if the mesh does not have it."""
         return self.coordinates(rank).get(axis, 0)
 
-    def rank(self, **coordinates: int) -> int:
+    def rank_at(self, **coordinates: int) -> int:
         """Return the rank at these coordinates, which are 0 for axes that are left out."""
         rank = 0
-        for name, size in self.spread:
+        for name, size in self.spread_axes:
             rank = rank * size + coordinates.get(name, 0)
         return rank
 
-    def turned(self, rank: int, axis: str) -> int:
+    def mirrored_rank(self, rank: int, axis: str) -> int:
         """Return the rank at the mirrored position along an axis."""
         place = self.coordinates(rank)
-        return self.rank(**place | {axis: self.length(axis) - 1 - place[axis]} if axis in place else place)
+        return self.rank_at(**place | {axis: self.axis_size(axis) - 1 - place[axis]} if axis in place else place)
 
-    def ranks(self, **coordinates: int) -> Iterator[int]:
+    def ranks_at(self, **coordinates: int) -> Iterator[int]:
         """Return all ranks with these coordinates in order, whatever their positions on other axes."""
-        sizes = dict(self.spread)
+        sizes = dict(self.spread_axes)
         if any(at for name, at in coordinates.items() if name not in sizes):
             return
         ranks = [0]
@@ -103,30 +103,30 @@ class Mesh:
         yield from ranks
 
     @property
-    def splits(self) -> tuple[str, ...]:
+    def split_axes(self) -> tuple[str, ...]:
         """The axes along which there is more than one rank."""
         return tuple(name for name, size in self.axes if size > 1 and name not in _WITHIN)
 
     @property
-    def copy_size(self) -> int:
+    def replica_size(self) -> int:
         """The number of ranks of one data-parallel replica."""
-        return self.size // self.length("dp")
+        return self.rank_count // self.axis_size("dp")
 
-    def copied(self, copies: int) -> Mesh:
+    def with_replicas(self, copies: int) -> Mesh:
         """Return a mesh with the same split and so many data-parallel replicas."""
-        return mesh(**{**dict(self.axes), "dp": copies})
+        return make_mesh(**{**dict(self.axes), "dp": copies})
 
     def __str__(self) -> str:
         shown = " x ".join(f"{name}{size}" for name, size in self.axes if size > 1)
         return shown or "1 device"
 
 
-def mesh(dp: int = 1, pp: int = 1, tp: int = 1, **others: int) -> Mesh:
+def make_mesh(dp: int = 1, pp: int = 1, tp: int = 1, **others: int) -> Mesh:
     """Return a mesh of these sizes, with its axes in the order of `AXES`."""
     sizes = {"dp": dp, "pp": pp, "tp": tp, **others}
     order = ((axis, sizes.get(axis.name, 1)) for axis in reversed(AXES))
     return Mesh(tuple((axis.name, size) for axis, size in order if axis.usual or size > 1))
 
 
-AXIS_NAMES = tuple(dict.fromkeys([*dict(mesh().axes), *(axis.name for axis in AXES)]))
+AXIS_NAMES = tuple(dict.fromkeys([*dict(make_mesh().axes), *(axis.name for axis in AXES)]))
 """The names of all axes: those that every mesh has, outermost first, then the others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 
 VERSION = 2
 
@@ -34,7 +34,7 @@ class Pool:
     """The cpus of a pool for functions and environments, which has no devices."""
 
     @property
-    def places(self) -> int:
+    def concurrent_requests(self) -> int:
         """How many requests it can work on at the same time."""
         return self.cpus or 1
 
@@ -55,18 +55,18 @@ class Group:
     code: tuple[str, ...] = ()
     """The user's functions and environments that it runs: each rank takes rows as it becomes free."""
 
-    def speakers(self, turned: bool = False) -> tuple[int, ...]:
+    def result_ranks(self, turned: bool = False) -> tuple[int, ...]:
         """Return for each data-parallel replica the rank that has the results: the first of the last stage. turned:
         for a model whose pipeline stages are in reverse order."""
-        return tuple(self.speaker(copy, turned) for copy in range(self.mesh.length("dp")))
+        return tuple(self.result_rank(copy, turned) for copy in range(self.mesh.axis_size("dp")))
 
-    def speaker(self, copy: int, turned: bool = False) -> int:
+    def result_rank(self, copy: int, turned: bool = False) -> int:
         """Return that rank of one replica."""
-        return self.mesh.rank(dp=copy, pp=0 if turned else self.mesh.length("pp") - 1)
+        return self.mesh.rank_at(dp=copy, pp=0 if turned else self.mesh.axis_size("pp") - 1)
 
-    def copies(self) -> tuple[tuple[int, ...], ...]:
+    def replica_ranks(self) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of each data-parallel replica."""
-        return tuple(tuple(self.mesh.ranks(dp=copy)) for copy in range(self.mesh.length("dp")))
+        return tuple(tuple(self.mesh.ranks_at(dp=copy)) for copy in range(self.mesh.axis_size("dp")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ModelHolding:
     """How a group holds a model and works with it: settings that change time and memory, but no result."""
 
     model: str
@@ -111,7 +111,7 @@ class Holding:
     """Whether its data-parallel replicas take new weights one by one, and not together."""
 
     @property
-    def refreshes(self) -> bool:
+    def refreshes_while_sampling(self) -> bool:
         """Whether it takes new weights while it samples."""
         return self.reread or self.keep
 
@@ -127,7 +127,7 @@ class Tail:
     on: int
     """The number of replicas that go on."""
 
-    def rows(self, asked: int) -> float:
+    def row_limit(self, asked: int) -> float:
         """Return `under` as a number of rows, where `asked` are sampled."""
         return self.under * asked if self.under < 1 else self.under
 
@@ -169,7 +169,7 @@ class Plan:
     """For each model the group with the authoritative weights: the one that trains it, or its first."""
     blocks: tuple[tuple[str, int], ...] = ()
     """For each streamed table the number of rows of a block."""
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[ModelHolding, ...] = ()
     """The holdings of models that differ from their engine's defaults."""
     cluster: str = ""
     """The text of the cluster that it was made for; empty where none was named."""
@@ -196,7 +196,7 @@ class Plan:
         """Return whether parts of a pool work independently: its cpus, or replicas that take blocks when they are
         free."""
         groups = [group for group in self.groups if group.pool == pool.name]
-        return any(group.code or (self.free and group.mesh.length("dp") > 1) for group in groups)
+        return any(group.code or (self.free and group.mesh.axis_size("dp") > 1) for group in groups)
 
     def group_for(self, model: str, operation: str, code: str) -> Group:
         """Return the group that does a node's work, with a model or the user's code; the host does all else."""
@@ -237,15 +237,15 @@ class Plan:
         fused = self.fused_with(model)
         return fused is not None and model in fused.turned and self.role(model, "train").name == group
 
-    def holding(self, model: str, group: str) -> Holding:
+    def holding(self, model: str, group: str) -> ModelHolding:
         """Return how a group holds a model."""
         holdings = (holding for holding in self.holdings if (holding.model, holding.group) == (model, group))
-        return next(holdings, Holding(model, group))
+        return next(holdings, ModelHolding(model, group))
 
     def one_rank_plan(self, engine: str) -> Plan:
         """Return the plan with one rank of an engine for each group, so that it can run in one process."""
         groups = tuple(
-            replace(group, engine=engine if group.models else group.engine, mesh=mesh(), devices=group.devices[:1])
+            replace(group, engine=engine if group.models else group.engine, mesh=make_mesh(), devices=group.devices[:1])
             for group in self.groups
         )
         pools = tuple(replace(pool, cpus=min(1, pool.cpus)) for pool in self.pools)

@@ -52,11 +52,11 @@ class Placement:
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """The place of each option."""
 
-    def splits(self) -> dict[str, int]:
+    def axis_sizes(self) -> dict[str, int]:
         """Return the given sizes of mesh axes by name."""
         return dict(self.sizes)
 
-    def at(self, option: str) -> Span:
+    def option_span(self, option: str) -> Span:
         """Return the place of an option, or of the whole line if it is not given."""
         return dict(self.spans).get(option, self.span)
 
@@ -73,7 +73,7 @@ class Stream:
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
-    def is_open(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether the plan chooses the block."""
         return self.block is None
 
@@ -103,7 +103,7 @@ class Tail:
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
-    def is_open(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether the plan chooses a part of it."""
         return self.under is None or self.on is None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlgraph.ir.layout import Box, volume
+from rlgraph.ir.layout import Box, box_elements
 
 DEVICES_PER_NODE = 8
 """The number of devices per node where no cluster is given."""
@@ -41,12 +41,12 @@ class Topology:
     """Seconds that a round of messages takes in addition to its bytes."""
 
     @classmethod
-    def separate(cls, places: Iterable[int], devices_per_node: int = DEVICES_PER_NODE) -> Topology:
+    def one_per_device(cls, places: Iterable[int], devices_per_node: int = DEVICES_PER_NODE) -> Topology:
         """Return a topology with each place on its own device, where nodes are filled in the order of the places."""
         devices = {place: index for index, place in enumerate(dict.fromkeys(places))}
         return cls(devices, {device: device // devices_per_node for device in devices.values()})
 
-    def node(self, place: int) -> int:
+    def node_of(self, place: int) -> int:
         """Return the node of a place."""
         return self.nodes[self.devices[place]]
 
@@ -89,16 +89,16 @@ class Transfer:
     """Predicted from the topology."""
 
     @property
-    def rounds(self) -> int:
+    def round_count(self) -> int:
         """The number of rounds."""
         return self.chunks + max((hop for move in self.moves for _, _, hop in move.routes), default=0)
 
     @property
-    def forwards(self) -> bool:
+    def has_forwarding(self) -> bool:
         """Whether a place forwards what it received."""
         return any(hop for move in self.moves for _, _, hop in move.routes)
 
-    def parts(self, places: Iterable[int]) -> dict[int, Transfer]:
+    def split_by_place(self, places: Iterable[int]) -> dict[int, Transfer]:
         """Return for each place the part of the transfer that it needs: its own routes, and no topology."""
         moves_of: dict[int, list[Move]] = {place: [] for place in places}
         for move in self.moves:
@@ -112,14 +112,14 @@ class Transfer:
             place: replace(self, moves=tuple(moves), topology=Topology({}, {})) for place, moves in moves_of.items()
         }
 
-    def section(self, move: Move, chunk: int) -> list[TensorBox]:
+    def section_boxes(self, move: Move, chunk: int) -> list[TensorBox]:
         """Return the boxes of one section of a move; none before the first and after the last."""
         if not 0 <= chunk < self.chunks:
             return []
         start, stop = (move.elements * index // self.chunks for index in (chunk, chunk + 1))
-        return section(move.parts, start, stop)
+        return cut_section(move.parts, start, stop)
 
-    def pairs(self) -> dict[tuple[int, int], int]:
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Return the bytes from each place to each other one, including copies on a device."""
         sizes: Counter[tuple[int, int]] = Counter()
         for move in self.moves:
@@ -127,19 +127,19 @@ class Transfer:
                 sizes[source, destination] += move.elements * self.itemsize
         return dict(sizes)
 
-    def sent(self) -> dict[int, int]:
+    def sent_bytes(self) -> dict[int, int]:
         """Return the bytes that each place sends to other devices."""
         return self._network(0)
 
-    def received(self) -> dict[int, int]:
+    def received_bytes(self) -> dict[int, int]:
         """Return the bytes that each place receives from other devices."""
         return self._network(1)
 
-    def links(self) -> dict[tuple[int, int], int]:
+    def bytes_between_nodes(self) -> dict[tuple[int, int], int]:
         """Return the bytes from each node to each other one."""
         sizes: Counter[tuple[int, int]] = Counter()
-        for (source, destination), size in self.pairs().items():
-            ends = self.topology.node(source), self.topology.node(destination)
+        for (source, destination), size in self.bytes_by_pair().items():
+            ends = self.topology.node_of(source), self.topology.node_of(destination)
             if ends[0] != ends[1]:
                 sizes[ends] += size
         return dict(sizes)
@@ -161,17 +161,17 @@ class Transfer:
     def _network(self, end: int) -> dict[int, int]:
         devices = self.topology.devices
         sizes: Counter[int] = Counter()
-        for pair, size in self.pairs().items():
+        for pair, size in self.bytes_by_pair().items():
             if devices[pair[0]] != devices[pair[1]]:
                 sizes[pair[end]] += size
         return dict(sizes)
 
 
-def section(parts: Sequence[TensorBox], start: int, stop: int) -> list[TensorBox]:
+def cut_section(parts: Sequence[TensorBox], start: int, stop: int) -> list[TensorBox]:
     """Return the boxes of elements `start` to `stop`, counted over all parts, each of them row by row."""
     boxes: list[TensorBox] = []
     for name, box in parts:
-        size = volume(box)
+        size = box_elements(box)
         first, last = max(start, 0), min(stop, size)
         if first < last:
             boxes += [(name, inner) for inner in _interval(box, first, last)]
@@ -181,11 +181,11 @@ def section(parts: Sequence[TensorBox], start: int, stop: int) -> list[TensorBox
 
 def _interval(box: Box, start: int, stop: int) -> Iterator[Box]:
     """Return elements `start` to `stop` of a box, counted row by row, as boxes in the same order."""
-    if (start, stop) == (0, volume(box)):
+    if (start, stop) == (0, box_elements(box)):
         yield box
         return
     (low, _), rest = box[0], box[1:]
-    row = volume(rest)
+    row = box_elements(rest)
     first, skipped = divmod(start, row)
     last, remaining = divmod(stop, row)
     if first == last:

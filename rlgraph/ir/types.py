@@ -30,14 +30,14 @@ class Axis:
     """Whether it runs along the inside of a row (`token`, `turn`): such an axis is ordered and never split between
     devices."""
 
-    def path(self) -> Iterator[Axis]:
+    def path_to_root(self) -> Iterator[Axis]:
         """Return this axis, its parent, and so on to the root."""
         axis: Axis | None = self
         while axis is not None:
             yield axis
             axis = axis.parent
 
-    def within(self, other: Axis | None) -> bool:
+    def is_within(self, other: Axis | None) -> bool:
         """Return whether rows of this axis are in rows of `other`, or are these; all are in the whole batch, None."""
         if other is None:
             return True
@@ -50,17 +50,17 @@ class Axis:
     @property
     def depth(self) -> int:
         """The number of axes on its path, 1 for a root: sorting by it puts outer axes first."""
-        return sum(1 for _ in self.path())
+        return sum(1 for _ in self.path_to_root())
 
     @property
-    def row(self) -> Axis:
+    def row_axis(self) -> Axis:
         """The innermost axis at or above this one whose rows can be split and sent."""
-        return next(axis for axis in self.path() if not axis.inner)
+        return next(axis for axis in self.path_to_root() if not axis.inner)
 
     @property
-    def root(self) -> Axis:
+    def root_axis(self) -> Axis:
         """The outermost axis: the rows of the data, or of another source."""
-        *_, last = self.path()
+        *_, last = self.path_to_root()
         return last
 
     @property
@@ -71,9 +71,9 @@ class Axis:
 
 def inner_axis(a: Axis | None, b: Axis | None) -> Axis | None:
     """Return the inner one of two nested axes; raises ValueError if they do not nest."""
-    if a is None or (b is not None and b.within(a)):
+    if a is None or (b is not None and b.is_within(a)):
         return b
-    if b is None or a.within(b):
+    if b is None or a.is_within(b):
         return a
     raise ValueError(f"{a.key} and {b.key} do not nest")
 
@@ -118,7 +118,7 @@ class Table:
     def __str__(self) -> str:
         return f"table[{self.axis.label}]"
 
-    def columns(self) -> dict[str, Tensor]:
+    def column_types(self) -> dict[str, Tensor]:
         """Return every column that certainly exists, with its type."""
         columns = {name: Tensor("any", self.axis) for name in self.data or ()}
         if self.token:
@@ -158,7 +158,7 @@ class Handle:
 Type = Tensor | Table | Handle
 
 Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
-"""The signature of `rlgraph.ops.infer`, which returns the type of a tensor operation's result."""
+"""The signature of `rlgraph.ops.infer_type`, which returns the type of a tensor operation's result."""
 
 
 def is_model(kind: Type) -> TypeGuard[Handle]:

@@ -24,10 +24,10 @@ class DeclaredOperation(Protocol):
     def signature(self) -> str: ...
 
     @property
-    def region(self) -> bool: ...
+    def has_region(self) -> bool: ...
 
     @property
-    def body(self) -> bool: ...
+    def has_body(self) -> bool: ...
 
     @property
     def barrier(self) -> bool: ...
@@ -69,7 +69,7 @@ def verify(
     by_key = program_axes(program)
     for phase in program.phases:
         check = _Check(ops, infer, by_key, written)
-        check.graph(phase.graph, {})
+        check.check_graph(phase.graph, {})
         problems += [f"phase {phase.name}: {problem}" for problem in check.problems]
         first = [value.type for value in phase.graph.inputs]
         problems += [
@@ -97,26 +97,26 @@ class _Check:
         self.made: set[str] = set()
         self.problems: list[str] = []
 
-    def graph(self, graph: Graph, outer: Mapping[str, Type]) -> None:
+    def check_graph(self, graph: Graph, outer: Mapping[str, Type]) -> None:
         scope = dict(outer)
-        self.make(scope, [(value.name, value.type) for value in graph.inputs], "given")
+        self.define_values(scope, [(value.name, value.type) for value in graph.inputs], "given")
         for node in graph.nodes:
             missing = [name for name in node.inputs if name not in scope]
             if missing:
                 self.problems.append(f"{node.name}: {', '.join(missing)} used before it is made")
             else:
-                self.node(node, scope)
-            self.make(scope, [(value.name, value.type) for value in node.outputs], node.op)
+                self.check_node(node, scope)
+            self.define_values(scope, [(value.name, value.type) for value in node.outputs], node.op)
         self.problems += [f"yields {name}, which nothing makes" for name in graph.outputs if name not in scope]
 
-    def make(self, scope: dict[str, Type], values: list[tuple[str, Type]], by: str) -> None:
+    def define_values(self, scope: dict[str, Type], values: list[tuple[str, Type]], by: str) -> None:
         for name, kind in values:
             if name in self.made:
                 self.problems.append(f"{name} is made twice, the second time by {by}")
             self.made.add(name)
             scope[name] = kind
 
-    def node(self, node: Node, scope: Mapping[str, Type]) -> None:
+    def check_node(self, node: Node, scope: Mapping[str, Type]) -> None:
         op = self.ops.get(node.op)
         if op is None:
             self.problems.append(f"{node.name}: no operation is called {node.op}")
@@ -128,18 +128,20 @@ class _Check:
         if not _fits(yielded.split(), [value.type for value in node.outputs]):
             kinds = ", ".join(str(value.type) for value in node.outputs)
             self.problems.append(f"{node.name}: {node.op} makes {yielded.strip()}, not {kinds}")
-        if bool(node.regions) != op.region:
-            self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
-        self.attributes(node, op)
-        self.unit(node, op)
-        if bool(node.body) != op.body:
-            self.problems.append(f"{node.name}: {node.op} {'has no body' if op.body else 'cannot have a body'}")
+        if bool(node.regions) != op.has_region:
+            self.problems.append(
+                f"{node.name}: {node.op} {'has no region' if op.has_region else 'cannot have a region'}"
+            )
+        self.check_attributes(node, op)
+        self.check_unit(node, op)
+        if bool(node.body) != op.has_body:
+            self.problems.append(f"{node.name}: {node.op} {'has no body' if op.has_body else 'cannot have a body'}")
         if node.body:
-            self.tensor(node, scope)
+            self.check_tensor(node, scope)
         for region in node.regions:
-            self.region(node, op, region, scope)
+            self.check_region(node, op, region, scope)
 
-    def attributes(self, node: Node, op: DeclaredOperation) -> None:
+    def check_attributes(self, node: Node, op: DeclaredOperation) -> None:
         given, declared = dict(node.attrs), {attribute.name: attribute for attribute in op.attributes}
         problems = [f"has no attribute `{name}`" for name in given if name not in declared]
         if len(given) < len(node.attrs):
@@ -150,11 +152,11 @@ class _Check:
                 problems.append(f"lacks `{name}`")
             elif name in given and late:
                 problems.append(f"has `{name}`, which no pass has written yet")
-            elif name in given and (problem := attribute.problem(given[name], self.by_key)):
+            elif name in given and (problem := attribute.value_problem(given[name], self.by_key)):
                 problems.append(problem)
         self.problems += [f"{node.name}: {node.op}: {problem}" for problem in problems]
 
-    def unit(self, node: Node, op: DeclaredOperation) -> None:
+    def check_unit(self, node: Node, op: DeclaredOperation) -> None:
         """Check that a node has a unit that fits its operation, with a reason where it is a barrier."""
         unit, due = node.unit, UNIT in self.written
         if unit is None or not due:
@@ -168,13 +170,13 @@ class _Check:
         if problem:
             self.problems.append(f"{node.name}: {problem}")
 
-    def tensor(self, node: Node, scope: Mapping[str, Type]) -> None:
+    def check_tensor(self, node: Node, scope: Mapping[str, Type]) -> None:
         if len(node.outputs) > 1 and FUSED not in self.written:
             self.problems.append(f"{node.name}: makes several values, and no pass has fused nodes yet")
         inner = dict(scope)
         used: set[str] = set()
         for let in node.body:
-            self.expr(node, let.expr, inner, used)
+            self.check_expr(node, let.expr, inner, used)
             if let.name in self.made and let.name not in {value.name for value in node.outputs}:
                 self.problems.append(f"{node.name}: {let.name} is made twice")
             inner[let.name] = let.expr.type
@@ -186,7 +188,7 @@ class _Check:
             if value.name not in defined or inner[value.name] != value.type:
                 self.problems.append(f"{node.name}: {value.name} is not of its body, or of another type")
 
-    def expr(self, node: Node, expr: Expr, scope: Mapping[str, Type], used: set[str]) -> None:
+    def check_expr(self, node: Node, expr: Expr, scope: Mapping[str, Type], used: set[str]) -> None:
         if isinstance(expr, Ref):
             used.add(expr.name)
             if scope.get(expr.name) != expr.type:
@@ -194,7 +196,7 @@ class _Check:
         if not isinstance(expr, Apply):
             return
         for arg in expr.args:
-            self.expr(node, arg, scope, used)
+            self.check_expr(node, arg, scope, used)
         try:
             axis = self.by_key[expr.axis] if expr.axis else None
             inferred = self.infer(expr.op, tuple(arg.type for arg in expr.args), axis)
@@ -204,7 +206,7 @@ class _Check:
         if inferred != expr.type:
             self.problems.append(f"{node.name}: {expr.op} makes {inferred}, is marked {expr.type}")
 
-    def region(self, node: Node, op: DeclaredOperation, region: Graph, scope: Mapping[str, Type]) -> None:
+    def check_region(self, node: Node, op: DeclaredOperation, region: Graph, scope: Mapping[str, Type]) -> None:
         count = len(region.inputs)
         if node.inputs[count:] != captured_names(region):
             self.problems.append(f"{node.name}: captures {captured_names(region)}, is given {node.inputs[count:]}")
@@ -213,7 +215,7 @@ class _Check:
         outer = [scope[name] for name in node.inputs[:count]]
         if [value.type for value in region.inputs] != outer:
             self.problems.append(f"{node.name}: carries {outer} into {[value.type for value in region.inputs]}")
-        self.graph(region, scope)
+        self.check_graph(region, scope)
         types = {**scope, **region.values()}
         for name, value in zip(region.outputs, node.outputs, strict=False):
             loss = op.trains and value is node.outputs[0]

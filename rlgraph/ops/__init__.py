@@ -6,14 +6,14 @@ from rlgraph.ops.nodes import (
     MODEL_OPERATIONS,
     NODES,
     attribute_value,
-    chosen_from,
-    code_of,
+    chosen_inputs,
     model_of,
-    planned_as,
+    model_work_of,
+    placement_operation,
     table_of,
-    work_of,
+    user_code_of,
 )
-from rlgraph.ops.tensor import TENSOR, TensorOp, infer
+from rlgraph.ops.tensor import TENSOR, TensorOp, infer_type
 
 __all__ = [
     "MODEL_OPERATIONS",
@@ -22,11 +22,11 @@ __all__ = [
     "NodeOp",
     "TensorOp",
     "attribute_value",
-    "chosen_from",
-    "code_of",
-    "infer",
+    "chosen_inputs",
+    "user_code_of",
+    "infer_type",
     "model_of",
-    "planned_as",
+    "placement_operation",
     "table_of",
-    "work_of",
+    "model_work_of",
 ]

@@ -36,7 +36,7 @@ def has_adapters(program: Program, name: str) -> bool:
     return dict(program.original(program.model(name)).options).get("lora") is not None
 
 
-def is_changed(program: Program, model: Model) -> bool:
+def weights_change(program: Program, model: Model) -> bool:
     """Return whether a model that is no copy, or a copy of it, is trained or takes other weights."""
     return any(program.original(program.model(name)) == model for name in changed_models(program))
 

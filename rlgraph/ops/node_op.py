@@ -13,7 +13,7 @@ Unit = Literal["row", "group", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class OnSteps:
+class StepRule:
     """What the count of a loop means that runs its region on some steps. Steps are counted from 1."""
 
     when: Callable[[int, int], bool]
@@ -43,13 +43,13 @@ class NodeOp:
     """Whether its outputs are inputs or parts of them, so that the rows stay where they are."""
     chooses: int | None = None
     """The index of the input that says which rows an operation selects."""
-    region: bool = False
+    has_region: bool = False
     loop: Literal["slices", "rounds", "steps"] | None = None
     """How often it runs its region: for each slice of its axis, until its axis has enough rows, or on some steps. A
     region without a loop runs once."""
-    on_steps: OnSteps | None = None
+    on_steps: StepRule | None = None
     """When a loop on some steps runs; its statement is `WORD COUNT:`, and the attribute `steps` has the count."""
-    body: bool = False
+    has_body: bool = False
     """Whether its work is given in the node, as expressions."""
     pure: bool = True
     """Whether the same inputs give the same outputs, without side effects: equal nodes can be merged."""
@@ -86,7 +86,7 @@ class NodeOp:
         return self.work == "trains"
 
     @property
-    def with_model(self) -> bool:
+    def uses_model(self) -> bool:
         """Whether it computes with a model's weights."""
         return self.work is not None
 
@@ -95,11 +95,11 @@ class NodeOp:
         """Whether it waits for the whole batch."""
         return self.unit == "batch"
 
-    def place(self, kind: str) -> int | None:
+    def input_index(self, kind: str) -> int | None:
         """Return the index of the first input of a kind; None if it takes none."""
         words = self.signature.split("->")[0].split()
         return next((at for at, word in enumerate(words) if kind in word.rstrip("*").split("|")), None)
 
-    def attribute(self, name: str) -> Attribute:
+    def attribute_named(self, name: str) -> Attribute:
         """Return the declaration of an attribute."""
         return next(attribute for attribute in self.attributes if attribute.name == name)

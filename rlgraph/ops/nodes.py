@@ -34,29 +34,29 @@ from rlgraph.ops.records import RECORDS
 
 NODES: Mapping[str, NodeOp] = {op.name: op for op in RECORDS}
 
-MODEL_OPERATIONS = tuple(op.name for op in RECORDS if op.with_model and not op.part_of)
+MODEL_OPERATIONS = tuple(op.name for op in RECORDS if op.uses_model and not op.part_of)
 """The operations that a plan gives to groups of processes: all that compute with a model's weights."""
 
 
-def work_of(operation: str) -> Work | None:
+def model_work_of(operation: str) -> Work | None:
     """Return what an operation does with a model's weights; None if it needs no model or does not exist."""
     return NODES[operation].work if operation in NODES else None
 
 
 def attribute_value(node: Node, name: str) -> Any:
     """Return an attribute's value, or the record's default where the node has none."""
-    default = NODES[node.op].attribute(name).default
+    default = NODES[node.op].attribute_named(name).default
     return node.attr(name, None if isinstance(default, Required) else default)
 
 
-def unit_word(node: Node) -> Unit:
+def unit_seen_by_node(node: Node) -> Unit:
     """Return the smallest unit that a node works on: that of its operation, or what its function needs to see."""
     op = NODES[node.op]
     has_over = any(attribute.name == "over" for attribute in op.attributes)
     return cast(Unit, attribute_value(node, "over")) if has_over else op.unit
 
 
-def planned_as(operation: str) -> str:
+def placement_operation(operation: str) -> str:
     """Return the operation under which a plan places an operation's work."""
     return NODES[operation].part_of or operation
 
@@ -88,19 +88,19 @@ def concurrent_batches(node: Node, missing: float) -> int:
     return 1 if ahead is None else math.ceil(ahead * missing / node.attr("batch") - 1e-9)
 
 
-def code_of(node: Node) -> str:
+def user_code_of(node: Node) -> str:
     """Return the name of the user's function or environment that a node runs; "" for none."""
     name = NODES[node.op].foreign
     return str(node.attr(name)) if name else ""
 
 
-def read_inputs(node: Node) -> tuple[str, ...]:
+def inputs_read(node: Node) -> tuple[str, ...]:
     """Return the inputs that a node reads; rows that are only chosen from are not read."""
     chooses = NODES[node.op].chooses
     return node.inputs if chooses is None or not node.outputs else (node.inputs[chooses],)
 
 
-def chosen_from(node: Node) -> tuple[str, ...]:
+def chosen_inputs(node: Node) -> tuple[str, ...]:
     """Return the inputs that a node chooses rows from, one for each output."""
     at = NODES[node.op].chooses
     assert at is not None
@@ -115,10 +115,10 @@ def row_history(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[
         node, at = makers[table]
         op = NODES[node.op]
         yield node, at
-        if op.region:
+        if op.has_region:
             table = node.region.outputs[at]
         else:
-            table = chosen_from(node)[at] if op.chooses is not None else table_of(node)
+            table = chosen_inputs(node)[at] if op.chooses is not None else table_of(node)
 
 
 def sampling_node(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:
@@ -127,5 +127,5 @@ def sampling_node(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | 
 
 
 def _input(node: Node, kind: str) -> str:
-    place = NODES[node.op].place(kind)
+    place = NODES[node.op].input_index(kind)
     return "" if place is None or place >= len(node.inputs) else node.inputs[place]

@@ -18,12 +18,12 @@ class Optimizer:
     """The declaration of an optimizer."""
 
     name: str
-    kept: int
+    numbers_per_weight: int
     """How many numbers it keeps per weight from one step to the next."""
     settings: tuple[Attribute, ...]
     """Its own settings, each with a default; learning rate and clipping are common to all optimizers."""
 
-    def default(self, setting: str) -> float:
+    def default_of(self, setting: str) -> float:
         """Return the default of a setting."""
         return next(declared.default for declared in self.settings if declared.name == setting)  # type: ignore[return-value]
 
@@ -65,4 +65,4 @@ def optimizer_of(node: Node) -> Optimizer:
 def settings_of(node: Node) -> dict[str, float]:
     """Return the settings of a `train` node's optimizer."""
     given = {setting.name: node.attr(setting.name) for setting in optimizer_of(node).settings}
-    return {name: optimizer_of(node).default(name) if value is None else value for name, value in given.items()}
+    return {name: optimizer_of(node).default_of(name) if value is None else value for name, value in given.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ir.graph import SPANS
-from rlgraph.ops.node_op import NodeOp, OnSteps
+from rlgraph.ops.node_op import NodeOp, StepRule
 from rlgraph.ops.optimizers import optimizer_attributes
 
 _SAMPLING = (
@@ -136,7 +136,7 @@ RECORDS = (
         pure=False,
         foreign="func",
     ),
-    NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics.", body=True),
+    NodeOp("tensor", "tensor* -> tensor*", "row", "Tensor mathematics.", has_body=True),
     NodeOp(
         "size",
         "any -> tensor",
@@ -269,7 +269,7 @@ RECORDS = (
         ),
         work="trains",
         updates=True,
-        region=True,
+        has_region=True,
         pure=False,
     ),
     NodeOp(
@@ -279,7 +279,7 @@ RECORDS = (
         "The gradient of a loss on some rows, added to that of the rows before; makes a 1 for each.",
         attributes=(_AXIS,),
         work="trains",
-        region=True,
+        has_region=True,
         pure=False,
         part_of="train",
     ),
@@ -336,7 +336,7 @@ RECORDS = (
             _AXIS,
             _KEY,
         ),
-        region=True,
+        has_region=True,
         loop="slices",
         pure=False,
     ),
@@ -379,7 +379,7 @@ RECORDS = (
             Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
             _AXIS,
         ),
-        region=True,
+        has_region=True,
         loop="rounds",
         pure=False,
     ),
@@ -390,9 +390,9 @@ RECORDS = (
         "A body on some steps only.",
         "what happens on some steps only waits for what it uses",
         attributes=(Attribute("steps", "int", low=1, doc="from one time to the next", counts="step"),),
-        region=True,
+        has_region=True,
         loop="steps",
-        on_steps=OnSteps(lambda step, count: step % count == 0, float),
+        on_steps=StepRule(lambda step, count: step % count == 0, float),
         pure=False,
         effect=True,
     ),

@@ -186,7 +186,7 @@ PREFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.a
 COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 
-def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
+def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
     """Return the type of an operation's result; `axis` is the one that a reduction leaves.
 
     Raises ValueError where axes do not nest; the checker reports that earlier, with a caret.
@@ -196,7 +196,7 @@ def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor
         raise ValueError(f"{name} takes {op.args} arguments, not {len(args)}")
     if op.kind == "reduction":
         source = args[0].axis
-        if source is None or not source.within(axis):
+        if source is None or not source.is_within(axis):
             raise ValueError(f"{name} cannot go from {source and source.key} to {axis and axis.key}")
         return Tensor(_dtype(op, args), axis)
     if op.kind == "scan":

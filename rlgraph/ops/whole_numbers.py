@@ -15,7 +15,7 @@ from rlgraph.ops.reference import Number, cumsum, floordiv, sum_
 _OVERFLOW = 2.0**62
 
 
-def within(exact: Tensor, near: Tensor) -> Tensor:
+def check_int64_range(exact: Tensor, near: Tensor) -> Tensor:
     """Return the integers `exact`, after a check against the same result in double precision, `near`.
 
     Raises OverflowError where 64 bits are too few: then they are off by at least 2**64, and rounding in double
@@ -30,7 +30,7 @@ def _checked(name: str, operation: Callable[..., Any], numbers: int) -> Callable
 
     def whole(*args: Any) -> Tensor:
         near = operation(*map(_double, args[:numbers]), *args[numbers:])
-        return within(torch.as_tensor(operation(*args)), torch.as_tensor(near))
+        return check_int64_range(torch.as_tensor(operation(*args)), torch.as_tensor(near))
 
     whole.__name__ = f"whole_{name}"
     return whole

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rlgraph.ir.graph import Graph, Program
 from rlgraph.ir.types import Type, is_model
-from rlgraph.ops import NODES, code_of
+from rlgraph.ops import NODES, user_code_of
 
 
 def model_operations(program: Program) -> dict[str, set[str]]:
@@ -20,7 +20,7 @@ def model_operations(program: Program) -> dict[str, set[str]]:
 
 def user_code(program: Program) -> dict[str, bool]:
     """Return for each of the user's functions and environments whether the program runs it."""
-    run = {code_of(node) for _, node in program.walk()}
+    run = {user_code_of(node) for _, node in program.walk()}
     return {outside.name: outside.name in run for outside in program.outside if outside.kind in ("func", "env")}
 
 
@@ -28,7 +28,7 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
     for node in graph.nodes:
         handle = types[node.inputs[0]] if node.inputs else None
         inner = training
-        if handle and is_model(handle) and NODES[node.op].with_model:
+        if handle and is_model(handle) and NODES[node.op].uses_model:
             # What a trained model computes for its own loss is part of its training.
             trains = NODES[node.op].trains
             inner = handle.name if trains else training

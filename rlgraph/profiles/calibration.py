@@ -12,8 +12,15 @@ from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import device_kind
 from rlgraph.catalog.clusters.devices import DTYPES
 from rlgraph.errors import ProgramError
-from rlgraph.passes.cost.calibration import SCALARS, VERSION, Calibration, HeldOutErrors, MeasuredDevice, constants_of
-from rlgraph.passes.cost.constants import Host, defaults
+from rlgraph.passes.cost.calibration import (
+    SCALARS,
+    VERSION,
+    Calibration,
+    HeldOutErrors,
+    MeasuredDevice,
+    constants_from_rates,
+)
+from rlgraph.passes.cost.constants import HostCosts, default_constants
 from rlgraph.profiles.documents import FileKind
 from rlgraph.runs.planfiles.document import Document, JsonNode
 
@@ -37,9 +44,9 @@ MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 def read_calibration(path: str | Path) -> Calibration:
     """Return the calibration in a file. Raise ProgramError with everything that is wrong with the file."""
     try:
-        return _CalibrationReader(KIND.open(Path(path)), str(path)).calibration()
+        return _CalibrationReader(KIND.read_document(Path(path)), str(path)).read_calibration()
     except ProgramError as error:
-        raise KIND.recoded(error) from None
+        raise KIND.with_file_codes(error) from None
 
 
 class _CalibrationReader:
@@ -48,60 +55,66 @@ class _CalibrationReader:
     def __init__(self, document: Document, path: str) -> None:
         self.document, self.top, self.path = document, document.top, path
 
-    def calibration(self) -> Calibration:
+    def read_calibration(self) -> Calibration:
         """Return the calibration. Raise ProgramError with everything that is wrong."""
-        if not self.top.fields(KIND.field, *SECTIONS, optional=("held_out",)):
+        if not self.top.check_fields(KIND.field, *SECTIONS, optional=("held_out",)):
             self.document.raise_errors()
-        device = self.device(self.top.field("device"))
-        rates = dict(self.rates(self.top.field("rates")))
-        host = self.numbers(self.top.field("host"), tuple(member.name for member in fields(Host)))
-        scalars = self.numbers(self.top.field("constants"), SCALARS)
-        machine = {name: node.text() for name, node in self.top.field("machine").entries()}
-        errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
+        device = self.read_device(self.top.field("device"))
+        rates = dict(self.read_rates(self.top.field("rates")))
+        host = self.read_numbers(self.top.field("host"), tuple(member.name for member in fields(HostCosts)))
+        scalars = self.read_numbers(self.top.field("constants"), SCALARS)
+        machine = {name: node.read_text() for name, node in self.top.field("machine").entries()}
+        errors = {name: self.read_number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
         held_out = {}
         if isinstance(self.top.value, dict) and "held_out" in self.top.value:
             for name, node in self.top.field("held_out").entries():
                 held_out[name] = HeldOutErrors(
-                    **self.numbers(node, tuple(member.name for member in fields(HeldOutErrors)))
+                    **self.read_numbers(node, tuple(member.name for member in fields(HeldOutErrors)))
                 )
         self.document.raise_errors()
-        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(device_kind(device.name)))
+        constants = constants_from_rates(
+            rates, HostCosts(**host), scalars, self.path, default_constants(device_kind(device.name))
+        )
         return Calibration(constants, device, machine, errors, held_out)
 
-    def device(self, node: JsonNode) -> MeasuredDevice:
+    def read_device(self, node: JsonNode) -> MeasuredDevice:
         """Return the measured device."""
-        if not node.fields("name", "flops", "bandwidth"):
+        if not node.check_fields("name", "flops", "bandwidth"):
             return MeasuredDevice("", {}, 1.0)
         flops = node.field("flops")
-        flops.fields("float32", optional=DTYPES)
-        rates = {name: self.number(rate, 1.0, MOST_RATE) for name, rate in flops.entries() if name in DTYPES}
-        return MeasuredDevice(node.field("name").text(), rates, self.number(node.field("bandwidth"), 1.0, MOST_RATE))
+        flops.check_fields("float32", optional=DTYPES)
+        rates = {name: self.read_number(rate, 1.0, MOST_RATE) for name, rate in flops.entries() if name in DTYPES}
+        return MeasuredDevice(
+            node.field("name").read_text(), rates, self.read_number(node.field("bandwidth"), 1.0, MOST_RATE)
+        )
 
-    def rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
+    def read_rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
         """Yield the rates of each engine and kind of work."""
         for engine, kinds in node.entries():
-            kinds.fields(optional=get_args(WorkKind))
+            kinds.check_fields(optional=get_args(WorkKind))
             for kind, numbers in kinds.entries():
                 if kind in get_args(WorkKind):
                     needed = tuple(member.name for member in fields(Rates) if member.name not in OPTIONAL)
-                    yield (engine, kind), Rates(**self.numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
+                    yield (engine, kind), Rates(**self.read_numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
 
-    def numbers(self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, float]:
+    def read_numbers(
+        self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()
+    ) -> Mapping[str, float]:
         """Return all of these numbers; missing ones are reported, and replaced by numbers that do no harm."""
-        if not node.fields(*names, optional=optional):
+        if not node.check_fields(*names, optional=optional):
             return dict.fromkeys(names, 1.0)
         given = [name for name, _ in node.entries() if name in optional]
-        return {name: self.number(node.field(name), *_bounds(name)) for name in (*names, *given)}
+        return {name: self.read_number(node.field(name), *_bounds(name)) for name in (*names, *given)}
 
-    def number(self, node: JsonNode, least: float, most: float) -> float:
+    def read_number(self, node: JsonNode, least: float, most: float) -> float:
         """Return a number within bounds; a wrong one is reported, and replaced by one that does no harm."""
         value = node.value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
-            node.say("E0953", f"{node.shown} is no number")
+            node.add_error("E0953", f"{node.path_text} is no number")
         elif not least <= value <= most:
             # An integer may be larger than the largest float.
             shown = f"{value:g}" if abs(value) <= sys.float_info.max else "too large for a number"
-            node.say("E0953", f"{node.shown} is {shown}, and has to be {least:g} to {most:g}")
+            node.add_error("E0953", f"{node.path_text} is {shown}, and has to be {least:g} to {most:g}")
         else:
             return float(value)
         return least or 1.0

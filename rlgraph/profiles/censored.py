@@ -24,7 +24,7 @@ PIECES = 1024
 
 
 @dataclass(frozen=True)
-class Censored:
+class CensoredLengths:
     """The lengths of rows of one kind, of which there is at least one."""
 
     ended: Sequence[int]
@@ -33,7 +33,7 @@ class Censored:
     """The number of tokens of each row that was cut: it would have been longer."""
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Return the number of rows."""
         return len(self.ended) + len(self.cut)
 
@@ -43,7 +43,7 @@ class Censored:
         return max([*self.ended, *self.cut])
 
     @cached_property
-    def lognormal(self) -> NormalDist | None:
+    def log_length_distribution(self) -> NormalDist | None:
         """Return the distribution of the logarithm; None for fewer than two lengths that ended, which have no
         spread."""
         if len(set(self.ended)) < 2:
@@ -62,18 +62,18 @@ class Censored:
                 middle = normal.mean + normal.stdev * hazard
                 total += count * middle
                 squares += count * (normal.stdev**2 * (1 + step * hazard - hazard * hazard) + middle * middle)
-            mean = total / self.rows
-            better = NormalDist(mean, math.sqrt(max(squares / self.rows - mean * mean, 1e-12)))
+            mean = total / self.row_count
+            better = NormalDist(mean, math.sqrt(max(squares / self.row_count - mean * mean, 1e-12)))
             if abs(better.mean - normal.mean) + abs(better.stdev - normal.stdev) < 1e-9:
                 break
             normal = better
         return normal
 
     @cached_property
-    def distance(self) -> float:
+    def fit_distance(self) -> float:
         """Return the largest difference between both distributions, as shares of rows (Kolmogorov and Smirnov's); 0
         without a fit."""
-        fit, below, most = self.lognormal, 0.0, 0.0
+        fit, below, most = self.log_length_distribution, 0.0, 0.0
         if fit is None:
             return most
         for length, mass in self._seen():
@@ -83,15 +83,15 @@ class Censored:
             most = max(most, abs(below - fit.cdf(math.log(length + 0.5))))
         return most
 
-    def lengths(self) -> Lengths:
+    def estimated_lengths(self) -> Lengths:
         """Return the estimated distribution of the lengths."""
         if not self.cut:
-            return Lengths.of(self.ended)
-        return Lengths.of(_quantiles([*self._seen(), *self._beyond()]))
+            return Lengths.from_lengths(self.ended)
+        return Lengths.from_lengths(_quantiles([*self._seen(), *self._beyond()]))
 
     def _seen(self) -> Iterator[tuple[int, float]]:
         """Yield each length that ended, ascending, with its share of the rows."""
-        cut, left, risk = Counter(self.cut), 1.0, self.rows
+        cut, left, risk = Counter(self.cut), 1.0, self.row_count
         for length, equal in groupby(sorted([*self.ended, *cut])):
             ended = sum(1 for _ in equal) - (length in cut)
             if ended:
@@ -104,7 +104,7 @@ class Censored:
         left = 1 - sum(mass for _, mass in self._seen())
         if left < 1e-12:
             return
-        limit, fit = max(self.cut), self.lognormal
+        limit, fit = max(self.cut), self.log_length_distribution
         over = 0.0 if fit is None else 1 - fit.cdf(math.log(max(limit, 1)))
         for piece in range(PIECES):
             # Without a fit only the limit is known.

@@ -30,10 +30,10 @@ class FileKind:
     hint: str
     """A hint on how such a file is made."""
 
-    def open(self, path: Path) -> Document:
+    def read_document(self, path: Path) -> Document:
         """Return the document, whose version has to be known. Raise ProgramError."""
         document = Document(decode_source(str(path), self._bytes(path)))
-        if not document.top.has(self.field):
+        if not document.top.has_field(self.field):
             message = f"this is no {self.name}: it has no field `{self.field}`"
             raise ProgramError(Diagnostic(self.codes["E0950"], message, file_span(str(path)), self.hint))
         node = document.top.field(self.field)
@@ -44,7 +44,7 @@ class FileKind:
             document.raise_errors()
         return document
 
-    def recoded(self, error: ProgramError) -> ProgramError:
+    def with_file_codes(self, error: ProgramError) -> ProgramError:
         """Return a document's errors with the codes of this kind."""
         return ProgramError([self._recoded(diagnostic) for diagnostic in error.diagnostics])
 

@@ -21,7 +21,9 @@ Model = Callable[[np.ndarray], np.ndarray]
 """A function from constants, [K], to the seconds of each piece of work, [N]."""
 
 
-def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, least: np.ndarray) -> np.ndarray:
+def fit_constants(
+    model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, least: np.ndarray
+) -> np.ndarray:
     """Return the constants, [K], none of which is less than its least, with which the relative errors have the least
     squares.
 
@@ -35,7 +37,7 @@ def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, 
         if not (np.isfinite(slopes).all() and np.isfinite(missing).all()):
             # The last step led to values that are not finite: the best one before is kept.
             break
-        constants = least + nonnegative(slopes, missing)
+        constants = least + nonnegative_least_squares(slopes, missing)
         current_error = float(np.square(model(constants) / measured - 1).sum())
         if current_error < error:
             best, error = constants, current_error
@@ -52,7 +54,7 @@ def _slopes(model: Model, at: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1)
 
 
-def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+def nonnegative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of
     Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
     sizes = np.linalg.norm(matrix, axis=0)

@@ -20,7 +20,7 @@ from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.backends import open_backend
-from rlgraph.runs.options import Options
+from rlgraph.runs.options import RunOptions
 
 MOST_WAITED = 0.9
 """The largest share of a piece of work that can have been waiting for a core: Linux counts both in ticks of its own,
@@ -73,14 +73,14 @@ class TimedStep:
         return max(0.0, self.unadjusted_seconds - busy - (self.waited - sum(work.waited for work in self.done)))
 
 
-class CoreWaits:
+class CoreWaitReader:
     """A reader of how long processes were ready to run and had no core, by Linux's `/proc/PID/schedstat`."""
 
     def __init__(self) -> None:
         self.others: Sequence[int] = ()
         """The ids of the other processes; if there are any, this one only sends requests."""
 
-    def waits(self) -> list[float]:
+    def wait_seconds(self) -> list[float]:
         """Return the seconds that each process has waited since it began; empty if the system does not say."""
         if self.others:
             return [_waited(f"/proc/{pid}/schedstat") for pid in self.others]
@@ -91,9 +91,9 @@ class CoreWaits:
             else []
         )
 
-    def since(self, before: list[float]) -> float:
+    def longest_wait_since(self, before: list[float]) -> float:
         """Return the seconds of the process that waited longest since `before`."""
-        return max((now - then for now, then in zip(self.waits(), before, strict=False)), default=0.0)
+        return max((now - then for now, then in zip(self.wait_seconds(), before, strict=False)), default=0.0)
 
 
 def _waited(path: str) -> float:
@@ -109,7 +109,7 @@ class Stopwatch(SilentObserver):
     """An observer that keeps the works that were done since it was last asked."""
 
     def __init__(self) -> None:
-        self.cores = CoreWaits()
+        self.cores = CoreWaitReader()
         self._begun: dict[int, list[float]] = {}
         self._done: list[TimedWork] = []
         self._inside: dict[int, float] = {}
@@ -117,7 +117,7 @@ class Stopwatch(SilentObserver):
         self._behind: set[int] = set()
         """The threads whose node waits for weights that were sent before its request."""
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         """Record a piece of work in this thread."""
@@ -127,7 +127,7 @@ class Stopwatch(SilentObserver):
 
     def node_started(self, node: Node, pool: str = "") -> None:
         """Record that this thread begins with a node."""
-        self._begun[threading.get_ident()] = self.cores.waits()
+        self._begun[threading.get_ident()] = self.cores.wait_seconds()
         self._behind.discard(threading.get_ident())
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
@@ -137,8 +137,8 @@ class Stopwatch(SilentObserver):
             # The request arrived before its weights, so that its own time delayed nothing.
             seconds = inside
         if not NODES[node.op].loop:
-            waited = self.cores.since(self._begun[threading.get_ident()])
-            self.add(work_title(node), node.op, seconds, inside, waited)
+            waited = self.cores.longest_wait_since(self._begun[threading.get_ident()])
+            self.add_work(work_title(node), node.op, seconds, inside, waited)
 
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -146,9 +146,9 @@ class Stopwatch(SilentObserver):
         """Record a synchronization of weights."""
         self._inside.pop(threading.get_ident(), None)
         self._behind.add(threading.get_ident())
-        self.add(f"sync {model}", "sync", seconds, seconds)
+        self.add_work(f"sync {model}", "sync", seconds, seconds)
 
-    def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
+    def add_work(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
         """Add a work that ends now."""
         now = time.perf_counter()
         inside = min(inside, seconds)
@@ -167,26 +167,26 @@ class TimedRun:
 
     steps: Iterator[object]
     watch: Stopwatch
-    seen: list[TimedStep] = field(default_factory=list)
+    timed_steps: list[TimedStep] = field(default_factory=list)
 
-    def go_on(self, count: int = 1) -> None:
+    def run_steps(self, count: int = 1) -> None:
         """Run some more steps."""
         cores = self.watch.cores
         for _ in range(count):
-            before = cores.waits()
+            before = cores.wait_seconds()
             step = next(self.steps)
-            done, waited = self.watch.take_works(), 0.0 if cores.others else cores.since(before)
+            done, waited = self.watch.take_works(), 0.0 if cores.others else cores.longest_wait_since(before)
             waited = max(waited, sum(work.waited for work in done))
-            self.seen.append(TimedStep(step.seconds, waited, done))  # type: ignore[attr-defined]
+            self.timed_steps.append(TimedStep(step.seconds, waited, done))  # type: ignore[attr-defined]
 
 
 @contextmanager
-def observe_run(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
+def observe_run(compiled: Compilation, options: RunOptions) -> Iterator[TimedRun]:
     """Yield a run whose nodes are timed. Raise ProgramError and RunError like any run."""
     watch = Stopwatch()
     with open_backend(compiled, options, watch) as (backend, _):
         watch.cores.others = _processes(backend)
-        steps = backend.steps(None)
+        steps = backend.run_steps(None)
         watch.take_works()
         try:
             yield TimedRun(steps, watch)
@@ -205,7 +205,7 @@ def _processes(backend: object) -> list[int]:
     return ids
 
 
-def by_repetition(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
+def works_by_repetition(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
     """Return the works of steps by name, by operation, and by their repetition in the step."""
     works: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:

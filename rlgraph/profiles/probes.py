@@ -37,7 +37,7 @@ class ProbeModel:
     """The width of the feed-forward network as a multiple of the hidden width."""
 
     @property
-    def source(self) -> str:
+    def declaration(self) -> str:
         """Return the model's declaration in the language."""
         return (
             f'random("qwen2", seed=0, hidden_size={self.hidden}, intermediate_size={self.ffn * self.hidden}, '
@@ -66,7 +66,7 @@ class Probe:
     dtype: str = "float32"
 
     @property
-    def text(self) -> str:
+    def program_text(self) -> str:
         """Return the program."""
         return "\n".join(self._lines()) + "\n"
 
@@ -74,7 +74,7 @@ class Probe:
         """Yield the lines of the program."""
         yield "algorithm probe"
         for number, size in enumerate(self.sizes):
-            yield f'model m{number} = causal_lm({size.source}, dtype="{self.dtype}")'
+            yield f'model m{number} = causal_lm({size.declaration}, dtype="{self.dtype}")'
             yield f"model r{number} = frozen(m{number})"
         yield f'data prompts = jsonl("prompts.jsonl", batch={self.prompts})'
         yield 'func score = python("rewards.py:score")'
@@ -103,29 +103,32 @@ class Probe:
         yield f"        q{place} = exp({model}.logprobs(g{place}) - p{place})"
         yield f"        minimize mean(-min(q{place} * a{place}, clip(q{place}, 0.8, 1.2) * a{place}))"
 
-    def compiled(self, folder: Path, schedule: str = "") -> Compilation:
+    def compile_program(self, folder: Path, schedule: str = "") -> Compilation:
         """Compile the program with its data in a folder. schedule: a schedule without its first line."""
-        rows = [{"prompt": text} for text in self.texts()]
+        rows = [{"prompt": text} for text in self.prompt_texts()]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "rewards.py").write_text(REWARDS)
-        (folder / "probe.rlf").write_text(self.text)
+        (folder / "probe.rlf").write_text(self.program_text)
         opened = open_program(folder / "probe.rlf")
         return compile_program(
             opened, {}, check_program(opened, {}, f"schedule probe\n{schedule}" if schedule else None)
         )
 
-    def texts(self) -> list[str]:
+    def prompt_texts(self) -> list[str]:
         """Return the prompts, of 8 to 16 tokens each; every step reads all of them."""
         rng = random.Random(0)
         return ["".join(rng.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
 
-    def batches(self, point: ProbeWork) -> tuple[Batch, Batch]:
+    def batches_at(self, point: ProbeWork) -> tuple[Batch, Batch]:
         """Return the rows that are sampled and read, and those of one optimizer step."""
-        prompt, response = Lengths.of(len(text) for text in self.texts()), Lengths((float(point.tokens),))
+        prompt, response = (
+            Lengths.from_lengths(len(text) for text in self.prompt_texts()),
+            Lengths((float(point.tokens),)),
+        )
         rows = float(self.prompts * point.samples)
         return Batch(rows, prompt, response, point.samples), Batch(rows / max(1, point.parts), prompt, response)
 
-    def trained(self) -> Sequence[tuple[int, ProbeWork]]:
+    def training_order(self) -> Sequence[tuple[int, ProbeWork]]:
         """Return the model and the point of each optimizer step, in the order in which a model takes its own."""
         return [
             (number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)

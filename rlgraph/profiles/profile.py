@@ -26,15 +26,15 @@ from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.calibration import Calibration, HeldOutErrors, MeasuredDevice, constants_of
-from rlgraph.passes.cost.constants import Constants, Host, defaults
+from rlgraph.passes.cost.calibration import Calibration, HeldOutErrors, MeasuredDevice, constants_from_rates
+from rlgraph.passes.cost.constants import Constants, HostCosts, default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.predict import Predictor, TaskModel
 from rlgraph.profiles.calibration import OPTIONAL
-from rlgraph.profiles.fit import fit, nonnegative
-from rlgraph.profiles.observe import CoreWaits, TimedRun, TimedStep, TimedWork, by_repetition, observe_run
+from rlgraph.profiles.fit import fit_constants, nonnegative_least_squares
+from rlgraph.profiles.observe import CoreWaitReader, TimedRun, TimedStep, TimedWork, observe_run, works_by_repetition
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
-from rlgraph.runs.options import LOCAL, RAY, Options
+from rlgraph.runs.options import LOCAL, RAY, RunOptions
 
 SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
     "cpu": (ProbeModel(64, 12, 32), ProbeModel(128, 2, 512), ProbeModel(256, 3, 1024, heads=4)),
@@ -74,7 +74,7 @@ Beside = Callable[[str], Sequence[TimedRun]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedSample:
     """A piece of work and how long it took."""
 
     kind: WorkKind
@@ -94,7 +94,7 @@ class ProbeSetup:
     """The number of threads of a run in this process; 0 means a run on Ray."""
 
 
-def profile(
+def profile_machine(
     engines: Sequence[str] | None = None,
     *,
     threads: int = 2,
@@ -108,13 +108,13 @@ def profile(
     thread. quick: fewer repetitions, and one split of each engine alone. note: is called with what is being measured.
     beside: returns, for what is measured next, other runs that progress step by step between its repetitions.
     """
-    wanted = [name for name in registry.engines() if name in (engines or registry.installed())]
+    wanted = [name for name in registry.engines_by_name() if name in (engines or registry.installed_engines())]
     note("matrix products and memory")
     device = measure_device()
     kind = device_kind(device.name)
     probe = Probe(SIZES[kind][:2] if quick else SIZES[kind], POINTS[kind], dtype=DTYPE[kind])
-    cluster = Calibration(defaults(kind), device).with_measured_rates(read_cluster(f"1x2:{device.name}"))
-    samples: list[Sample] = []
+    cluster = Calibration(default_constants(kind), device).with_measured_rates(read_cluster(f"1x2:{device.name}"))
+    samples: list[TimedSample] = []
     local, remote = _Overheads(), _Overheads()
     rounds = 3 if quick else ROUNDS
     setups = list(_setups(wanted, threads, quick, len(probe.sizes)))
@@ -122,25 +122,25 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         for setup, compiled, seen in _in_turn(probe, here, Path(folder), rounds, note, beside):
             samples += _samples(probe, compiled, setup, cluster, seen)
-            local.add(probe, seen, compiled)
+            local.add_steps(probe, seen, compiled)
         for setup in setups:
             if not setup.threads:
                 [(_, compiled, seen)] = _in_turn(probe, [setup], Path(folder), rounds, note, beside)
                 samples += _samples(probe, compiled, setup, cluster, seen)
-                remote.add(probe, seen, compiled)
+                remote.add_steps(probe, seen, compiled)
     note("fitting")
     return _fitted(samples, local, remote, device)
 
 
 def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[ProbeSetup]:
     """Yield the runs that measure the engines."""
-    plain = registry.embedded().name
+    plain = registry.embedded_engine().name
     if plain in wanted or not wanted:
         alone = _schedule([plain], models, "")
         yield ProbeSetup(ALONE, alone, 1)
         if threads > 1 and not quick:
             yield ProbeSetup(f"{threads} threads in this process", alone, threads)
-    if RAY.missing or not set(wanted) - {plain}:
+    if RAY.missing_package or not set(wanted) - {plain}:
         return
     yield ProbeSetup(ONE, _schedule(wanted, models, ""))
     if not quick:
@@ -166,7 +166,7 @@ def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
 def _best(wanted: Sequence[str], operation: str) -> str:
     """Return the engine, of some, that is best for an operation."""
     able = [name for name in wanted if operation in registry.engine(name).operations]
-    return max(able, key=lambda name: registry.engine(name).preference, default=registry.embedded().name)
+    return max(able, key=lambda name: registry.engine(name).preference, default=registry.embedded_engine().name)
 
 
 def _in_turn(
@@ -177,18 +177,18 @@ def _in_turn(
     with ExitStack() as stack:
         for setup in setups:
             note(f"{setup.what}: starting")
-            compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
+            compiled = probe.compile_program(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
             backend = LOCAL if setup.threads else RAY
-            options = Options(backend=backend.name, threads=setup.threads or 1, timeout=TIMEOUT)
+            options = RunOptions(backend=backend.name, threads=setup.threads or 1, timeout=TIMEOUT)
             runs.append((setup, compiled, stack.enter_context(observe_run(compiled, options))))
         others = beside(setups[0].what) if setups else ()
         for turn in range(WARM + rounds):
             for setup, _, run in runs:
                 note(f"{setup.what}: {turn + 1} of {WARM + rounds}")
-                run.go_on()
+                run.run_steps()
             for background in others:
-                background.go_on()
-    return [(setup, compiled, run.seen[WARM:]) for setup, compiled, run in runs]
+                background.run_steps()
+    return [(setup, compiled, run.timed_steps[WARM:]) for setup, compiled, run in runs]
 
 
 # Samples
@@ -201,19 +201,21 @@ def undisturbed_seconds(values: Sequence[float]) -> float:
 
 def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
-) -> Iterator[Sample]:
+) -> Iterator[TimedSample]:
     """Yield the samples of a run."""
-    turns, models = by_repetition(seen), model_configs(compiled)
-    predictor = Predictor(compiled.plan, models, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
+    turns, models = works_by_repetition(seen), model_configs(compiled)
+    predictor = Predictor(
+        compiled.plan, models, cluster, default_constants(cluster.islands[0].device.kind), setup.threads or 1
+    )
 
-    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
+    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> TimedSample:
         deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
-        return Sample(kind, models[model], deployment, batch, undisturbed_seconds([work.inside for work in done]))
+        return TimedSample(kind, models[model], deployment, batch, undisturbed_seconds([work.inside for work in done]))
 
     for number, _ in enumerate(probe.sizes):
         turn = 0
         for place, point in enumerate(probe.points):
-            generated, trained = probe.batches(point)
+            generated, trained = probe.batches_at(point)
             yield sample("generate", f"m{number}", generated, turns[f"g{number}_{place}", "generate", 0])
             if not point.parts:
                 continue
@@ -237,11 +239,11 @@ class _Overheads:
         self.gaps: list[float] = []
         """The seconds besides all nodes, divided by the number of nodes."""
 
-    def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
+    def add_steps(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
         """Add the overheads of some steps."""
         most = max(pool.devices for pool in compiled.plan.pools)
         self.gaps.append(undisturbed_seconds([step.idle_seconds / len(step.done) for step in seen]))
-        for (name, op, _), done in by_repetition(seen).items():
+        for (name, op, _), done in works_by_repetition(seen).items():
             inside = undisturbed_seconds([work.inside for work in done])
             if op == "sync":
                 self.syncs.append(inside)
@@ -249,8 +251,8 @@ class _Overheads:
             record = NODES[op]
             order = undisturbed_seconds([work.seconds - work.inside for work in done])
             if order > 0:
-                self.orders.append((most if record.with_model else 1, order))
-            if (record.foreign or record.body) and "_" in name:
+                self.orders.append((most if record.uses_model else 1, order))
+            if (record.foreign or record.has_body) and "_" in name:
                 rows = float(probe.prompts * probe.points[int(name.rsplit("_")[-1])].samples)
                 (self.calls if record.foreign else self.nodes).append((rows, inside))
 
@@ -258,7 +260,9 @@ class _Overheads:
 # Constants
 
 
-def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: MeasuredDevice) -> Calibration:
+def _fitted(
+    samples: Sequence[TimedSample], local: _Overheads, remote: _Overheads, device: MeasuredDevice
+) -> Calibration:
     """Return the calibration that is fitted to the samples."""
     rates: dict[tuple[str, WorkKind], Rates] = {}
     errors, held_out = {}, {}
@@ -269,13 +273,13 @@ def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, de
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(of_kind)
                 if left := held_out_errors(of_kind):
                     held_out[f"{engine}.{kind}"] = left
-    base = defaults(device_kind(device.name))
+    base = default_constants(device_kind(device.name))
     scalars = {"sync": undisturbed_seconds(remote.syncs)} if remote.syncs else {}
-    constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
+    constants = constants_from_rates(rates, _host(local, remote, base.host), scalars, "measured", base)
     return Calibration(constants, device, machine_description(), errors, held_out)
 
 
-def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
+def fit_rates(samples: Sequence[TimedSample]) -> tuple[Rates, float]:
     """Return the rates of one engine and one kind of work, and their median relative error."""
     names = [name for name in RATES if _matters(name, samples)]
     seconds = np.array([sample.seconds for sample in samples])
@@ -284,11 +288,11 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
         return np.array([predicted_seconds(sample, _rates(names, values)) for sample in samples])
 
     start = np.array([START.get(name, 1e-4) for name in names])
-    fitted = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
+    fitted = fit_constants(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
     return _rates(names, fitted), float(np.median(np.abs(model(fitted) / seconds - 1)))
 
 
-def held_out_errors(samples: Sequence[Sample]) -> HeldOutErrors | None:
+def held_out_errors(samples: Sequence[TimedSample]) -> HeldOutErrors | None:
     """Return the median and the largest error over the models, for one engine and kind of work, of constants that are
     fitted to the other models; None if there is only one model."""
     shapes = dict.fromkeys(sample.config.shape for sample in samples)
@@ -302,7 +306,7 @@ def held_out_errors(samples: Sequence[Sample]) -> HeldOutErrors | None:
     return HeldOutErrors(float(np.median(errors)), max(errors))
 
 
-def _matters(name: str, samples: Sequence[Sample]) -> bool:
+def _matters(name: str, samples: Sequence[TimedSample]) -> bool:
     """Return whether a constant was measured; one that was not stays 0."""
     kind = samples[0].kind
     if name == "update":
@@ -325,14 +329,14 @@ def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
     return Rates(**({"compute": 1.0, "memory": 1.0} | {n: 1 / v if n in INVERSE else v for n, v in by_name.items()}))
 
 
-def predicted_seconds(sample: Sample, rates: Rates) -> float:
+def predicted_seconds(sample: TimedSample, rates: Rates) -> float:
     """Return the seconds of a sample by the cost model."""
     kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
     done, deployment = OPERATIONS[sample.kind], sample.deployment
-    return TaskModel(done, sample.config, deployment, Constants(kinds), [sample.batch]).work(deployment.dp).seconds
+    return TaskModel(done, sample.config, deployment, Constants(kinds), [sample.batch]).work_cost(deployment.dp).seconds
 
 
-def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
+def _host(local: _Overheads, remote: _Overheads, base: HostCosts) -> HostCosts:
     """Return the costs of the host, fitted to the overheads."""
     host = base
     alone = local if local.nodes else remote
@@ -351,7 +355,9 @@ def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the fixed seconds, and the seconds of each additional unit; neither is negative."""
     counts, seconds = np.array(points).T
-    fixed, more = nonnegative(np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds))
+    fixed, more = nonnegative_least_squares(
+        np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds)
+    )
     return float(fixed), float(more)
 
 
@@ -368,13 +374,13 @@ def measure_device() -> MeasuredDevice:
     side, numbers = (8192, 1 << 28) if name == "cuda" else (1024, 1 << 24)
 
     def typical(act: Callable[[], Any]) -> float:
-        cores, times = CoreWaits(), []
+        cores, times = CoreWaitReader(), []
         for _ in range(TRIES):
-            before, began = cores.waits(), perf_counter()
+            before, began = cores.wait_seconds(), perf_counter()
             act()
             if name == "cuda":
                 torch.cuda.synchronize()
-            taken, waited = perf_counter() - began, cores.since(before)
+            taken, waited = perf_counter() - began, cores.longest_wait_since(before)
             # On a busy machine other threads of the process wait, too, and may wait longer than this took.
             times.append(taken - waited if waited < taken else taken)
         return undisturbed_seconds(times)

@@ -11,9 +11,9 @@ from rlgraph.data import jsonl, parquet
 from rlgraph.data.base import Rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
-from rlgraph.profiles.censored import Censored
+from rlgraph.profiles.censored import CensoredLengths
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
 NOT_COUNTED = "E0947"
 
@@ -26,8 +26,8 @@ PROMPT, ANSWER = "prompt", "response"
 class TokenCounts(NamedTuple):
     """The lengths that were counted; None for a missing column, but at least one of the two exists."""
 
-    prompts: Censored | None
-    answers: Censored | None
+    prompts: CensoredLengths | None
+    answers: CensoredLengths | None
 
 
 def count_recorded(folder: Path) -> TokenCounts:
@@ -36,18 +36,18 @@ def count_recorded(folder: Path) -> TokenCounts:
     Raise UsageMistake if the folder is no recording, RunError if it is damaged.
     """
     from rlgraph.backends.recording import recorded_lengths
-    from rlgraph.runs.folder import recording_of
+    from rlgraph.runs.folder import recording_folder
 
     prompts: dict[str, int] = {}
     ended: list[int] = []
     cut: list[int] = []
-    for row in recorded_lengths(recording_of(folder)):
+    for row in recorded_lengths(recording_folder(folder)):
         (ended if row.finished else cut).append(row.response)
         if row.prompt is not None:
-            prompts[row.asked] = row.prompt
+            prompts[row.prompt_hash] = row.prompt
     if not ended and not cut:
         raise _wrong(f"the recording in `{folder}` has no rows", NO_SPAN, "give one of a run that sampled something")
-    return TokenCounts(Censored([*prompts.values()]) if prompts else None, Censored(ended, cut))
+    return TokenCounts(CensoredLengths([*prompts.values()]) if prompts else None, CensoredLengths(ended, cut))
 
 
 def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> TokenCounts:
@@ -62,7 +62,7 @@ def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | 
     if module is None:
         hint = f"give the folder of a run or of a recording, or a file that ends in {quoted_list([*SOURCES], 'or')}"
         raise _wrong(f"nothing can be counted in `{path}`", span, hint)
-    rows = module.open_source(Spec(path.suffix[1:], (str(path),), {}, span, {0: span}), Folders(Path())).rows
+    rows = module.open_source(CallSpec(path.suffix[1:], (str(path),), {}, span, {0: span}), Folders(Path())).rows
     assert isinstance(rows, Rows)
     has = rows[0]
     wanted = {"prompt": prompt or (PROMPT if PROMPT in has else None)}
@@ -79,8 +79,8 @@ def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | 
     most = LONGEST + 1 if limit is None else limit
     answers = counts.get("answer")
     return TokenCounts(
-        Censored(counts["prompt"]) if "prompt" in counts else None,
-        Censored([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
+        CensoredLengths(counts["prompt"]) if "prompt" in counts else None,
+        CensoredLengths([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
     )
 
 

@@ -16,16 +16,16 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import with_dtypes
-from rlgraph.passes.compilation.planning import missing_engines, missing_features
-from rlgraph.passes.placement.memory import least_memory
-from rlgraph.runs.folder import recording_of
+from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.compilation.planning import missing_engine_diagnostics, missing_feature_diagnostics
+from rlgraph.passes.placement.memory import least_memory_bytes
+from rlgraph.runs.folder import recording_folder
 from rlgraph.runs.observer import RunObserver
-from rlgraph.runs.options import Options, backend_spec
+from rlgraph.runs.options import RunOptions, backend_spec
 from rlgraph.runs.trained_models import LocalWeights, RemoteWeights, TrainedModel
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.roles import Embedded
+    from rlgraph.backends.engines.roles import EmbeddedEngine
     from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.backends.worker.session import Settings
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """An object that runs a program. It is open as soon as it is constructed."""
 
-    def steps(self, wanted: int | None) -> Generator[StepResult]: ...
+    def run_steps(self, wanted: int | None) -> Generator[StepResult]: ...
 
-    def update_counts(self) -> dict[str, int]:
+    def optimizer_step_counts(self) -> dict[str, int]:
         """Return the number of optimizer steps that each model took."""
         ...
 
@@ -48,7 +48,7 @@ class Backend(Protocol):
 
 @contextmanager
 def open_backend(
-    compiled: Compilation, options: Options, observer: Observer
+    compiled: Compilation, options: RunOptions, observer: Observer
 ) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
     """Yield the open backend, which has to be installed, and the program's models in it. Raise ProgramError for what
     cannot be opened."""
@@ -66,7 +66,7 @@ def open_backend(
         options.token_budget,
         folder=compiled.folder.absolute(),
         record=options.record and options.record.resolve(),
-        replay=options.replay and recording_of(options.replay).resolve(),
+        replay=options.replay and recording_folder(options.replay).resolve(),
         skips=options.on_nonfinite == "skip",
         saves=options.save_every is not None,
     )
@@ -80,28 +80,28 @@ def open_backend(
 
 
 def open_local(
-    compiled: Compilation, options: Options, settings: Settings, observer: Observer
+    compiled: Compilation, options: RunOptions, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend in this process."""
-    from rlgraph.backends.engines.device import device_here
+    from rlgraph.backends.engines.device import choose_visible_device
     from rlgraph.backends.local.backend import LocalBackend
 
     try:
-        settings = replace(settings, device=device_here(options.device))
+        settings = replace(settings, device=choose_visible_device(options.device))
     except EngineError as error:
         raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN)) from None
     # Without a cluster the device decides the dtypes that are still open.
-    program = with_dtypes(compiled.program, settings.device != "cpu")
+    program = with_default_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
     weights = {
-        name: LocalWeights(partial(backend.save, name), cast("Embedded", state.engine))
+        name: LocalWeights(partial(backend.save, name), cast("EmbeddedEngine", state.engine))
         for name, state in backend.session.models.items()
     }
     return backend, {name: TrainedModel(name, 0, held) for name, held in weights.items()}
 
 
 def open_ray(
-    compiled: Compilation, options: Options, settings: Settings, observer: Observer
+    compiled: Compilation, options: RunOptions, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend with the processes of the plan."""
     from rlgraph.backends.worker.model_sources import model_spec
@@ -109,7 +109,10 @@ def open_ray(
     if options.device:
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"
         raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
-    if missing := [*missing_features(compiled.plan), *missing_engines(compiled.plan, compiled.schedule)]:
+    if missing := [
+        *missing_feature_diagnostics(compiled.plan),
+        *missing_engine_diagnostics(compiled.plan, compiled.schedule),
+    ]:
         raise ProgramError(missing)
     if (options.save_every or options.resume) and not options.debug:
         _need_moments(compiled)
@@ -124,9 +127,9 @@ def open_ray(
         address=options.address,
         debug=options.debug,
         seconds=options.timeout,
-        memory=least_memory(program, compiled.plan, compiled.placed.shapes),
+        memory=least_memory_bytes(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
-        say=observer.display.note if isinstance(observer, RunObserver) else observer.starting,
+        say=observer.display.show_note if isinstance(observer, RunObserver) else observer.report_progress,
     )
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.

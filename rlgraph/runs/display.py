@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from typing import IO
 
-from rlgraph.runs.progress import Cell, Display, Lines
+from rlgraph.runs.progress import CellDisplay, Display, LinesDisplay
 
 
-def display(stream: IO[str] | None = None) -> Display:
+def choose_display(stream: IO[str] | None = None) -> Display:
     """Return the display that suits the stream (stderr by default): a notebook cell, a progress bar, or plain lines."""
     if stream is None and in_notebook():
-        return Cell()
+        return CellDisplay()
     stream = stream or sys.stderr
     if stream.isatty():
-        from rlgraph.runs.progress_bar import Bar
+        from rlgraph.runs.progress_bar import BarDisplay
 
-        return Bar()
-    return Lines(stream)
+        return BarDisplay()
+    return LinesDisplay(stream)
 
 
 def in_notebook() -> bool:

@@ -29,12 +29,12 @@ class EventFile:
         # Files are read in the order of their names.
         file = (folder / f"events.out.tfevents.{int(time.time())}.{first:09d}.rlgraph").open("wb")
         board = cls(RecordWriter(file))
-        board.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        board.write_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if first > 1:
-            board.write(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
+            board.write_event(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
         return board
 
-    def step(self, record: Mapping[str, Any]) -> None:
+    def write_step(self, record: Mapping[str, Any]) -> None:
         if self.writer is None:
             return
         import time
@@ -44,9 +44,9 @@ class EventFile:
 
         numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self.write(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
+        self.write_event(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
 
-    def write(self, event: Any) -> None:
+    def write_event(self, event: Any) -> None:
         self.writer.write(event.SerializeToString())
         self.writer.flush()
 

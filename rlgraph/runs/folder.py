@@ -23,10 +23,10 @@ from typing import IO, Any, Protocol
 
 from rlgraph.catalog.models.adapters import rename_base
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
-from rlgraph.files import cause, failure_reason
-from rlgraph.runs.checkpoint.disk import replace_text, to_disk
+from rlgraph.files import cause_text, failure_reason
+from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
 from rlgraph.runs.event_files import EventFile
-from rlgraph.runs.jsonlines import finite, numbers
+from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
@@ -79,7 +79,7 @@ class RunFolder:
                 raise _unusable(path, failure_reason(error)) from None
 
     @classmethod
-    def take_folder(cls, path: Path, overwrite: bool = False) -> RunFolder:
+    def claim_folder(cls, path: Path, overwrite: bool = False) -> RunFolder:
         """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
         made = not path.exists()
         try:
@@ -116,25 +116,25 @@ class RunFolder:
         except OSError as error:
             raise _unusable(path, failure_reason(error)) from None
 
-    def cut_after(self, step: int) -> list[dict[str, Any]]:
+    def cut_after_step(self, step: int) -> list[dict[str, Any]]:
         """Cut metrics and trace after this step, and return the metrics that stay."""
         try:
-            records = cut_lines(self._metrics, step)
+            records = cut_lines_after(self._metrics, step)
             if (self.path / TRACE).exists():
                 self._trace = _lines(self.path / TRACE)
-                cut_lines(self._trace, step)
+                cut_lines_after(self._trace, step)
         except OSError as error:
             raise _unusable(self.path, failure_reason(error)) from None
         self._first = step + 1
-        return [numbers(record) for record in records]
+        return [decode_nonfinite(record) for record in records]
 
-    def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
+    def write_run_inputs(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
         """Write what is run: the text of a program or of a plan file, its graph, and how it is run."""
         written = {PLAN if plan else PROGRAM: text, GRAPH: graph, HOW: json.dumps(how, indent=2) + "\n"}
         try:
             # Each is replaced whole or not at all: a resumed run has them already, and could not be resumed without.
             for name, text in written.items():
-                replace_text(self.path / name, text)
+                write_text_atomically(self.path / name, text)
             self._texts = written
         except OSError as error:
             raise _unusable(self.path, failure_reason(error)) from None
@@ -150,18 +150,18 @@ class RunFolder:
         if self._trace is not None and not _is(self._trace, self.path / TRACE):
             self._trace = _copied(self._trace, self.path / TRACE)
         for name, text in self._texts.items():
-            replace_text(self.path / name, text)
+            write_text_atomically(self.path / name, text)
         if self._board is not None:
             self._board.close()
             self._board = EventFile.open(self.path / "tensorboard", 1)
             for record in _records(self._metrics):
-                self._board.step(record)
+                self._board.write_step(record)
         self.note(
             f"`{gone}` is not there any more: it was removed or moved while the run wrote into it; `{self.path}` has "
             "the metrics of all steps again, and gets what is written from here on, without the checkpoints before"
         )
 
-    def step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
+    def append_step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
         """Append the line of a step, and that of its trace. Raise RunError if the disk is full."""
         try:
             self.recreate_if_missing()
@@ -169,11 +169,11 @@ class RunFolder:
                 self._trace = self._trace or _new(self.path / TRACE)
                 self._trace.write(json.dumps(trace) + "\n")
                 self._trace.flush()
-            self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            self._metrics.write(json.dumps(encode_nonfinite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
                 self._board = EventFile.open(self.path / "tensorboard", self._first)
-            self._board.step(record)
+            self._board.write_step(record)
         except OSError as error:
             raise RunError(
                 Diagnostic(
@@ -199,7 +199,7 @@ class RunFolder:
                 odd = _odd(draft) if final.exists() else ""
                 if not odd:
                     rename_base(draft, final)
-                    to_disk(draft)
+                    flush_folder(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 message = f"`{name}` cannot be saved in `{final}`: {_reason(error)}"
@@ -229,7 +229,7 @@ class RunFolder:
         if self._board is not None:
             self._board.close()
 
-    def discard(self) -> None:
+    def discard_run(self) -> None:
         """Remove everything that was written, because nothing was run."""
         self.close()
         with suppress(OSError):
@@ -240,7 +240,7 @@ class RunFolder:
                 DEFAULT_PARENT.rmdir()
 
 
-def recording_of(path: Path) -> Path:
+def recording_folder(path: Path) -> Path:
     """Return the folder of a recording. The path may also be a run's folder, and means what that run recorded. Raise
     UsageMistake for a run that recorded nothing."""
     try:
@@ -301,7 +301,7 @@ def _copied(file: IO[str], path: Path) -> IO[str]:
 
 def _records(metrics: IO[str]) -> list[dict[str, Any]]:
     metrics.seek(0)
-    return [numbers(json.loads(line)) for line in metrics]
+    return [decode_nonfinite(json.loads(line)) for line in metrics]
 
 
 def _lines(path: Path) -> IO[str]:
@@ -309,7 +309,7 @@ def _lines(path: Path) -> IO[str]:
     return path.open("r+", encoding="utf-8", errors=_BYTES)
 
 
-def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
+def cut_lines_after(file: IO[str], step: int) -> list[dict[str, Any]]:
     """Cut a file with one JSON line per step after this step, and return the records that stay."""
     file.seek(0)
     records, end = [], 0
@@ -383,4 +383,4 @@ def _unusable(path: Path, why: str) -> UsageMistake:
 def _reason(error: Exception) -> str:
     if isinstance(error, RlgraphError):
         return error.diagnostics[0].message
-    return cause(error)
+    return cause_text(error)

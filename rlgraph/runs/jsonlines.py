@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def emit(record: dict[str, Any]) -> None:
+def print_record(record: dict[str, Any]) -> None:
     """Print a record as one line of ASCII JSON, which any stdout can encode and no terminal obeys."""
     import json
 
-    print(json.dumps(finite(record), allow_nan=False), flush=True)
+    print(json.dumps(encode_nonfinite(record), allow_nan=False), flush=True)
 
 
-def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+def encode_nonfinite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record with the texts "NaN", "Infinity" and "-Infinity" for numbers that JSON lacks, as in Protocol
     Buffers' JSON (https://protobuf.dev/programming-guides/json/)."""
     return {
@@ -27,7 +27,7 @@ def _text(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+def decode_nonfinite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record that was read, with these texts replaced by the numbers that they stand for."""
     return {
         name: float(value) if value in ("NaN", "Infinity", "-Infinity") else value for name, value in record.items()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult
 
 
-class Interrupts:
+class InterruptHandler:
     """A handler of Ctrl-C, SIGTERM and SIGHUP: they end a run after an update, not within it; a second one at once."""
 
     def __init__(self, shown: Display) -> None:
@@ -31,7 +31,7 @@ class Interrupts:
         self.again = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> InterruptHandler:
         # Only the main thread may handle signals; in another thread they are left to whoever has them.
         if threading.current_thread() is threading.main_thread():
             # A terminal that is closed, or a connection that breaks, sends SIGHUP; under `nohup` it is ignored.
@@ -47,11 +47,11 @@ class Interrupts:
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self.again, self.seen = self.seen, True
         if not self.again:
-            self.display.note("interrupted: once more to leave at once, without saving")
+            self.display.show_note("interrupted: once more to leave at once, without saving")
         if self.again or not self.updates:
             raise KeyboardInterrupt
 
-    def check(self) -> None:
+    def raise_if_signalled(self) -> None:
         """End the run if a signal asked for it and was put off, or was lost."""
         if self.seen:
             raise KeyboardInterrupt
@@ -61,7 +61,7 @@ class RunObserver:
     """The observer of a run, which informs all others. Different pools report their nodes from different threads."""
 
     def __init__(
-        self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Timeline | None
+        self, shown: Display, interrupts: InterruptHandler, observer: Observer | None, trace: Timeline | None
     ) -> None:
         self.display, self.interrupts, self.trace = shown, interrupts, trace
         self._listeners: list[Display | Observer] = [shown, observer] if observer else [shown]
@@ -73,9 +73,9 @@ class RunObserver:
         self._epoch = time.time() - time.perf_counter()
         self._began = self._now()
 
-    def starting(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         for listener in self._listeners:
-            listener.starting(what)
+            listener.report_progress(what)
 
     def node_started(self, node: Node, pool: str = "") -> None:
         self._interrupt()
@@ -92,7 +92,7 @@ class RunObserver:
             if not pool:
                 _, start = self._open.pop()
                 args = {"tokens": tokens} if tokens else {}
-                self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
+                self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
             for listener in self._listeners:
                 listener.node_done(node, seconds, tokens, pool)
             self.interrupts.updates -= NODES[node.op].updates
@@ -105,49 +105,49 @@ class RunObserver:
             for listener in self._listeners:
                 listener.weights_sent(model, source, destination, seconds, sent_bytes, peak_bytes)
 
-    def begin(self, phases: Mapping[str, int], done: int = 0) -> None:
+    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
         """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
-        self.display.begin(phases)
+        self.display.run_started(phases)
         self._began, self._number = self._now(), done + 1
 
-    def step(self, step: StepResult) -> None:
+    def step_done(self, step: StepResult) -> None:
         """Take note of a finished step. Raise KeyboardInterrupt if an interruption was put off until now."""
         now = self._now()
-        self.span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
+        self.add_span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
         self._began, self._number = now, step.number + 1
-        self.display.step(step)
-        self.interrupts.check()
+        self.display.step_done(step)
+        self.interrupts.raise_if_signalled()
 
     def _interrupt(self) -> None:
         """Raise an interruption that came during an update, or that was lost: Python raises it wherever the main thread
         is, and an exception in `__del__`, or during garbage collection, reaches nobody."""
         if self.interrupts.again or not self.interrupts.updates:
-            self.interrupts.check()
+            self.interrupts.raise_if_signalled()
 
     # The trace
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         """Record work of a rank in the present step, in seconds of `time.time()`, and return its id for `flow`."""
         with self._lock:
             if self.trace is None:
                 return 0
-            return self.trace.span(pool, rank, name, category, start, end, step=self._number, **args)
+            return self.trace.add_span(pool, rank, name, category, start, end, step=self._number, **args)
 
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+    def add_flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
         """Record that rows or weights went from one piece of work to another."""
         if self.trace is not None:
-            self.trace.flow(source, target, name, sent_bytes)
+            self.trace.add_flow(source, target, name, sent_bytes)
 
-    def write(self, path: Path | None) -> None:
+    def write_trace(self, path: Path | None) -> None:
         """Write the trace, including work that was cut off. Raise RunError."""
         while self._open:
             node, start = self._open.pop()
-            self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), cut="off")
+            self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), cut="off")
         trace, self.trace = self.trace, None
         if trace is not None and path is not None and len(trace):
-            trace.write(path)
+            trace.write_file(path)
 
     def _now(self) -> float:
         return self._epoch + time.perf_counter()

@@ -30,7 +30,7 @@ class BackendSpec:
     """Whether its runs can be saved on the way and resumed."""
 
     @property
-    def missing(self) -> str | None:
+    def missing_package(self) -> str | None:
         """Return the first of its packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package) is None), None)
 
@@ -60,14 +60,14 @@ def backend_spec(name: str) -> BackendSpec:
     raise UsageMistake(Diagnostic("E0820", f"there is no backend `{name}`", NO_SPAN, f"there are {names}"))
 
 
-def need_installed(spec: BackendSpec) -> None:
+def require_installed(spec: BackendSpec) -> None:
     """Raise UsageMistake if a package of the backend is not installed."""
-    if spec.missing:
-        message = f"the package `{spec.missing}` is not installed"
+    if spec.missing_package:
+        message = f"the package `{spec.missing_package}` is not installed"
         raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, install_command(spec.extra)))
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that compute."""
     from importlib.metadata import version
 
@@ -83,7 +83,7 @@ RESTARTS = 3
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How to run a program; the options after the first two do not change what is computed, `replay`, `on_nonfinite`,
     `changed` and the rounding of a device aside."""
 
@@ -143,4 +143,4 @@ class Options:
         if self.keep_best and not (self.save_every or self.resume):
             message = "a run without checkpoints has no best one"
             raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, "say how often to save one: `--save-every 20`"))
-        need_installed(LOCAL if self.debug else spec)
+        require_installed(LOCAL if self.debug else spec)

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
-from rlgraph.runs.jsonlines import emit, with_metrics
+from rlgraph.runs.jsonlines import print_record, with_metrics
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 class Display:
     """A display of a run, which by itself shows nothing; its first four methods are those of the backend's observer."""
 
-    def starting(self, what: str) -> None: ...
+    def report_progress(self, what: str) -> None: ...
     def node_started(self, node: Node, pool: str = "") -> None: ...
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
-    def begin(self, phases: Mapping[str, int]) -> None:
+    def run_started(self, phases: Mapping[str, int]) -> None:
         """Begin the run, with the number of steps of each phase."""
 
-    def step(self, done: StepResult) -> None:
+    def step_done(self, done: StepResult) -> None:
         """Show a finished step."""
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
-class Quiet(Display):
+class QuietDisplay(Display):
     """A display that shows nothing."""
 
 
-class Json(Display):
+class JsonDisplay(Display):
     """A display that prints a line of JSON on stdout for each step."""
 
-    def step(self, done: StepResult) -> None:
+    def step_done(self, done: StepResult) -> None:
         fields = {"type": "step", "step": done.number, "phase": done.phase, "seconds": round(done.seconds, 6)}
-        emit(with_metrics(fields, done.metrics))
+        print_record(with_metrics(fields, done.metrics))
 
-    def note(self, text: str) -> None:
-        emit({"type": "note", "text": text})
+    def show_note(self, text: str) -> None:
+        print_record({"type": "note", "text": text})
 
 
-class Count:
+class StepCounts:
     """A count of where in its phase a step is, what it has generated, and what its weights cost to transfer."""
 
     def __init__(self, phases: Mapping[str, int]) -> None:
@@ -71,40 +71,40 @@ class Count:
             so_far += steps
         self.total = so_far
 
-    def line(self, done: StepResult) -> str:
+    def step_line(self, done: StepResult) -> str:
         """Return a finished step as one line, and reset the counts to 0."""
         phase, seconds = done.phase, done.seconds
         at = f"{phase} {done.number - self._before[phase]}/{self.phases[phase]}"
-        parts = [at, *(f"{name} {shown_number(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
+        parts = [at, *(f"{name} {format_number(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
         if seconds >= 100:
             parts[-1] = f"{seconds:,.0f} s"
         if self.tokens:
-            parts.append(shown_rate(self.tokens, seconds))
+            parts.append(format_rate(self.tokens, seconds))
         if self.synced_bytes:
-            parts.append(f"sync {self.synced_s:.2g} s, {shown_bytes(self.synced_bytes)}")
+            parts.append(f"sync {self.synced_s:.2g} s, {format_bytes(self.synced_bytes)}")
         self.tokens, self.synced_s, self.synced_bytes = 0, 0.0, 0
         return "  ".join(parts)
 
 
-def shown_number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Return a number as a short text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def shown_rate(tokens: int, seconds: float) -> str:
+def format_rate(tokens: int, seconds: float) -> str:
     """Return tokens per second as text."""
     return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
 
 
-def shown_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Return a number of bytes as a short text."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-class Counting(Display):
+class CountingDisplay(Display):
     """A display that counts tokens and transfers."""
 
-    count: Count | None = None
+    count: StepCounts | None = None
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if self.count is not None:
@@ -117,33 +117,33 @@ class Counting(Display):
             self.count.synced_s += seconds
             self.count.synced_bytes += sent_bytes
 
-    def begin(self, phases: Mapping[str, int]) -> None:
-        self.count = Count(phases)
+    def run_started(self, phases: Mapping[str, int]) -> None:
+        self.count = StepCounts(phases)
 
 
-class Lines(Counting):
+class LinesDisplay(CountingDisplay):
     """A display that prints a line for each step."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
 
-    def starting(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         # Later openings are about the rounds of a `collect`.
         if self.count is None:
-            self.note(what)
+            self.show_note(what)
 
-    def step(self, done: StepResult) -> None:
+    def step_done(self, done: StepResult) -> None:
         assert self.count is not None
-        self.note(self.count.line(done))
+        self.show_note(self.count.step_line(done))
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         # A run must not end because its output is closed.
         with suppress(OSError):
             self.stream.write(f"{escape_controls(text)}\n")
             self.stream.flush()
 
 
-class Cell(Lines):
+class CellDisplay(LinesDisplay):
     """A display in the output of a notebook's cell, whose last line is the newest step."""
 
     def __init__(self) -> None:
@@ -152,12 +152,12 @@ class Cell(Lines):
         self.line = ""
         self.shown_s = 0.0
 
-    def starting(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         self._show(what)
 
-    def step(self, done: StepResult) -> None:
+    def step_done(self, done: StepResult) -> None:
         assert self.count is not None
-        self._show(self.count.line(done))
+        self._show(self.count.step_line(done))
 
     def close(self) -> None:
         self._show(self.line, least_s=0)

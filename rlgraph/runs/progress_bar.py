@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
-from rlgraph.runs.progress import Counting, shown_rate
+from rlgraph.runs.progress import CountingDisplay, format_rate
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -28,7 +28,7 @@ class _Pool:
     """The text about the last rows that it generated."""
 
 
-class Bar(Counting):
+class BarDisplay(CountingDisplay):
     """A progress bar over all steps, with the node at work, and the metrics of finished steps above it; a line for each
     pool if there are several."""
 
@@ -57,7 +57,7 @@ class Bar(Counting):
             )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
 
-    def starting(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         self.bar.update(self.task, doing=what)
 
     def node_started(self, node: Node, pool: str = "") -> None:
@@ -72,19 +72,19 @@ class Bar(Counting):
         if pool:
             self.pools[pool].at_work.remove(_called(node))
             if tokens:
-                self.pools[pool].last = shown_rate(tokens, seconds)
+                self.pools[pool].last = format_rate(tokens, seconds)
 
-    def begin(self, phases: Mapping[str, int]) -> None:
-        super().begin(phases)
+    def run_started(self, phases: Mapping[str, int]) -> None:
+        super().run_started(phases)
         assert self.count is not None
         self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, doing="")
 
-    def step(self, done: StepResult) -> None:
+    def step_done(self, done: StepResult) -> None:
         assert self.count is not None
-        self.note(self.count.line(done))
+        self.show_note(self.count.step_line(done))
         self.bar.update(self.task, description=done.phase, completed=done.number)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.console.print(escape_controls(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:

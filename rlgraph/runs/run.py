@@ -15,15 +15,21 @@ from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import parse_best
 from rlgraph.runs.checkpoint.document import Checkpoint
-from rlgraph.runs.checkpoint.interval import read_interval
-from rlgraph.runs.checkpoint.resuming import newest, newest_step, restore, resumed_options, steps_left
+from rlgraph.runs.checkpoint.interval import parse_interval
+from rlgraph.runs.checkpoint.resuming import (
+    checkpoint_to_resume,
+    newest_step,
+    restore_checkpoint,
+    resumed_options,
+    steps_left,
+)
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
-from rlgraph.runs.display import display
-from rlgraph.runs.folder import RunFolder, recording_of
+from rlgraph.runs.display import choose_display
+from rlgraph.runs.folder import RunFolder, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
-from rlgraph.runs.observer import Interrupts, RunObserver
-from rlgraph.runs.options import Options, installed
-from rlgraph.runs.progress import Display, Quiet
+from rlgraph.runs.observer import InterruptHandler, RunObserver
+from rlgraph.runs.options import RunOptions, installed_versions
+from rlgraph.runs.progress import Display, QuietDisplay
 from rlgraph.runs.timeline import Timeline, check_writable
 from rlgraph.runs.trained_models import TrainedModel
 
@@ -63,7 +69,7 @@ class Interrupted(KeyboardInterrupt):
 
 def run(
     compiled: Compilation,
-    options: Options,
+    options: RunOptions,
     out: str | Path | None,
     overwrite: bool,
     progress: bool,
@@ -72,22 +78,22 @@ def run(
     """Run a program with its options; see `Compiled.run`."""
     options.need_installed()
     if options.resume is None:
-        folder = RunFolder.take_folder(Path(out), overwrite) if out is not None else None
+        folder = RunFolder.claim_folder(Path(out), overwrite) if out is not None else None
     else:
-        options, folder = resumed(options)
-    return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
+        options, folder = open_resumed_run(options)
+    return run_in_folder(folder, compiled, options, choose_display() if progress else QuietDisplay(), observer)
 
 
-def resumed(options: Options) -> tuple[Options, RunFolder]:
+def open_resumed_run(options: RunOptions) -> tuple[RunOptions, RunFolder]:
     """Return the options with which a run is resumed, and its folder. Raise UsageMistake."""
     assert options.resume is not None
     return resumed_options(options, options.resume), RunFolder.open_for_resume(options.resume)
 
 
-def run_in(
+def run_in_folder(
     folder: RunFolder | None,
     compiled: Compilation,
-    options: Options,
+    options: RunOptions,
     shown: Display,
     observer: Observer | None = None,
 ) -> Run:
@@ -106,7 +112,7 @@ def run_in(
                 options = replace(options, resume=None if last is None else folder.path)
                 where = "begins anew" if last is None else f"goes on from step {last}"
                 more = f"{left} more time{'s' * (left != 1)} if need be" if left else "for the last time"
-                shown.note(f"{lost.error}\nthe run {where} by itself, {more}")
+                shown.show_note(f"{lost.error}\nthe run {where} by itself, {more}")
     finally:
         shown.close()
 
@@ -122,7 +128,7 @@ class _Lost(Exception):
 def _once(
     folder: RunFolder | None,
     compiled: Compilation,
-    options: Options,
+    options: RunOptions,
     shown: Display,
     observer: Observer | None,
     *,
@@ -132,20 +138,20 @@ def _once(
     """Run once. again: the run has begun before. may_lose: raise `_Lost` if a process is lost, and report nothing."""
     result = Run(folder=folder.path if folder else None)
     if folder:
-        folder.note = shown.note
-    with Interrupts(shown) as interrupts:
+        folder.note = shown.show_note
+    with InterruptHandler(shown) as interrupts:
         watch = RunObserver(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
                 _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
-            watch.write(options.trace)
+            watch.write_trace(options.trace)
         except BaseException as error:
             if may_lose and _is_lost(error):
                 raise _Lost(cast(RunError, error)) from None
             if options.resume is None and not again:
                 _give_back(result, folder)
             with _noted_failures(shown):
-                watch.write(options.trace)
+                watch.write_trace(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(result) from None
             raise
@@ -156,39 +162,39 @@ def _once(
 
 
 def _is_lost(error: BaseException) -> bool:
-    from rlgraph.backends.ray.failures import is_lost
+    from rlgraph.backends.ray.failures import is_process_lost
 
-    return is_lost(error)
+    return is_process_lost(error)
 
 
 @contextmanager
 def _claimed(
-    folder: RunFolder | None, compiled: Compilation, options: Options, again: bool
+    folder: RunFolder | None, compiled: Compilation, options: RunOptions, again: bool
 ) -> Iterator[tuple[Checkpoint | None, outside.Digests]]:
     """Check before the run what it has to read and write. Yield the checkpoint that it is resumed from, if any, and the
     digests of what the program takes from outside, for a run that is saved."""
     from rlgraph.backends.recording import claim_folder, is_recording, read_header
 
     if options.save_every is not None:
-        read_interval(options.save_every)
+        parse_interval(options.save_every)
         _need_folder(folder)
     if options.keep_best is not None:
         parse_best(options.keep_best, compiled.program)
     if options.trace:
         check_writable(options.trace)
     if options.replay:
-        read_header(recording_of(options.replay), compiled.name)
-    taken = outside.digests(compiled) if options.save_every is not None else {}
-    checkpoint = None if options.resume is None else newest(options.resume, compiled, options, taken)
+        read_header(recording_folder(options.replay), compiled.name)
+    taken = outside.file_digests(compiled) if options.save_every is not None else {}
+    checkpoint = None if options.resume is None else checkpoint_to_resume(options.resume, compiled, options, taken)
     after = checkpoint.step if checkpoint else None
     if again and checkpoint is None and options.record and is_recording(options.record):
         after = 0
     with claim_folder(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
-            differs = [] if checkpoint is None else outside.changed_lines(checkpoint.outside, taken)
+            differs = [] if checkpoint is None else outside.change_notes(checkpoint.outside, taken)
             how = {**_how(compiled, options), "differs": differs}
-            folder.begin(compiled.source.text, compiled.text(), how, plan=plan)
+            folder.write_run_inputs(compiled.source.text, compiled.text(), how, plan=plan)
         yield checkpoint, taken
 
 
@@ -196,7 +202,7 @@ def _steps(
     result: Run,
     folder: RunFolder | None,
     compiled: Compilation,
-    options: Options,
+    options: RunOptions,
     taken: outside.Digests,
     watch: RunObserver,
     checkpoint: Checkpoint | None,
@@ -209,30 +215,30 @@ def _steps(
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
         for text in resumable.overlong_notes():
-            watch.display.note(text)
+            watch.display.show_note(text)
         if options.save_every is not None:
             # The models are loaded now, so the revisions that the hub gave are known.
-            taken = {**taken, **outside.revisions(compiled)}
+            taken = {**taken, **outside.hub_revisions(compiled)}
         if checkpoint is not None:
             assert folder is not None
-            restore(checkpoint, compiled, options, taken, resumable, watch.display.note)
+            restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.display.show_note)
             done = checkpoint.step
-            result.metrics += folder.cut_after(done)
+            result.metrics += folder.cut_after_step(done)
         elif again and folder:
-            folder.cut_after(0)
+            folder.cut_after_step(0)
         saver = Saver(folder, compiled, options, taken, resumable) if folder and options.save_every else None
         try:
-            watch.begin(phases, done)
-            for step in backend.steps(steps_left(compiled, options, done)):
+            watch.run_started(phases, done)
+            for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 if folder:
-                    folder.step(result.metrics[-1], step.trace)
-                watch.step(step)
+                    folder.append_step(result.metrics[-1], step.trace)
+                watch.step_done(step)
                 if saver:
-                    saver.step(step.number, result.metrics[-1])
+                    saver.step_done(step.number, result.metrics[-1])
             if saver:
                 saver.save()
-            _count_updates(result, backend.update_counts())
+            _count_updates(result, backend.optimizer_step_counts())
             if folder:
                 result.saved += folder.save(_trained(result))
                 result.folder = folder.path
@@ -240,9 +246,9 @@ def _steps(
         except BaseException as error:
             if may_lose and _is_lost(error):
                 if saver:
-                    saver.leave()
+                    saver.abandon()
                 raise
-            _count_updates(result, backend.update_counts())
+            _count_updates(result, backend.optimizer_step_counts())
             _rescue(result, folder, watch.display, saver)
             if isinstance(error, KeyboardInterrupt):
                 _leave(result)
@@ -266,7 +272,7 @@ def _leave(result: Run) -> None:
     """Keep the weights that are only in the backend, which will be closed."""
     saved = {path.name: path for path in result.saved}
     for name, model in result.models.items():
-        model.weights.leave(saved.get(name))
+        model.weights.prepare_exit(saved.get(name))
 
 
 def _rescue(result: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
@@ -285,9 +291,9 @@ def _rescue(result: Run, folder: RunFolder | None, shown: Display, saver: Saver 
             result.saved += folder.save({name: model})
     result.folder = folder.path
     for path in result.saved:
-        shown.note(f"saved {path}")
+        shown.show_note(f"saved {path}")
     if saver and (last := newest_step(folder.path)) is not None:
-        shown.note(f"go on from step {last} with `rlgraph resume {folder.path}`")
+        shown.show_note(f"go on from step {last} with `rlgraph resume {folder.path}`")
 
 
 def _need_folder(folder: RunFolder | None) -> None:
@@ -302,13 +308,13 @@ def _noted_failures(shown: Display) -> Iterator[None]:
     try:
         yield
     except RunError as second:
-        shown.note(str(second))
+        shown.show_note(str(second))
 
 
 def _give_back(result: Run, folder: RunFolder | None) -> None:
     """Discard the folder of a run in which nothing was done."""
     if folder and not result.metrics and not _trained(result):
-        folder.discard()
+        folder.discard_run()
         result.folder = None
 
 
@@ -318,7 +324,7 @@ def _record(step: StepResult, phases: bool) -> dict[str, Any]:
     return with_metrics(fields, {**step.metrics, **step.extra})
 
 
-def _how(compiled: Compilation, options: Options) -> dict[str, object]:
+def _how(compiled: Compilation, options: RunOptions) -> dict[str, object]:
     chosen = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
     # Whoever replays this run may be in another folder.
     recorded = {"record": options.record and str(options.record.resolve())}
@@ -329,7 +335,7 @@ def _how(compiled: Compilation, options: Options) -> dict[str, object]:
         **chosen,
         **recorded,
         "folder": str(Path.cwd()),
-        "versions": installed(),
+        "versions": installed_versions(),
     }
 
 

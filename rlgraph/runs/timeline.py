@@ -51,7 +51,7 @@ class Timeline:
     def __len__(self) -> int:
         return len(self._slices)
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         """Add a piece of work on a rank and return its id. Times are those of `time.time()`, of any process, in
@@ -61,11 +61,11 @@ class Timeline:
         )
         return len(self._slices) - 1
 
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+    def add_flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
         """Record that something was sent from one piece of work to another."""
         self._flows.append(_Flow(source, target, name, sent_bytes))
 
-    def write(self, path: Path) -> None:
+    def write_file(self, path: Path) -> None:
         """Write the file atomically. Raise RunError where that is impossible."""
         draft = _draft(path)
         try:

@@ -23,7 +23,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
 from rlgraph.ir.graph import Node, program_axes
 from rlgraph.ops.nodes import attribute_value, rows_per_input
 from rlgraph.runs.trace import Batch, Row, Trace, TracedStep, read_trace
-from rlgraph.runs.trace_ways import LATE, RowPaths, Training, data_of
+from rlgraph.runs.trace_ways import LATE, RowPaths, Training, collected_data
 
 
 @dataclass
@@ -67,7 +67,7 @@ def check_trace(folder: str | Path) -> TraceCheck:
 def check_read_trace(trace: Trace) -> TraceCheck:
     """Check whether a run did what its program allows."""
     checker = _Checker(trace)
-    checker.check()
+    checker.check_steps()
     faults = {key: rows for key, rows in checker.faults.items() if rows}
     checker.result.diagnostics = [
         Diagnostic("E0824", f"step {step}: {_who(rows)} {what}", NO_SPAN, granted)
@@ -114,18 +114,18 @@ class _Checker:
         self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
         self.depths = {key: axis.depth for key, axis in program_axes(trace.program).items()}
 
-    def fault(self, step: int, rows: Iterable[Row], what: str, granted: str) -> None:
+    def add_fault(self, step: int, rows: Iterable[Row], what: str, granted: str) -> None:
         """Add rows to a fault."""
         self.faults.setdefault((step, what, granted), []).extend(rows)
 
-    def check(self) -> None:
+    def check_steps(self) -> None:
         """Check every step."""
         ways = {phase.name: RowPaths(phase.graph) for phase in self.trace.program.phases}
-        samplers = {name: dict(way.samplers()) for name, way in ways.items()}
+        samplers = {name: dict(way.sampling_nodes()) for name, way in ways.items()}
         trainings = {name: list(way.trainings()) for name, way in ways.items()}
         carrying = {name: list(way.collects_with_surplus()) for name, way in ways.items()}
         self.sources = {
-            id(collect): way.sources(collect)
+            id(collect): way.age_sources(collect)
             for way in ways.values()
             for collect in way.collects_in_end_order().values()
         }
@@ -137,45 +137,45 @@ class _Checker:
                 if row[0] not in ending:
                     self.places.setdefault(row, len(self.places))
             for collect, age_checks in carrying[step.phase]:
-                if data_of(collect) not in ending:
-                    self.check_late(number, step, collect, age_checks, trainings[step.phase])
+                if collected_data(collect) not in ending:
+                    self.check_late_rows(number, step, collect, age_checks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
                 once = not ways[step.phase].is_repeatable(node.name)
                 plain = [entry for entry in rows if entry[2] is None]
                 again = self.put_off.pop(key, set()) if plain else set()
-                self.check_sampled(number, step, key, plain, node, model, again if once else None)
+                self.check_sampled_rows(number, step, key, plain, node, model, again if once else None)
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
                 lost = again.difference((row[:3] for row, *_ in plain), *dropped)
                 wanted = next(
-                    (training.rows_that_wait for training in trainings[step.phase] if training.source == key), 0
+                    (training.waiting_rows for training in trainings[step.phase] if training.source == key), 0
                 )
                 if len(again) < wanted or (wanted and len(again) - len(lost) >= wanted):
                     # They wait until there are as many as a step takes.
                     self.put_off[key], lost = lost, set()
                 granted = "it is asked first in the next step, or as soon as it is too old"
-                self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
+                self.add_fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
             self.batches |= {batch: dict.fromkeys(rows) for batch, rows in step.begun.items()}
             # Rows that are given up in this step may be asked again in it.
             for asked_now in (False, True) if ending else ():
                 for key, (node, model) in samplers[step.phase].items():
                     entries = [entry for entry in step.sampled.get(key, ()) if _asked_in(entry[2], number) == asked_now]
                     again = self.put_off.setdefault(key, set())
-                    self.check_sampled(number, step, key, entries, node, model, again)
+                    self.check_sampled_rows(number, step, key, entries, node, model, again)
                     again.difference_update(row[:3] for row, *_ in entries)
                     for training in trainings[step.phase]:
-                        if training.source == key and training.as_they_end:
+                        if training.source == key and training.takes_batches_as_ended:
                             self.waiting.setdefault(training.key, []).extend(row for row, *_ in entries)
-                self.check_ended(number, step, ending, asked_now)
+                self.check_ended_batches(number, step, ending, asked_now)
                 for collect, age_checks in carrying[step.phase] if not asked_now else ():
-                    if data_of(collect) in ending:
-                        self.check_late(number, step, collect, age_checks, trainings[step.phase])
+                    if collected_data(collect) in ending:
+                        self.check_late_rows(number, step, collect, age_checks, trainings[step.phase])
             for training in trainings[step.phase]:
-                for row in self.check_trained(number, step, training):
+                for row in self.check_trained_rows(number, step, training):
                     _, model = samplers[step.phase][training.source]
                     age = self.versions[model] - self.made[training.source, row][1]
                     ages.setdefault((training.source, row), age)
-                    self.check_age(number, step, training.source, row, model, age)
+                    self.check_row_age(number, step, training.source, row, model, age)
             for model, times in step.changed.items():
                 self.versions[model] += 1
                 counts = self.updates.setdefault(model, [])
@@ -184,7 +184,7 @@ class _Checker:
         self.result.left = sum(map(len, self.waiting.values()))
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
 
-    def check_late(
+    def check_late_rows(
         self,
         step: int,
         traced: TracedStep,
@@ -194,7 +194,7 @@ class _Checker:
     ) -> None:
         """Check that rows which a `collect` carries over are given up once they are too old, and not before. looks: for
         each sampler, the node that checks the age of its rows."""
-        gone = {row for row in traced.dropped.get(LATE, ()) if row[0] == data_of(collect)}
+        gone = {row for row in traced.dropped.get(LATE, ()) if row[0] == collected_data(collect)}
         concerned = [
             training for training in trainings if training.collect is collect and training.source in age_checks
         ]
@@ -207,7 +207,7 @@ class _Checker:
         for training in concerned:
             ran |= training.always or training.key in traced.trained
             rows = list(self.waiting.get(training.key, ()))
-            if training.as_they_end:
+            if training.takes_batches_as_ended:
                 rows = [row for row in rows if row[:3] in self.ends and self.made[training.source, row][0] < step]
             waiting.update(row[:3] for row in rows)
             late.update(row[:3] for row in rows if old(training.source, row))
@@ -221,9 +221,9 @@ class _Checker:
             f"`late={attribute_value(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
         )
         if concerned:
-            self.fault(step, sorted(gone - late), "was given up as too old, and is not", granted)
+            self.add_fault(step, sorted(gone - late), "was given up as too old, and is not", granted)
         if ran:
-            self.fault(step, sorted(late - gone), "waits, is too old, and was not given up", granted)
+            self.add_fault(step, sorted(late - gone), "waits, is too old, and was not given up", granted)
         counts = set[tuple[str, Row]]()
         for training in concerned:
             waited = self.waiting.get(training.key, ())
@@ -235,11 +235,11 @@ class _Checker:
         if attribute_value(collect, "late") == "again":
             # They come before all others, because they were read earlier.
             first = min(self.places.values(), default=0) - len(gone)
-            self.places |= {row: first + offset for offset, row in enumerate(sorted(gone, key=self.place))}
+            self.places |= {row: first + offset for offset, row in enumerate(sorted(gone, key=self.row_position))}
             for source in age_checks:
                 self.put_off.setdefault(source, set()).update(gone)
 
-    def check_sampled(
+    def check_sampled_rows(
         self,
         step: int,
         traced: TracedStep,
@@ -261,7 +261,7 @@ class _Checker:
             versions = [version for version, _ in runs]
             if again is not None and row[:3] not in again and (key, row) in self.made:
                 before, _ = self.made[key, row]
-                self.fault(step, [row], f"of `{key}` was sampled twice", f"it was in step {before} before")
+                self.add_fault(step, [row], f"of `{key}` was sampled twice", f"it was in step {before} before")
             self.made[key, row] = began, min(versions)
             if batch is not None:
                 self.batches.setdefault((row[0], *batch), {})[row[:3]] = None
@@ -269,27 +269,27 @@ class _Checker:
             newest = max(versions)
             if newest > now:
                 what = f"of `{key}` has tokens of version {newest}, which did not exist yet"
-                self.fault(step, [row], what, f"before this step `{model}` had changed {count_phrase(now, 'time')}")
+                self.add_fault(step, [row], what, f"before this step `{model}` had changed {count_phrase(now, 'time')}")
             elif lag and versions != [oldest]:
                 what = f"of `{key}` is of version {_listed(versions)}"
-                self.fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
+                self.add_fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
             elif min(versions) < oldest and self.bounds[traced.phase].updates is None:
                 what = f"of `{key}` has tokens of version {min(versions)}: too old"
                 granted = f"`staleness={bound}` grants versions {oldest} to {now} here"
-                self.fault(step, [row], what, granted)
+                self.add_fault(step, [row], what, granted)
             if any(after <= before for before, after in pairwise(versions)):
                 what = f"of `{key}` has tokens of versions {_listed(versions)}, one behind the other"
-                self.fault(step, [row], what, "within a row versions rise")
+                self.add_fault(step, [row], what, "within a row versions rise")
             elif len(versions) > 1 and attribute_value(node, "span") == "row":
                 what = f"of `{key}` has tokens of versions {_listed(versions)}"
-                self.fault(step, [row], what, "the program grants a row one version, unless it says `span=`")
+                self.add_fault(step, [row], what, "the program grants a row one version, unless it says `span=`")
         group_size = rows_per_input(node)
         for group, count in groups.items() if group_size > 1 else ():
             if count != group_size:
                 what = f"has {count_phrase(count, 'row')} of `{key}`"
-                self.fault(step, [group], what, f"a group of it has {group_size}")
+                self.add_fault(step, [group], what, f"a group of it has {group_size}")
 
-    def check_ended(self, step: int, traced: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
+    def check_ended_batches(self, step: int, traced: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
         """Check the batches that have ended. asked_now: those of rows that were given up in this step, which come
         last."""
         for position, batch in enumerate(traced.ended):
@@ -299,69 +299,69 @@ class _Checker:
             rows = self.batches.get(batch, {})
             if batch in self.over or number >= 0 and not rows or data not in ending:
                 what = "of a batch that is told to have ended" + (" twice" if batch in self.over else "")
-                self.fault(step, rows or [(data, 0, 0)], what, "a batch ends once, and is begun before")
+                self.add_fault(step, rows or [(data, 0, 0)], what, "a batch ends once, and is begun before")
             self.over.add(batch)
             self.ends |= {row: (step, position, place) for place, row in enumerate(rows)}
         for batch, rows in self.batches.items() if asked_now else ():
             data, began, _ = batch
             if began < step and batch not in self.over and data in ending and attribute_value(ending[data], "once"):
                 what = f"is of a batch that step {began} began, and that has not ended"
-                self.fault(step, rows, what, "`late=wait` lets it go on for one step")
+                self.add_fault(step, rows, what, "`late=wait` lets it go on for one step")
 
-    def check_age(self, step: int, traced: TracedStep, source: str, row: Row, model: str, age: int) -> None:
+    def check_row_age(self, step: int, traced: TracedStep, source: str, row: Row, model: str, age: int) -> None:
         """Check the age of a row that is trained on; if the program counts updates, at the last update of a step."""
         staleness, updates = self.bounds[traced.phase], [0, *self.updates.get(model, ())]
         bound = staleness.updates
         if bound is None:
             if age > staleness.steps and not staleness.exact:
                 what = f"of `{source}` was {count_phrase(age, 'step')} behind when it was trained on: too old"
-                self.fault(step, [row], what, f"`staleness={staleness.steps}` grants {staleness.steps}")
+                self.add_fault(step, [row], what, f"`staleness={staleness.steps}` grants {staleness.steps}")
             return
         behind = updates[-1] + max(0, traced.changed.get(model, 0) - 1) - updates[self.made[source, row][1]]
         if behind > bound:
             what = f"of `{source}` was {count_phrase(behind, 'update')} behind at the end: too old"
-            self.fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
+            self.add_fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
-    def check_trained(self, step: int, traced: TracedStep, training: Training) -> list[Row]:
+    def check_trained_rows(self, step: int, traced: TracedStep, training: Training) -> list[Row]:
         """Check the rows that something was trained on, and return those that it was allowed to train on."""
         key, model = training.key, training.model
         counts = Counter(traced.trained.get(key, ()))
         fresh = [row for row, *_ in traced.sampled.get(training.source, ())]
         before, after = (_Dropped(traced, names) for names in (training.before, training.after))
-        if training.as_they_end:
+        if training.takes_batches_as_ended:
             # All of its rows are waiting already.
             fresh, self.waiting[key] = [], [row for row in self.waiting.get(key, ()) if row not in before]
         if not counts and not training.always:
-            if training.as_they_end:
-                self.take_unseen(training)
+            if training.takes_batches_as_ended:
+                self.skip_untrained_rows(training)
             return []
         candidates = [*self.waiting.pop(key, ()), *(row for row in fresh if row not in before)]
         candidate_set, allowed = set(candidates), []
         for row, count in counts.items():
             if (key, row) in self.used:
                 what = f"was trained on twice for `{model}`"
-                self.fault(step, [row], what, f"it was in step {self.used[key, row]} before")
+                self.add_fault(step, [row], what, f"it was in step {self.used[key, row]} before")
             elif row in before or row in after:
-                self.fault(
+                self.add_fault(
                     step, [row], f"was trained on for `{model}`, and had been dropped", "a row is one or the other"
                 )
-            elif training.as_they_end and row in candidate_set and row[:3] not in self.ends:
+            elif training.takes_batches_as_ended and row in candidate_set and row[:3] not in self.ends:
                 granted = "it goes on with its batch, which has not ended"
-                self.fault(step, [row], f"was trained on for `{model}`", granted)
+                self.add_fault(step, [row], f"was trained on for `{model}`", granted)
             elif row not in candidate_set:
                 sampled = self.made.get((training.source, row))
                 granted = f"it belongs to step {sampled[0]}" if sampled else f"`{training.source}` never sampled it"
-                self.fault(step, [row], f"was trained on for `{model}`", granted)
+                self.add_fault(step, [row], f"was trained on for `{model}`", granted)
             else:
                 if training.times is not None and count != training.times:
                     what = f"was trained on {count_phrase(count, 'time')} for `{model}`"
-                    self.fault(step, [row], what, f"the program says {count_phrase(training.times, 'time')}")
+                    self.add_fault(step, [row], what, f"the program says {count_phrase(training.times, 'time')}")
                 self.used[key, row] = step
                 allowed.append(row)
-        self.check_missing(step, traced, training, candidates, set(allowed), after)
+        self.check_missing_rows(step, traced, training, candidates, set(allowed), after)
         return allowed
 
-    def check_missing(
+    def check_missing_rows(
         self, step: int, traced: TracedStep, training: Training, candidates: list[Row], used: set[Row], after: _Dropped
     ) -> None:
         """Check what became of the rows that it was not trained on."""
@@ -369,7 +369,7 @@ class _Checker:
         missing = [row for row in candidates if row not in used and row not in after]
         if collect is not None:
             reached = [row for row in candidates if row in used or row in after]
-            place = self.turns(training, candidates) if training.as_they_end else self.place
+            place = self.training_order(training, candidates) if training.takes_batches_as_ended else self.row_position
             if attribute_value(collect, "rest") == "longest":
                 # A trace does not have the lengths of rows that were not kept, so any of them may be left over.
                 place = None
@@ -378,7 +378,7 @@ class _Checker:
                 last = max(map(place, reached), default=())
                 surplus = [row for row in missing if place(row) > last]
             missing = [row for row in missing if row not in set(surplus)]
-            if training.as_they_end:
+            if training.takes_batches_as_ended:
                 made = {row: self.made[training.source, row][0] for row in surplus}
                 self.waiting[training.key] = [
                     row
@@ -400,18 +400,18 @@ class _Checker:
                     f"was not trained on for `{model}`, nor were those behind it: "
                     f"{taken} of {wanted} rows were collected"
                 )
-                self.fault(step, rows[:1], what, "only what is more than that is left over")
+                self.add_fault(step, rows[:1], what, "only what is more than that is left over")
         groups = {row[:-1] for row in used}
         for row in missing:
             what = f"of `{training.source}` was lost: it was sampled, and neither trained on for `{model}` nor dropped"
             with_others = len(row) > 3 and row[:-1] in groups
             granted = "others of its group were trained on" if with_others else "nothing in the program drops it"
-            self.fault(step, [row], what, granted)
+            self.add_fault(step, [row], what, granted)
 
-    def place(self, row: Row) -> tuple[int, ...]:
+    def row_position(self, row: Row) -> tuple[int, ...]:
         return (self.places.get(row[:3], len(self.places)),)
 
-    def turns(self, training: Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
+    def training_order(self, training: Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
         """Return the order in which rows are taken whose batches are taken as they end, with unfinished ones last. None
         if the trace does not determine it, because several tables decide how old they are."""
         collect = training.collect
@@ -430,11 +430,11 @@ class _Checker:
 
         return turn
 
-    def take_unseen(self, training: Training) -> None:
+    def skip_untrained_rows(self, training: Training) -> None:
         """Take the rows that are collected in a step that does not train on them."""
         rows = self.waiting[training.key]
         assert training.collect is not None
-        length, place = self.depths[training.collect.attr("axis")] + 2, self.turns(training, rows)
+        length, place = self.depths[training.collect.attr("axis")] + 2, self.training_order(training, rows)
         groups = dict.fromkeys(row[:length] for row in sorted(rows, key=place)) if place else {}
         taken = set(islice(groups, training.collect.attr("rows")))
         self.waiting[training.key] = [row for row in rows if row[:length] not in taken]

@@ -34,12 +34,12 @@ class Training:
     """Whether training happens in each step of its phase."""
 
     @property
-    def as_they_end(self) -> bool:
+    def takes_batches_as_ended(self) -> bool:
         """Return whether its `collect` takes batches in another order than that of the data."""
         return self.collect is not None and attribute_value(self.collect, "order") != "data"
 
     @property
-    def rows_that_wait(self) -> int:
+    def waiting_rows(self) -> int:
         """Return how many rows have to wait until its `collect` asks them again; 0 means in the next step."""
         if self.collect is None or attribute_value(self.collect, "rest") != "longest":
             return 0
@@ -55,7 +55,7 @@ class RowPaths:
         for node in graph.walk():
             self.makers |= {value.name: (node, index) for index, value in enumerate(node.outputs)}
 
-    def samplers(self) -> Iterator[tuple[str, tuple[Node, str]]]:
+    def sampling_nodes(self) -> Iterator[tuple[str, tuple[Node, str]]]:
         """Yield the key of each node that samples, with the node and the name of the model it samples from."""
         for node in self.graph.walk():
             model = self.types.get(model_of(node))
@@ -64,7 +64,7 @@ class RowPaths:
 
     def is_repeatable(self, table: str) -> bool:
         """Return whether a table's rows come from a buffer, so that a row may come several times."""
-        return any(NODES[node.op].place("buffer") is not None for node, _ in row_history(table, self.makers))
+        return any(NODES[node.op].input_index("buffer") is not None for node, _ in row_history(table, self.makers))
 
     def collects_with_surplus(self) -> Iterator[tuple[Node, dict[str, Node]]]:
         """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
@@ -77,9 +77,9 @@ class RowPaths:
     def collects_in_end_order(self) -> dict[str, Node]:
         """Return each `collect` that takes batches as they end, by the name of its data."""
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
-        return {data_of(node): node for node in loops if attribute_value(node, "order") != "data"}
+        return {collected_data(node): node for node in loops if attribute_value(node, "order") != "data"}
 
-    def sources(self, collect: Node) -> set[str]:
+    def age_sources(self, collect: Node) -> set[str]:
         """Return the keys of the nodes whose samples' age decides the order in which `collect` takes rows."""
         names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
         return {node.attr("key") for node in (sampling_node(name, self.makers) for name in names) if node}
@@ -112,14 +112,14 @@ class RowPaths:
                 return node.attr("key"), collect, frozenset(before), frozenset(after)
             if op.chooses is not None:
                 (after if collect is None else before).add(node.name)
-            elif not op.region:
+            elif not op.has_region:
                 return None
             elif op.loop == "rounds":
                 collect = node
         return None
 
 
-def data_of(collect: Node) -> str:
+def collected_data(collect: Node) -> str:
     """Return the name of the data whose rows a `collect` collects."""
     tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
     return next(kind.axis.name for kind in tables if isinstance(kind, Table))
@@ -130,7 +130,7 @@ def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
     times = 1
     for loop in loops:
         if NODES[loop.op].loop == "slices":
-            if all(above.key != loop.attr("axis") for above in axis.path()):
+            if all(above.key != loop.attr("axis") for above in axis.path_to_root()):
                 return None
             times *= attribute_value(loop, "epochs")
     return times

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.roles import Embedded
+    from rlgraph.backends.engines.roles import EmbeddedEngine
     from rlgraph.backends.engines.sources import ModelSpec
 
 
@@ -17,10 +17,10 @@ Save = Callable[[Path], None]
 """Writes a model to a folder that `from_pretrained` reads, while its processes live."""
 
 
-class Weights(Protocol):
+class WeightsHandle(Protocol):
     """A handle on a model's weights, wherever they are."""
 
-    def engine(self) -> Embedded:
+    def local_engine(self) -> EmbeddedEngine:
         """Return the engine that holds the model in this process."""
         ...
 
@@ -28,7 +28,7 @@ class Weights(Protocol):
         """Write the model to a folder that `from_pretrained` reads."""
         ...
 
-    def leave(self, saved: Path | None) -> None:
+    def prepare_exit(self, saved: Path | None) -> None:
         """Prepare for the end of the run's processes; `saved` is a folder that has the weights, or None."""
         ...
 
@@ -36,16 +36,16 @@ class Weights(Protocol):
 class LocalWeights:
     """Weights that are in this process."""
 
-    def __init__(self, save: Save, engine: Embedded) -> None:
+    def __init__(self, save: Save, engine: EmbeddedEngine) -> None:
         self._save, self._engine = save, engine
 
-    def engine(self) -> Embedded:
+    def local_engine(self) -> EmbeddedEngine:
         return self._engine
 
     def save(self, folder: Path) -> None:
         self._save(folder)
 
-    def leave(self, saved: Path | None) -> None:
+    def prepare_exit(self, saved: Path | None) -> None:
         """Do nothing: the weights stay in this process."""
 
 
@@ -56,15 +56,15 @@ class RemoteWeights:
         self._save: Save | None = save
         self._spec, self._frozen = spec, frozen
         """`spec` says where the weights came from; a frozen model's weights are still there."""
-        self._engine: Embedded | None = None
+        self._engine: EmbeddedEngine | None = None
         self._folder: TemporaryDirectory[str] | None = None
 
-    def engine(self) -> Embedded:
+    def local_engine(self) -> EmbeddedEngine:
         if self._engine is None:
             from rlgraph.backends.engines.records import Rank
-            from rlgraph.backends.enginespec.registry import embedded, opener
+            from rlgraph.backends.enginespec.registry import embedded_engine, rank_opener
 
-            self._engine = opener(embedded())(self._spec, Rank())
+            self._engine = rank_opener(embedded_engine())(self._spec, Rank())
         assert self._engine is not None
         return self._engine
 
@@ -72,9 +72,9 @@ class RemoteWeights:
         if self._save is not None:
             self._save(folder)
         else:
-            self.engine().save(folder)
+            self.local_engine().save(folder)
 
-    def leave(self, saved: Path | None) -> None:
+    def prepare_exit(self, saved: Path | None) -> None:
         if not self._frozen:
             if saved is None:
                 self._folder = TemporaryDirectory(prefix="rlgraph-")
@@ -95,12 +95,12 @@ class TrainedModel:
     name: str
     updates: int
     """The number of optimizer steps that it took."""
-    weights: Weights = field(repr=False)
+    weights: WeightsHandle = field(repr=False)
 
     @property
-    def engine(self) -> Embedded:
+    def engine(self) -> EmbeddedEngine:
         """Return the engine that computes with the model in this process."""
-        return self.weights.engine()
+        return self.weights.local_engine()
 
     @property
     def model(self) -> Any:
@@ -132,4 +132,4 @@ class TrainedModel:
         with torch.no_grad():
             answers = self.engine.generate(sequences, 1, Sampling(max_tokens, temperature), keys).sequences
         ids = iter(answers.tokens[answers.scored].tolist())
-        return [codec.decode([next(ids) for _ in range(count)]) for count in answers.counts().tolist()]
+        return [codec.decode([next(ids) for _ in range(count)]) for count in answers.scored_counts().tolist()]

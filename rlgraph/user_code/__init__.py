@@ -2,7 +2,7 @@
 
 from rlgraph.user_code.environments import Environment, EnvironmentSpec, Episode, check_environment, open_environment
 from rlgraph.user_code.functions import FunctionSpec, RewardFunction, check_function, open_function
-from rlgraph.user_code.worker import Ask, Failure, RemoteWorker, Workers
+from rlgraph.user_code.worker import Ask, CodeFailure, RemoteWorker, Workers
 
 __all__ = [
     "Ask",
@@ -10,7 +10,7 @@ __all__ = [
     "Environment",
     "EnvironmentSpec",
     "Episode",
-    "Failure",
+    "CodeFailure",
     "FunctionSpec",
     "RewardFunction",
     "Workers",

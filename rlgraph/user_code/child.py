@@ -94,7 +94,7 @@ class Child:
             values = values.tolist()
         if not isinstance(values, list | tuple):
             raise WrongValue(
-                f"{describe_value(values)}, not a list with a number for each row", None, instead_of_list(values)
+                f"{describe_value(values)}, not a list with a number for each row", None, hint_for_list(values)
             )
         if len(values) != count:
             raise WrongValue(f"{len(values)} numbers for {count} rows")
@@ -117,7 +117,7 @@ class Child:
             return None
         raise WrongValue(f"{describe_value(result)}, not a list of rows and not a generator of them")
 
-    def read(self, key: int, count: int) -> list[Any]:
+    def read_rows(self, key: int, count: int) -> list[Any]:
         """Return the next rows of the generator, fewer if it ends."""
         return [row for _, row in zip(range(count), self.objects[key], strict=False)]
 
@@ -185,13 +185,13 @@ def finite_number(value: Any, row: int | None) -> float:
     """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
-        raise WrongValue(describe_value(value), row, instead_of_number(value))
+        raise WrongValue(describe_value(value), row, hint_for_number(value))
     if not math.isfinite(plain):
         raise WrongValue(str(float(plain)), row)
     return float(plain)
 
 
-def instead_of_list(value: Any) -> str:
+def hint_for_list(value: Any) -> str:
     """Return a hint on what a reward function should return in place of this value; "" if there is none."""
     if value is None:
         return "it has to end with `return`, and a list with a number for each row"
@@ -204,7 +204,7 @@ def instead_of_list(value: Any) -> str:
     return ""
 
 
-def instead_of_number(value: Any) -> str:
+def hint_for_number(value: Any) -> str:
     """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
     if value is None:
         return "a row has a number always: `0.0` where a function abstains, as `None` does in TRL"
@@ -244,7 +244,7 @@ def _is_users(file: str, folder: str) -> bool:
     return file.startswith(folder + os.sep) and "site-packages" not in file
 
 
-def end_with_parent(handle: int) -> None:
+def exit_with_parent(handle: int) -> None:
     """End this process, and what it has started, when the other end is closed while the user's code works."""
     hung_up = select.poll()
     hung_up.register(handle, 0)
@@ -263,7 +263,7 @@ def main() -> None:
     sys.path[:], file, module = link.recv()
     sys.argv[:] = [file]
     child = Child(file, module)
-    threading.Thread(target=end_with_parent, args=(handles[0],), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(handles[0],), daemon=True).start()
     while True:
         try:
             operation, limit_s, *arguments = link.recv()

@@ -11,7 +11,7 @@ from rlgraph.user_code.worker import Raised
 
 
 @dataclass(frozen=True, slots=True)
-class Convention:
+class RewardConvention:
     """How another system calls a reward function."""
 
     system: str
@@ -22,20 +22,20 @@ class Convention:
 
 
 CONVENTIONS = (
-    Convention(
+    RewardConvention(
         "verl",
         "solution_str",
         "verl calls `{name}` a row at a time; here a function is called on many: `def f(completions, answer, "
         '**columns): return [{name}("", text, right) for text, right in zip(completions, answer)]`, where `answer` is '
         "the column with what verl calls `ground_truth`; of a dict it takes the `score`",
     ),
-    Convention(
+    RewardConvention(
         "OpenRLHF",
         "queries",
         "OpenRLHF's `queries` are prompts with their answers, and `labels` a column: `def f(prompts, completions, "
         "answer, **columns): return {name}([p + c for p, c in zip(prompts, completions)], prompts, answer)`",
     ),
-    Convention(
+    RewardConvention(
         "trlX",
         "samples",
         "trlX's `samples` are prompts with their answers, and `outputs` are `completions`: `def f(prompts, "
@@ -50,7 +50,7 @@ OTHER_NAMES = {
 """For each argument of a function, the names that other systems use for it."""
 
 
-def missing_hint(name: str, missing: Collection[str]) -> str:
+def hint_for_missing_parameters(name: str, missing: Collection[str]) -> str:
     """Return what to write where the function `name` asks for parameters that it does not get; "" if no other system
     gives them."""
     for convention in CONVENTIONS:
@@ -63,7 +63,7 @@ def missing_hint(name: str, missing: Collection[str]) -> str:
     return ""
 
 
-def raised_hint(failure: Raised, completions: Sequence[Any]) -> str:
+def hint_for_exception(failure: Raised, completions: Sequence[Any]) -> str:
     """Return what to write where a function took texts for messages, or messages for texts; "" if it did not."""
     texts = all(isinstance(completion, str) for completion in completions)
     if texts and (_matches(failure, "TypeError", "string ind") or (_indexes(failure) and "content" in _line(failure))):

@@ -22,20 +22,20 @@ from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.functions import DEFAULT_LIMIT_S
 from rlgraph.user_code.report import (
+    CodeTarget,
     Signature,
-    Target,
-    check_required,
-    describe,
-    failed_call,
+    failed_call_error,
+    load_signature,
     parse_target,
+    require_arguments,
     user_options,
 )
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, seconds_option, whole_option
-from rlgraph.user_code.worker import Failure, Worker, Workers, WrongValue, run_in_parallel
+from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, int_option, seconds_option, single_text_argument
+from rlgraph.user_code.worker import CodeFailure, Worker, Workers, WrongValue, run_in_parallel
 
 T = TypeVar("T")
 
-EnvironmentSpec = Spec
+EnvironmentSpec = CallSpec
 OPTIONS = ("timeout", "workers")
 NOT_AN_ENVIRONMENT = "E0729"
 
@@ -44,7 +44,7 @@ NOT_AN_ENVIRONMENT = "E0729"
 class Episode:
     """One episode of an environment, from its first observation to its end."""
 
-    target: Target
+    target: CodeTarget
     constants: Mapping[str, Any]
     limit_s: float
     worker: Worker = field(repr=False)
@@ -72,30 +72,30 @@ class Episode:
 
     def close(self) -> None:
         """End the episode."""
-        if self.generation and self.generation == self.worker.generation and self.worker.running:
+        if self.generation and self.generation == self.worker.generation and self.worker.is_running:
             self._request("close", "in `close`")
 
     def _request(self, operation: str, when: str, *arguments: Any) -> Any:
         where = f"on {self.name}, {when}"
         if self.generation and self.generation != self.worker.generation:
-            raise failed_call(self.target, self.worker.lost(), where, self.row)
+            raise failed_call_error(self.target, self.worker.lost_episode_error(), where, self.row)
         try:
             return self.worker.request(operation, self.key, *arguments, limit_s=self.limit_s)
-        except Failure as failure:
+        except CodeFailure as failure:
             raise self._error(failure, where) from None
 
-    def _error(self, failure: Failure, where: str) -> RunError:
+    def _error(self, failure: CodeFailure, where: str) -> RunError:
         hint = ""
         if isinstance(failure, WrongValue) and failure.what.startswith("5 values from `step`"):
             hint = "those of gymnasium become: observation, reward, terminated or truncated"
-        return failed_call(self.target, failure, where, self.row, hint)
+        return failed_call_error(self.target, failure, where, self.row, hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Makes the episodes of one `env` declaration."""
 
-    target: Target
+    target: CodeTarget
     constants: Mapping[str, Any]
     limit_s: float
     """The limit of one call of a method."""
@@ -109,7 +109,7 @@ class Environment:
         Calls of one process wait for each other: `run_calls` steps episodes side by side.
         """
         worker = next(self.turns)
-        return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
+        return Episode(self.target, self.constants, self.limit_s, worker, worker.new_object_key(), str(name))
 
     def run_calls(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Return the results of calls of its episodes, in their order; episodes of different processes run side by
@@ -128,14 +128,14 @@ def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers |
     With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
     """
     check_environment(spec)
-    target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
+    target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.code, slot) for slot in range(whole_option(spec, "workers", 1) or 1))
-    signature = describe(target, processes[0])
+    processes = tuple(pool.worker_for(target.code, slot) for slot in range(int_option(spec, "workers", 1) or 1))
+    signature = load_signature(target, processes[0])
     constants = user_options(spec, OPTIONS, signature, target.name)
     _check_class(target, signature)
-    check_required(target, signature, constants)
+    require_arguments(target, signature, constants)
     return Environment(target, constants, limit_s, processes, itertools.cycle(processes))
 
 
@@ -144,12 +144,12 @@ def check_environment(spec: EnvironmentSpec) -> None:
     if spec.kind != "python":
         message = f"there are no environments of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, 'as in `python("envs.py:Shell")`'))
-    one_text(spec, "a file and a class in it", 'python("envs.py:Shell")')
+    single_text_argument(spec, "a file and a class in it", 'python("envs.py:Shell")')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
-    whole_option(spec, "workers", 1)
+    int_option(spec, "workers", 1)
 
 
-def _check_class(target: Target, signature: Signature) -> None:
+def _check_class(target: CodeTarget, signature: Signature) -> None:
     missing = [name for name in ("reset", "step") if signature.is_class and name not in signature.methods]
     if missing:
         message = f"`{target.name}` is no environment: it has no method `{missing[0]}`"

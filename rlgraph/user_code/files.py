@@ -27,18 +27,18 @@ class Folders:
     program: Path
     here: Path = field(default_factory=Path.cwd)
 
-    def find(self, path: str) -> Path:
+    def find_path(self, path: str) -> Path:
         """Return what `path` names; a path in the folder of the program if it is in neither folder."""
-        places = [folder / os.path.expanduser(path) for folder in self.all()]
+        places = [folder / os.path.expanduser(path) for folder in self.all_folders()]
         return next((place for place in places if os.path.exists(place)), places[0])
 
     def model_source(self, source: str) -> str:
         """Return the folder that the source of a model or a tokenizer names, if there is one; else the source, a name
         of the hub."""
-        local = self.find(source)
+        local = self.find_path(source)
         return str(local) if local.is_dir() else source
 
-    def all(self) -> list[Path]:
+    def all_folders(self) -> list[Path]:
         """Return the folders in their order, each once."""
         same = self.program.absolute() == self.here.absolute()
         return [self.program] if same else [self.program, self.here]
@@ -49,7 +49,7 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
 
     `what` is the user's word for it: `data file`. Raises ProgramError.
     """
-    file = folders.find(path)
+    file = folders.find_path(path)
     if os.path.isdir(file):
         hint = _nearby(file, "")
         raise ProgramError(Diagnostic(NO_FILE, f"'{path}' is a folder, not a {what}", span, hint))
@@ -68,13 +68,13 @@ def _where(path: str, folders: Folders) -> str:
     """Return the folders that were searched, as words."""
     if os.path.isabs(os.path.expanduser(path)):
         return ""
-    return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all())
+    return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all_folders())
 
 
 def _missing_hint(path: str, folders: Folders) -> str:
     """Return a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
     them."""
-    wanted = [folder / os.path.expanduser(path) for folder in folders.all()]
+    wanted = [folder / os.path.expanduser(path) for folder in folders.all_folders()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
     near = did_you_mean(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
@@ -117,14 +117,14 @@ def find_module(name: str, folders: Folders) -> Path | None:
     return Path(spec.origin or name) if spec is not None else None
 
 
-def search_path(folders: Folders) -> list[str]:
+def module_search_path(folders: Folders) -> list[str]:
     """Return where the process that imports a user's module looks for it."""
-    return [*(str(folder.absolute()) for folder in folders.all()), *sys.path]
+    return [*(str(folder.absolute()) for folder in folders.all_folders()), *sys.path]
 
 
 def _top(name: str, folders: Folders) -> ModuleSpec | None:
     try:
         # The second lookup is for editable installs, which have their own finder.
-        return PathFinder.find_spec(name, search_path(folders)) or importlib.util.find_spec(name)
+        return PathFinder.find_spec(name, module_search_path(folders)) or importlib.util.find_spec(name)
     except ValueError:  # `__main__` has none
         return None

@@ -19,24 +19,32 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
-from rlgraph.user_code.conventions import missing_hint, raised_hint
+from rlgraph.user_code.conventions import hint_for_exception, hint_for_missing_parameters
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.report import BAD_SIGNATURE, Signature, Target, describe, failed_call, parse_target, user_options
+from rlgraph.user_code.report import (
+    BAD_SIGNATURE,
+    CodeTarget,
+    Signature,
+    failed_call_error,
+    load_signature,
+    parse_target,
+    user_options,
+)
 from rlgraph.user_code.spec import (
     BAD_ARGUMENT,
-    Spec,
-    one_text,
-    only_options,
+    CallSpec,
+    int_option,
+    refuse_unknown_options,
     require_package,
     seconds_option,
+    single_text_argument,
     text_option,
-    whole_option,
 )
 from rlgraph.user_code.worker import (
     IMPORT_LIMIT_S,
-    Code,
+    CodeFailure,
+    CodeSource,
     Died,
-    Failure,
     Raised,
     TimedOut,
     Worker,
@@ -45,7 +53,7 @@ from rlgraph.user_code.worker import (
     run_in_parallel,
 )
 
-FunctionSpec = Spec
+FunctionSpec = CallSpec
 DEFAULT_LIMIT_S = 300.0
 OPTIONS = ("timeout", "batch", "workers", "over")
 UNITS = ("row", "group", "batch")
@@ -57,7 +65,7 @@ _GIVEN = ("prompts", "completions", "completion_ids")
 class RewardFunction:
     """A function of the user's that is ready to be called."""
 
-    target: Target
+    target: CodeTarget
     signature: Signature
     constants: Mapping[str, Any]
     """Arguments that the program gives as options."""
@@ -69,14 +77,14 @@ class RewardFunction:
     """The rows on which the number of a row may depend, one of `UNITS`: no call has only a part of them."""
     workers: tuple[Worker, ...] = field(repr=False)
 
-    def check(self, columns: Iterable[str]) -> None:
+    def check_columns(self, columns: Iterable[str]) -> None:
         """Raise an error unless `columns` hold all that the function asks for; a run asks before it works."""
         names = tuple(columns)
         available = {*names, *_GIVEN, *self.constants}
         missing = [name for name in self.signature.required if name not in available]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = missing_hint(self.target.name, missing) or did_you_mean(missing[0], (*names, *_GIVEN))
+            hint = hint_for_missing_parameters(self.target.name, missing) or did_you_mean(missing[0], (*names, *_GIVEN))
             hint = hint or f"the columns are: {', '.join(names)}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
@@ -95,7 +103,7 @@ class RewardFunction:
         rows are of one prompt; without it each is by itself. Raises `RunError`.
         """
         columns = columns or {}
-        self.check(columns)
+        self.check_columns(columns)
         if not completions:
             return []
         names = [f"row {row}" for row in range(len(completions))] if ids is None else map(str, ids)
@@ -123,7 +131,7 @@ class RewardFunction:
         columns: Mapping[str, Sequence[Any]],
     ) -> dict[str, list[Any]]:
         """Return the arguments that the function accepts, with an entry for each row."""
-        answers = [as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        answers = [completion_as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         arguments = {name: list(values) for name, values in columns.items()}
         arguments |= {"prompts": list(prompts), "completions": answers}
         if completion_ids is not None:
@@ -134,7 +142,7 @@ class RewardFunction:
         """Return the numbers of the rows, which are divided into calls of the processes."""
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
-        parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
+        parts = [rows.row_range(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
         calls = [partial(self._call, *pair) for pair in zip(itertools.cycle(self.workers), parts, strict=False)]
         return [value for part in run_in_parallel(self.workers, calls) for value in part]
 
@@ -162,7 +170,7 @@ class RewardFunction:
             return self._retried(worker, rows)
         except WrongValue as wrong:
             raise self._error(wrong, wrong.row, rows) from None
-        except Failure as failure:
+        except CodeFailure as failure:
             raise self._error(*self._culprit(worker, failure, rows), rows) from None
 
     def _retried(self, worker: Worker, rows: _Rows) -> list[float]:
@@ -179,13 +187,13 @@ class RewardFunction:
         scores: list[float] = worker.request("score", self.target.name, len(rows.names), arguments, limit_s=limit_s)
         return scores
 
-    def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:
+    def _culprit(self, worker: Worker, failure: CodeFailure, rows: _Rows) -> tuple[CodeFailure, int | None]:
         """Return how and for which row alone the call fails too; the search takes no longer than one call may."""
         if len(rows.names) == 1:
             return failure, 0
         try:  # restarting the process does not count as time of the search
             worker.request("load_early", limit_s=IMPORT_LIMIT_S)
-        except Failure:
+        except CodeFailure:
             return failure, None
         end_s = time.monotonic() + min(self.limit_s, DEFAULT_LIMIT_S)
         for row in range(len(rows.names)):
@@ -193,7 +201,7 @@ class RewardFunction:
             if left_s <= 0:
                 break
             try:
-                self._request(worker, rows.part(row, row + 1), left_s)
+                self._request(worker, rows.row_range(row, row + 1), left_s)
             except TimedOut as alone:
                 # A row that ran for most of the search hangs; one that ran at its end may only be slow.
                 if isinstance(failure, TimedOut) and left_s > 0.5 * self.limit_s:
@@ -201,11 +209,11 @@ class RewardFunction:
                 break
             except WrongValue:
                 continue
-            except Failure as alone:
+            except CodeFailure as alone:
                 return alone, row
         return failure, None
 
-    def _error(self, failure: Failure, row: int | None, rows: _Rows) -> RunError:
+    def _error(self, failure: CodeFailure, row: int | None, rows: _Rows) -> RunError:
         names = rows.names
         if row is None and len(names) > 1:
             where = f"on {len(names)} rows together: {names[0]} to {names[-1]}"
@@ -213,16 +221,16 @@ class RewardFunction:
             alone = "batch=1" if self.over == "row" else "over=row, batch=1"
             slow_hint = f"with `{alone}` every row has its own limit, and is named"
             hint = slow_hint if slow else self._hint(failure, rows)
-            return failed_call(self.target, failure, where, None, hint)
+            return failed_call_error(self.target, failure, where, None, hint)
         row = row or 0
         hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, WrongValue) else "")
-        return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
+        return failed_call_error(self.target, failure, f"on {names[row]}", rows.row_for_message(row), hint)
 
-    def _hint(self, failure: Failure, rows: _Rows) -> str:
+    def _hint(self, failure: CodeFailure, rows: _Rows) -> str:
         """Return what to write in a function that expects to be called as in other systems."""
         if isinstance(failure, WrongValue):
             return failure.hint
-        return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
+        return hint_for_exception(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +243,11 @@ class _Rows:
     shown: dict[str, list[Any]]
     """The values of a row that an error shows."""
 
-    def part(self, start: int, end: int) -> _Rows:
+    def row_range(self, start: int, end: int) -> _Rows:
         arguments = {name: values[start:end] for name, values in self.arguments.items()}
         return _Rows(self.names[start:end], arguments, {n: v[start:end] for n, v in self.shown.items()})
 
-    def shown_row(self, row: int) -> dict[str, Any]:
+    def row_for_message(self, row: int) -> dict[str, Any]:
         rest = [name for name in self.shown if name not in ("prompts", "completions", "completion_ids")]
         texts = {"prompt": self.shown["prompts"][row], "completion": self.shown["completions"][row]}
         return {**texts, **{name: self.shown[name][row] for name in rest}}
@@ -253,20 +261,20 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
     """
     check_function(spec)
     if spec.kind == "python":
-        target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
+        target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
     else:
         require_package("reasoning_gym", spec.span)
         file = Path(__file__).with_name("verify.py")
-        target = Target("reasoning_gym", Code(file), "reasoning_gym", spec.span, ours=True)
+        target = CodeTarget("reasoning_gym", CodeSource(file), "reasoning_gym", spec.span, ours=True)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.code, slot) for slot in range(whole_option(spec, "workers", 1) or 1))
-    signature = describe(target, processes[0])
+    processes = tuple(pool.worker_for(target.code, slot) for slot in range(int_option(spec, "workers", 1) or 1))
+    signature = load_signature(target, processes[0])
     constants = user_options(spec, OPTIONS, signature, target.name)
     if spec.kind == "reasoning_gym" and spec.args:
         constants["name"] = spec.args[0]
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     return RewardFunction(
-        target, signature, constants, limit_s, whole_option(spec, "batch", None), _over(spec), processes
+        target, signature, constants, limit_s, int_option(spec, "batch", None), _over(spec), processes
     )
 
 
@@ -277,14 +285,14 @@ def check_function(spec: FunctionSpec) -> None:
         message = f"there are no functions of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
     if spec.kind == "python":
-        one_text(spec, "a file and a function in it", 'python("rewards.py:exact_match")')
+        single_text_argument(spec, "a file and a function in it", 'python("rewards.py:exact_match")')
     elif spec.args:
-        one_text(spec, "the task, where the rows do not name it", 'reasoning_gym("spell_backward")')
+        single_text_argument(spec, "the task, where the rows do not name it", 'reasoning_gym("spell_backward")')
     if spec.kind == "reasoning_gym":
-        only_options(spec, OPTIONS)
+        refuse_unknown_options(spec, OPTIONS)
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
-    whole_option(spec, "batch", None)
-    whole_option(spec, "workers", 1)
+    int_option(spec, "batch", None)
+    int_option(spec, "workers", 1)
     _over(spec)
 
 
@@ -293,16 +301,16 @@ def _over(spec: FunctionSpec) -> str:
     over: str = text_option(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
     if over not in UNITS:
         message = f"`over` must be row, group or batch, not {over!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), did_you_mean(over, UNITS)))
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span("over"), did_you_mean(over, UNITS)))
     cutting = "batch" if spec.options.get("batch") else "workers" if spec.options.get("workers", 1) > 1 else ""
     if over == "batch" and cutting:
         message = f"`over=batch` has one call for all rows, and `{cutting}` would cut them"
         hint = f"leave `{cutting}` out, or write `over=group` if a row's number depends on those of its prompt alone"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(cutting), hint))
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(cutting), hint))
     return over
 
 
-def as_messages(prompt: Any, completion: Any) -> Any:
+def completion_as_messages(prompt: Any, completion: Any) -> Any:
     """Return the completion as a list of messages if the prompt is one, else as it is."""
     if isinstance(prompt, list) and isinstance(completion, str):
         return [{"role": "assistant", "content": completion}]

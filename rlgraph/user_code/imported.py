@@ -14,7 +14,7 @@ from rlgraph.user_code.report import parse_target
 _OURS = Path(__file__).resolve().parents[1]
 
 
-def code_files(reference: str, folders: Folders, span: Span) -> list[Path]:
+def imported_files(reference: str, folders: Folders, span: Span) -> list[Path]:
     """Return the file of `rewards.py:exact_match`, and the modules that it imports directly or indirectly, as far as
     they lie in one of the folders: installed packages have versions. Empty if there is no such file."""
     try:
@@ -48,5 +48,5 @@ def _imported_names(file: Path) -> Iterator[str]:
 def _is_users(file: Path, folders: Folders) -> bool:
     """Return whether a file lies in one of the folders, and is neither installed nor part of rlgraph."""
     place = file.resolve()
-    inside = any(place.is_relative_to(folder.resolve()) for folder in folders.all())
+    inside = any(place.is_relative_to(folder.resolve()) for folder in folders.all_folders())
     return inside and "site-packages" not in place.parts and not place.is_relative_to(_OURS)

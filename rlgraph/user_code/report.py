@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, did_you_mean
-from rlgraph.user_code.files import NO_FILE, Folders, find_file, find_module, is_module, search_path
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec
-from rlgraph.user_code.worker import IMPORT_LIMIT_S, Code, Died, Failure, Raised, TimedOut, Worker, WrongValue
+from rlgraph.user_code.files import NO_FILE, Folders, find_file, find_module, is_module, module_search_path
+from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec
+from rlgraph.user_code.worker import IMPORT_LIMIT_S, CodeFailure, CodeSource, Died, Raised, TimedOut, Worker, WrongValue
 
 NO_NAME = "E0722"
 NO_IMPORT = "E0723"
@@ -23,12 +23,12 @@ GONE = "E0740"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CodeTarget:
     """One object in a file or a module of the user's: `rewards.py:exact_match`."""
 
     path: str
     """The file or the module, as the program names it."""
-    code: Code
+    code: CodeSource
     name: str
     span: Span
     ours: bool = False
@@ -48,7 +48,7 @@ class Signature:
     """Whether it takes `**kwargs`."""
 
 
-def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Target:
+def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> CodeTarget:
     """Return the file and the name in `"rewards.py:exact_match"`, or the module and the name in
     `"rlgraph.rewards:exact_match"`. Raises ProgramError if it does not exist."""
     path, colon, name = reference.rpartition(":")
@@ -57,22 +57,22 @@ def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Tar
         hint = f'as in `{kind}("rewards.py:exact_match")`'
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, span, hint))
     if not is_module(path):
-        return Target(path, Code(find_file(path, folders, span, "Python file")), name, span)
+        return CodeTarget(path, CodeSource(find_file(path, folders, span, "Python file")), name, span)
     file = find_module(path, folders)
     if file is None:
         hint = f'install it where rlgraph runs; a file is named with its ending: `{kind}("{path}.py:{name}")`'
         raise ProgramError(Diagnostic(NO_FILE, f"there is no module '{path}'", span, hint))
-    return Target(path, Code(file, path, tuple(search_path(folders))), name, span)
+    return CodeTarget(path, CodeSource(file, path, tuple(module_search_path(folders))), name, span)
 
 
-def describe(target: Target, worker: Worker) -> Signature:
+def load_signature(target: CodeTarget, worker: Worker) -> Signature:
     """Load the user's file and return the signature of what it has under the name."""
     try:
         description = worker.request("describe", target.name, limit_s=IMPORT_LIMIT_S)
-    except Failure as failure:
+    except CodeFailure as failure:
         raise ProgramError(_not_loaded(target, failure)) from None
     if description["is"] not in ("function", "class"):
-        raise ProgramError(missing_name(target, description["is"], description["names"]))
+        raise ProgramError(missing_name_error(target, description["is"], description["names"]))
     parameters = description["parameters"]
     for name, kind, has_default in parameters:
         if kind == "POSITIONAL_ONLY" and not has_default:
@@ -89,34 +89,36 @@ def describe(target: Target, worker: Worker) -> Signature:
     )
 
 
-def user_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
+def user_options(spec: CallSpec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
     """Return the options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
 
     They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`. Raises ProgramError.
     """
-    for wrong in unknown_options(spec, known, signature.named, name):
+    for wrong in unknown_option_errors(spec, known, signature.named, name):
         raise ProgramError(wrong)
     return {option: value for option, value in spec.options.items() if option not in known}
 
 
-def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], name: str) -> list[Diagnostic]:
+def unknown_option_errors(
+    spec: CallSpec, known: Collection[str], named: Collection[str], name: str
+) -> list[Diagnostic]:
     """Return errors for options that are neither rlgraph's nor parameters of the user's function or class `name`."""
     errors = []
     for option in spec.options:
         if option not in known and option not in named:
             message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
             hint = did_you_mean(option, (*known, *named)) or f"the options are: {', '.join(known)}"
-            errors.append(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
+            errors.append(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(option), hint))
     return errors
 
 
-def check_required(target: Target, signature: Signature, arguments: Collection[str]) -> None:
+def require_arguments(target: CodeTarget, signature: Signature, arguments: Collection[str]) -> None:
     """Raise an error unless `arguments` hold all that the user's function or class needs to be called."""
-    for wrong in missing_arguments(target, signature.required, arguments):
+    for wrong in missing_argument_errors(target, signature.required, arguments):
         raise ProgramError(wrong)
 
 
-def missing_arguments(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
+def missing_argument_errors(target: CodeTarget, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
     """Return an error if a parameter without a default is not given."""
     missing = [name for name in required if name not in given][:1]
     hint = 'give it as an option: python("{}:{}", {}=...)'
@@ -131,8 +133,8 @@ def missing_arguments(target: Target, required: Collection[str], given: Collecti
     ]
 
 
-def failed_call(
-    target: Target, failure: Failure, where: str, row: Mapping[str, Any] | None, hint: str = ""
+def failed_call_error(
+    target: CodeTarget, failure: CodeFailure, where: str, row: Mapping[str, Any] | None, hint: str = ""
 ) -> RunError:
     """Return the error for a call that failed.
 
@@ -157,12 +159,12 @@ def failed_call(
                 hint = hint or "somebody else ended it, most often the system, when memory runs out"
         case _:
             raise AssertionError(failure)
-    shown = show_row(row) if row else ""
+    shown = row_summary(row) if row else ""
     hint = f"{hint}; {shown}" if hint and shown else hint or shown
     return RunError(Diagnostic(code, message, target.span, hint, related=_place(target, failure)))
 
 
-def show_row(row: Mapping[str, Any]) -> str:
+def row_summary(row: Mapping[str, Any]) -> str:
     """Return a row in a few words."""
     shown = [f"{name} = {shorten(_text(value), 60)!r}" for name, value in row.items()]
     return "there: " + ", ".join(shown[:4])
@@ -181,7 +183,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def missing_name(target: Target, found: str, names: list[str]) -> Diagnostic:
+def missing_name_error(target: CodeTarget, found: str, names: list[str]) -> Diagnostic:
     """Return the error for a name under which a module has nothing (`missing`), or something that cannot be called."""
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
@@ -193,7 +195,7 @@ def missing_name(target: Target, found: str, names: list[str]) -> Diagnostic:
     return Diagnostic(NO_NAME, f"there is no '{target.name}' in '{target.path}'", target.span, hint)
 
 
-def _not_loaded(target: Target, failure: Failure) -> Diagnostic:
+def _not_loaded(target: CodeTarget, failure: CodeFailure) -> Diagnostic:
     match failure:
         case Raised(type="SyntaxError" | "IndentationError" | "TabError"):
             why, hint = f"it is not valid Python: {failure.message}", ""
@@ -211,7 +213,7 @@ def _not_loaded(target: Target, failure: Failure) -> Diagnostic:
     return Diagnostic(NO_IMPORT, message, target.span, hint, related=_place(target, failure))
 
 
-def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
+def _place(target: CodeTarget, failure: CodeFailure) -> tuple[Related, ...]:
     """Return the line of the user's Python that was running, to be shown with the error."""
     if not failure.line or target.ours:
         return ()
@@ -222,7 +224,7 @@ def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
         source = Source(path, file.read_text(errors="replace"))
     except OSError:
         source = Source(path, "")
-    line = source.line(failure.line)
+    line = source.line_text(failure.line)
     start = len(line) - len(line.lstrip()) + 1
     span = Span(source, failure.line, start, failure.line, max(len(line.rstrip()), start) + 1)
     return (Related(span, "it was here"),)

@@ -20,7 +20,7 @@ NOT_INSTALLED = "E0709"
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class CallSpec:
     """The call on the right of `data NAME =`, `func NAME =` or `env NAME =`."""
 
     kind: str
@@ -33,12 +33,12 @@ class Spec:
     spans: Mapping[int | str, Span] = field(default_factory=dict, compare=False, repr=False)
     """The places of single arguments, by position or name, where they are known: the caret is then more exact."""
 
-    def at(self, argument: int | str) -> Span:
+    def argument_span(self, argument: int | str) -> Span:
         """Return where `argument` is written."""
         return self.spans.get(argument, self.span)
 
 
-def one_text(spec: Spec, what: str, example: str) -> str:
+def single_text_argument(spec: CallSpec, what: str, example: str) -> str:
     """Return the only positional argument of `spec`, which must be a text."""
     if len(spec.args) == 1 and isinstance(spec.args[0], str) and spec.args[0]:
         return spec.args[0]
@@ -46,16 +46,16 @@ def one_text(spec: Spec, what: str, example: str) -> str:
     raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, f"as in `{example}`"))
 
 
-def only_options(spec: Spec, known: Collection[str]) -> None:
+def refuse_unknown_options(spec: CallSpec, known: Collection[str]) -> None:
     """Raise an error for the first option that is not `known`."""
     for name in spec.options:
         if name not in known:
             message = f"`{spec.kind}` has no option '{name}'"
             hint = did_you_mean(name, known) or f"its options are: {', '.join(known)}"
-            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
+            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(name), hint))
 
 
-def whole_option(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
+def int_option(spec: CallSpec, name: str, default: int | None, least: int = 1) -> int | None:
     """Return the option `name`, a whole number of at least `least`."""
     if name not in spec.options:
         return default
@@ -65,7 +65,7 @@ def whole_option(spec: Spec, name: str, default: int | None, least: int = 1) -> 
     return int(value)
 
 
-def seconds_option(spec: Spec, name: str, default: float) -> float:
+def seconds_option(spec: CallSpec, name: str, default: float) -> float:
     """Return the option `name`, a time in seconds; 0 means without limit, and becomes infinity."""
     value = spec.options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
@@ -73,7 +73,7 @@ def seconds_option(spec: Spec, name: str, default: float) -> float:
     return float(value) or math.inf
 
 
-def flag_option(spec: Spec, name: str, default: bool) -> bool:
+def flag_option(spec: CallSpec, name: str, default: bool) -> bool:
     """Return the option `name`, `true` or `false`."""
     value = spec.options.get(name, default)
     if not isinstance(value, bool):
@@ -81,7 +81,7 @@ def flag_option(spec: Spec, name: str, default: bool) -> bool:
     return value
 
 
-def text_option(spec: Spec, name: str, default: str | None) -> str | None:
+def text_option(spec: CallSpec, name: str, default: str | None) -> str | None:
     """Return the option `name`, a text."""
     value = spec.options.get(name, default)
     if value is not default and not isinstance(value, str):
@@ -89,8 +89,8 @@ def text_option(spec: Spec, name: str, default: str | None) -> str | None:
     return value
 
 
-def _wrong(spec: Spec, name: str, wanted: str, value: object) -> ProgramError:
-    return ProgramError(Diagnostic(BAD_ARGUMENT, f"`{name}` must be {wanted}, not {value!r}", spec.at(name)))
+def _wrong(spec: CallSpec, name: str, wanted: str, value: object) -> ProgramError:
+    return ProgramError(Diagnostic(BAD_ARGUMENT, f"`{name}` must be {wanted}, not {value!r}", spec.argument_span(name)))
 
 
 EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import NO_FILE, Folders, is_module
-from rlgraph.user_code.report import missing_arguments, missing_name, parse_target, unknown_options
-from rlgraph.user_code.spec import Spec, one_text
+from rlgraph.user_code.report import missing_argument_errors, missing_name_error, parse_target, unknown_option_errors
+from rlgraph.user_code.spec import CallSpec, single_text_argument
 
 NO_MODULE_HERE = "W0703"
 LARGEST_BYTES = 1 << 20
@@ -29,15 +29,17 @@ class Parameters:
 
 
 def declaration_faults(
-    spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: bool = False
+    spec: CallSpec, folders: Folders, known: Collection[str] = (), *, alone: bool = False
 ) -> list[Diagnostic]:
     """Return what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
 
     known: the options that are rlgraph's. alone: it is called with the other options and nothing else.
     """
     try:
-        reference = one_text(spec, "a file or a module and a name in it", 'python("rewards.py:exact_match")')
-        target = parse_target(reference, folders, spec.at(0), spec.kind)
+        reference = single_text_argument(
+            spec, "a file or a module and a name in it", 'python("rewards.py:exact_match")'
+        )
+        target = parse_target(reference, folders, spec.argument_span(0), spec.kind)
     except ProgramError as error:
         [fault] = error.diagnostics
         if fault.code != NO_FILE:
@@ -51,14 +53,16 @@ def declaration_faults(
     names = [name for name, _ in _defined(module.body)]
     if target.name not in names:
         hidden = {"*", "__getattr__"} & set(names)
-        return [] if hidden else [missing_name(target, "missing", [name for name in set(names) if name[0] != "_"])]
+        return (
+            [] if hidden else [missing_name_error(target, "missing", [name for name in set(names) if name[0] != "_"])]
+        )
     parameters = _parameters([maker for name, maker in _defined(module.body) if name in (target.name, "*")])
     if parameters is None:
         return []
     given = [name for name in spec.options if name not in known]
     return [
-        *unknown_options(spec, known, parameters.named, target.name),
-        *(missing_arguments(target, parameters.required, given) if alone else ()),
+        *unknown_option_errors(spec, known, parameters.named, target.name),
+        *(missing_argument_errors(target, parameters.required, given) if alone else ()),
     ]
 
 

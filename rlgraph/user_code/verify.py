@@ -37,7 +37,7 @@ def _score(prompt: Any, completion: Any, answer: Any, metadata: dict[str, Any], 
     entry = {"question": prompt, "answer": answer, "metadata": metadata}
     score = _verifier(task)
     try:
-        return _number(score(answer_in(completion), entry))
+        return _number(score(extract_answer(completion), entry))
     except Exception:
         score(answer, entry)
         return 0.0
@@ -54,7 +54,7 @@ def _number(score: Any) -> float:
     return 0.0 if score is None else float(score)
 
 
-def answer_in(completion: Any) -> str:
+def extract_answer(completion: Any) -> str:
     """Return the last `<answer>...</answer>` of a completion, or all of it."""
     text = completion[-1].get("content") or "" if isinstance(completion, list) else completion or ""
     answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)

@@ -39,7 +39,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeSource:
     """What a process loads: a file, or a module by its name."""
 
     file: Path
@@ -49,7 +49,7 @@ class Code:
     """The folders in which modules are searched; empty: those of this process."""
 
 
-class Failure(Exception):
+class CodeFailure(Exception):
     """The user's code did not return a value; `report.py` makes it a diagnostic."""
 
     file: str
@@ -62,7 +62,7 @@ class Failure(Exception):
 
 
 @dataclass(eq=False)
-class Raised(Failure):
+class Raised(CodeFailure):
     """The user's code raised an exception."""
 
     type: str
@@ -72,7 +72,7 @@ class Raised(Failure):
 
 
 @dataclass(eq=False)
-class WrongValue(Failure):
+class WrongValue(CodeFailure):
     """The user's code returned something else than was asked for."""
 
     what: str
@@ -85,7 +85,7 @@ class WrongValue(Failure):
 
 
 @dataclass(eq=False)
-class TimedOut(Failure):
+class TimedOut(CodeFailure):
     """The user's code did not return in time."""
 
     limit_s: float
@@ -94,7 +94,7 @@ class TimedOut(Failure):
 
 
 @dataclass(eq=False)
-class Died(Failure):
+class Died(CodeFailure):
     """The process of the user's code ended."""
 
     how: str
@@ -112,7 +112,7 @@ class _Process:
     link: Connection
     log: IO[bytes]
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """End the process and all that it has started."""
         self.link.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -124,7 +124,7 @@ class _Process:
 class Worker:
     """A process for one file or module of the user's; it is started when first needed, and again after it has ended."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: CodeSource) -> None:
         self.code = replace(code, file=code.file.resolve())
         self.generation = 1
         """It increases when the process ends, and the objects in it with it."""
@@ -139,7 +139,7 @@ class Worker:
     def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
         """Return the result of `Child.<operation>(*arguments)`.
 
-        Raises a `Failure`. After `TimedOut` and `Died` the objects in the process are gone.
+        Raises a `CodeFailure`. After `TimedOut` and `Died` the objects in the process are gone.
         """
         with self._lock:
             process = self._process
@@ -154,17 +154,17 @@ class Worker:
                 self._stop()
                 raise
 
-    def request_of(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
+    def request_generation(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
         """Send a `request` to the process of this generation; 0: to any."""
         if generation not in (0, self.generation):
-            raise self.lost()
+            raise self.lost_episode_error()
         return self.request(operation, *arguments, limit_s=limit_s)
 
-    def lost(self) -> Died:
+    def lost_episode_error(self) -> Died:
         """Return the failure of an episode whose object ended with the previous process."""
         return Died("because of another episode", "", 0, self.killed)
 
-    def new_key(self) -> int:
+    def new_object_key(self) -> int:
         """Return a new key for an object in the process."""
         return next(self._keys)
 
@@ -182,7 +182,7 @@ class Worker:
             process.popen.wait()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the process is running."""
         return self._process is not None and self._process.popen.poll() is None
 
@@ -197,7 +197,7 @@ class Worker:
         process = _Process(popen, Connection(ours.detach()), log)
         process.link.send((list(self.code.search) or sys.path, str(self.code.file), self.code.module))
         self._process, self._given_up = process, False
-        self._end = weakref.finalize(self, process.end)
+        self._end = weakref.finalize(self, process.end_process)
         return process
 
     def _stop(self) -> None:
@@ -226,7 +226,7 @@ class Worker:
             raise WrongValue(*value)
         return value
 
-    def _ended(self, process: _Process, limit_s: float, passed_s: float) -> Failure:
+    def _ended(self, process: _Process, limit_s: float, passed_s: float) -> CodeFailure:
         code = process.popen.wait()
         process.log.seek(0)
         dump = process.log.read().decode(errors="replace")
@@ -240,13 +240,13 @@ class Worker:
 
 Ask = Callable[[int, str, tuple[Any, ...], float], tuple[int, Any]]
 """A function that takes the generation of the process, the operation, its arguments and its limit, and returns the
-generation afterwards, and the answer or the `Failure`."""
+generation afterwards, and the answer or the `CodeFailure`."""
 
 
 class RemoteWorker(Worker):
     """A worker whose process another process of the run has started; several may send requests to it."""
 
-    def __init__(self, code: Code, ask: Ask, caller: int) -> None:
+    def __init__(self, code: CodeSource, ask: Ask, caller: int) -> None:
         """caller: a unique number of each process that sends requests."""
         super().__init__(code)
         self.generation = 0
@@ -258,7 +258,7 @@ class RemoteWorker(Worker):
             self.generation, answer = self._ask(self.generation, operation, arguments, limit_s)
         if isinstance(answer, Died):
             self.killed = answer.killed
-        if isinstance(answer, Failure):
+        if isinstance(answer, CodeFailure):
             raise answer
         return answer
 
@@ -266,7 +266,7 @@ class RemoteWorker(Worker):
         """Do nothing: the process ends with the run."""
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Return True: the process runs as long as the run."""
         return True
 
@@ -288,12 +288,12 @@ def run_in_parallel(workers: Sequence[Worker], calls: Sequence[Callable[[], T]])
 class Workers:
     """The processes of one run: one for each file or module, so that two functions of a file share its module."""
 
-    def __init__(self, begin: Callable[[Code, int], Worker] | None = None) -> None:
+    def __init__(self, begin: Callable[[CodeSource, int], Worker] | None = None) -> None:
         """begin: makes the process with a slot number; None: processes are started here, when first needed."""
         self._begin = begin or (lambda code, slot: Worker(code))
         self._workers: dict[tuple[Path, str, int], Worker] = {}
 
-    def get(self, code: Code, slot: int = 0) -> Worker:
+    def worker_for(self, code: CodeSource, slot: int = 0) -> Worker:
         """Return the process number `slot` for `code`."""
         key = (code.file.resolve(), code.module, slot)
         if key not in self._workers:

@@ -102,15 +102,15 @@ class Scene:
     title: str
     sections: tuple[Section, ...] = ()
 
-    def walk(self) -> Iterator[Box]:
+    def walk_boxes(self) -> Iterator[Box]:
         """Yield every box, those inside after the one that holds them."""
         for section in self.sections:
-            yield from walk(section.body)
+            yield from walk_boxes(section.body)
 
 
-def walk(body: Body) -> Iterator[Box]:
+def walk_boxes(body: Body) -> Iterator[Box]:
     """Yield every box of a body, those inside after the one that holds them."""
     for box in body.boxes:
         yield box
         if box.body:
-            yield from walk(box.body)
+            yield from walk_boxes(box.body)

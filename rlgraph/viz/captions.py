@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlgraph.ir.graph import Constant, Model, Node, Phase, Record, Unit, Value
-from rlgraph.ir.text.text import show, show_constant
+from rlgraph.ir.text.text import show_constant, show_expr
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
 from rlgraph.ops.tensor import INFIX
@@ -19,7 +19,7 @@ _ELSEWHERE = ("name", "names", "axis", "text")
 """Types of attributes that are not shown as options: a title or an arrow shows them."""
 
 
-def options(node: Node, but: Iterable[str] = ()) -> str:
+def changed_options(node: Node, but: Iterable[str] = ()) -> str:
     """Return a node's options that differ from their defaults, except some: `n=16, max_tokens=1024`."""
     attributes = {
         attribute.name: attribute for attribute in NODES[node.op].attributes if attribute.type not in _ELSEWHERE
@@ -32,25 +32,25 @@ def _shown(pairs: Iterable[tuple[str, Constant]]) -> str:
     return ", ".join(f"{name}={show_constant(value)}" for name, value in pairs if value is not None and value != ())
 
 
-def record(found: Record, kind: str) -> str:
+def record_text(found: Record, kind: str) -> str:
     """Return what something from outside the program is made of: `jsonl("a.jsonl", batch=8)`."""
     # Shuffling is the default of a data source.
     options_text = _shown(item for item in found.options if (kind, *item) != ("data", "shuffle", True))
     arguments = [show_constant(arg) for arg in found.args] + ([options_text] if options_text else [])
-    return shortened(f"{found.name}({', '.join(arguments)})", OPTION_COLUMNS)
+    return shorten_text(f"{found.name}({', '.join(arguments)})", OPTION_COLUMNS)
 
 
-def training(node: Node, axes: Mapping[str, str]) -> str:
+def training_text(node: Node, axes: Mapping[str, str]) -> str:
     """Return the options of a training step: `lr=1e-06, micro-batches by rollout`."""
     micro = node.attr("micro")
     parts = [
-        options(node),
+        changed_options(node),
         f"micro-batches by {axes.get(micro, micro)}" if isinstance(micro, str) and micro else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
+def loop_captions(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
     """Return the title and the note of a loop: `minibatch prompts`, `4 parts, 2 epochs`."""
     axis = node.attr("axis")
     rows = axes.get(str(axis), str(axis)) if axis is not None else _read(node)
@@ -66,7 +66,7 @@ def loop(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
         title, counted = f"{node.op} {', '.join(counted)}", []
     if kind == "rounds":
         counted = [f"until {node.attr('rows')} {rows or 'rows'} are kept"]
-    rest = options(node, but=[attribute.name for attribute in counting])
+    rest = changed_options(node, but=[attribute.name for attribute in counting])
     return title, ", ".join([*counted, *([rest] if rest else [])])
 
 
@@ -76,45 +76,45 @@ def _read(node: Node) -> str:
     return next((kind.name for kind in types if isinstance(kind, Handle) and kind.kind == "cursor"), "")
 
 
-def phase(found: Phase) -> str:
+def phase_text(found: Phase) -> str:
     """Return how often a phase's step runs, and how far it runs ahead: `3 steps`, `async, lag 1`."""
     note = [f"{found.steps} steps"] if found.steps is not None else []
-    note += [f"async, {found.staleness.word} {found.staleness.steps}"] if found.staleness.steps else []
+    note += [f"async, {found.staleness.option_name} {found.staleness.steps}"] if found.staleness.steps else []
     note += ["rows span versions"] if found.staleness.span != "row" else []
     return ", ".join(note)
 
 
-def model(found: Model) -> str:
+def model_text(found: Model) -> str:
     """Return what a model is: `causal_lm`, `copy of actor, frozen`."""
     what = f"copy of {found.copy_of}" if found.copy_of else found.kind
     return f"{what}, frozen" if found.frozen else what
 
 
-def label(value: Value, title: str = "") -> str:
+def value_label(value: Value, title: str = "") -> str:
     """Return a value's type, after its name unless the box shows the name already."""
     if isinstance(value.type, Handle):
         return value.name
     return str(value.type) if value.name == title else f"{value.name}: {value.type}"
 
 
-def barrier(unit: Unit | None, axes: Mapping[str, str]) -> str:
+def barrier_text(unit: Unit | None, axes: Mapping[str, str]) -> str:
     """Return what a box waits for; empty if it works row by row."""
     if unit is None or not unit.reason:
         return ""
     return "waits for the batch" if unit.axis is None else f"waits for its group of {axes.get(unit.axis, unit.axis)}"
 
 
-def formula(node: Node) -> tuple[str, ...]:
+def formula_lines(node: Node) -> tuple[str, ...]:
     """Return the lines of a tensor node's mathematics, cut where they are many; a single one is without its name."""
     if len(node.body) == 1:
-        return cut_lines(wrap(show(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
+        return limit_lines(wrap_formula(show_expr(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
     lines: list[str] = []
     for let in node.body:
-        lines += cut_lines(wrap(f"{let.name} = {show(let.expr)}", FORMULA_COLUMNS), 2)
-    return cut_lines(lines, 2 * FORMULA_LINES)
+        lines += limit_lines(wrap_formula(f"{let.name} = {show_expr(let.expr)}", FORMULA_COLUMNS), 2)
+    return limit_lines(lines, 2 * FORMULA_LINES)
 
 
-def wrap(text: str, columns: int) -> list[str]:
+def wrap_formula(text: str, columns: int) -> list[str]:
     """Return lines of at most so many characters, broken where the fewest brackets are open."""
     lines: list[str] = []
     while len(text) > columns:
@@ -144,7 +144,7 @@ def _break(text: str, columns: int) -> int:
     return best if least < 1000 else fallback
 
 
-def cut_lines(lines: Iterable[str], most: int) -> tuple[str, ...]:
+def limit_lines(lines: Iterable[str], most: int) -> tuple[str, ...]:
     """Return at most so many lines; a mark shows that there were more."""
     shown = list(lines)
     if len(shown) <= most:
@@ -152,6 +152,6 @@ def cut_lines(lines: Iterable[str], most: int) -> tuple[str, ...]:
     return (*shown[: most - 1], f"{shown[most - 1][: FORMULA_COLUMNS - 2]} …")
 
 
-def shortened(text: str, columns: int) -> str:
+def shorten_text(text: str, columns: int) -> str:
     """Return a text cut to at most so many characters."""
     return text if len(text) <= columns else f"{text[: columns - 1]}…"

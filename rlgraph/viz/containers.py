@@ -19,7 +19,7 @@ class DraftBody:
     ends: list[Link] = field(default_factory=list)
     """Links to the lower ports of the frame."""
 
-    def body(self) -> Body:
+    def linked_body(self) -> Body:
         """Return the body with its links."""
         links = [
             Link(self.sources[port.value], port.value, box.id, port.value, port.line, port.role)

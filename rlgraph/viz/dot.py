@@ -8,7 +8,7 @@ from typing import Any
 import pydot
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz.boxes import Body, Box, Link, Scene, walk
+from rlgraph.viz.boxes import Body, Box, Link, Scene, walk_boxes
 from rlgraph.viz.measure import has_badge, pill_text
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import BARRIER, KINDS, LINE, MUTED, ROLES
@@ -18,17 +18,17 @@ _SHAPES = {"data": "cylinder", "report": "note", "column": "box", "next": "box",
 
 def to_dot(program: Program) -> str:
     """Return DOT text: clusters for models and loops, edges with the types of their values."""
-    return str(graph(to_scene(program)).to_string())
+    return str(scene_to_pydot(to_scene(program)).to_string())
 
 
-def graph(scene: Scene) -> pydot.Dot:
+def scene_to_pydot(scene: Scene) -> pydot.Dot:
     """Return a scene as a pydot graph."""
     drawing = new_graph(scene.title)
     for index, section in enumerate(scene.sections):
         into: pydot.Graph = drawing
         if len(scene.sections) > 1:
             label = f"{section.title} {section.note}".strip()
-            into = pydot.Cluster(f"phase{index}", label=quoted(label), color=quoted("#d0d5dd"))
+            into = pydot.Cluster(f"phase{index}", label=quote_dot(label), color=quote_dot("#d0d5dd"))
             drawing.add_subgraph(into)  # type: ignore[arg-type]
         _add(into, section.body)
         for edge in _edges(section.body):
@@ -43,15 +43,19 @@ def new_graph(title: str) -> pydot.Dot:
         graph_type="digraph",
         rankdir="TB",
         compound="true",
-        label=quoted(title),
+        label=quote_dot(title),
         labelloc="t",
         labeljust="l",
-        fontname=quoted("Helvetica"),
+        fontname=quote_dot("Helvetica"),
         fontsize="18",
         newrank="true",
     )
-    drawing.set_node_defaults(fontname=quoted("Helvetica"), fontsize="11", shape="box", style=quoted("rounded,filled"))
-    drawing.set_edge_defaults(fontname=quoted("Courier"), fontsize="9", color=quoted(LINE), fontcolor=quoted(MUTED))
+    drawing.set_node_defaults(
+        fontname=quote_dot("Helvetica"), fontsize="11", shape="box", style=quote_dot("rounded,filled")
+    )
+    drawing.set_edge_defaults(
+        fontname=quote_dot("Courier"), fontsize="9", color=quote_dot(LINE), fontcolor=quote_dot(MUTED)
+    )
     return drawing
 
 
@@ -64,16 +68,16 @@ def _add(into: pydot.Graph, body: Body) -> None:
         broken = "dashed," if "frozen" in box.role else ""
         cluster = pydot.Cluster(
             box.id,
-            label=quoted("\n".join(part for part in (box.title, box.note, box.waits) if part)),
-            tooltip=quoted(box.tooltip),
-            style=quoted(f"{broken}rounded,filled"),
-            fillcolor=quoted(paint.fill),
-            color=quoted(BARRIER if box.waits else paint.edge),
-            fontcolor=quoted(paint.text),
+            label=quote_dot("\n".join(part for part in (box.title, box.note, box.waits) if part)),
+            tooltip=quote_dot(box.tooltip),
+            style=quote_dot(f"{broken}rounded,filled"),
+            fillcolor=quote_dot(paint.fill),
+            color=quote_dot(BARRIER if box.waits else paint.edge),
+            fontcolor=quote_dot(paint.text),
             labeljust="l",
             fontsize="12",
         )
-        if not any(inner.body is None for inner in walk(box.body)):
+        if not any(inner.body is None for inner in walk_boxes(box.body)):
             cluster.add_node(pydot.Node(f"{box.id}_in", shape="point", style="invis"))
         _add(cluster, box.body)
         into.add_subgraph(cluster)  # type: ignore[arg-type]
@@ -86,12 +90,12 @@ def _node(box: Box) -> pydot.Node:
     label = pill_text(box) if box.kind in _SHAPES and box.kind != "data" else "\n".join(line for line in lines if line)
     return pydot.Node(
         box.id,
-        label=quoted(label),
-        tooltip=quoted(box.tooltip),
+        label=quote_dot(label),
+        tooltip=quote_dot(box.tooltip),
         shape=_SHAPES.get(box.kind, "box"),
-        fillcolor=quoted(fill),
-        color=quoted(BARRIER if box.waits else paint.edge),
-        fontcolor=quoted("#ffffff" if box.kind == "minimize" else paint.text),
+        fillcolor=quote_dot(fill),
+        color=quote_dot(BARRIER if box.waits else paint.edge),
+        fontcolor=quote_dot("#ffffff" if box.kind == "minimize" else paint.text),
         penwidth="2.5" if box.waits else "1",
     )
 
@@ -142,8 +146,8 @@ def _users(box: Box, value: str) -> Iterator[tuple[str, str]]:
 
 
 def _edge(link: Link, source: str, target: str, label: str, tail: str, head: str) -> pydot.Edge:
-    options: dict[str, Any] = {"label": quoted(label), "tooltip": quoted(link.out)}
-    options["color"] = quoted(ROLES[link.role].edge if link.role else LINE)
+    options: dict[str, Any] = {"label": quote_dot(label), "tooltip": quote_dot(link.out)}
+    options["color"] = quote_dot(ROLES[link.role].edge if link.role else LINE)
     if link.line != "data":
         options["style"] = "dashed"
     if tail:
@@ -157,10 +161,10 @@ def _anchor(box: Box) -> str:
     """Return a node in a cluster at which an edge can begin or end."""
     if box.body is None:
         return box.id
-    return next((inner.id for inner in walk(box.body) if inner.body is None), f"{box.id}_in")
+    return next((inner.id for inner in walk_boxes(box.body) if inner.body is None), f"{box.id}_in")
 
 
-def quoted(text: str) -> str:
+def quote_dot(text: str) -> str:
     """Return text as a DOT string; several lines are aligned on the left."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\l") + ("\\l" if "\n" in text else "") + '"'

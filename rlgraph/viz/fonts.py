@@ -124,13 +124,13 @@ _INTER = (
 )
 
 
-def files() -> list[str]:
+def font_files() -> list[str]:
     """Return the paths of the font files."""
     return sorted(str(path) for path in (Path(__file__).parent / "fonts").glob("*.ttf"))
 
 
 @cache
-def style() -> str:
+def font_style_sheet() -> str:
     """Return a style sheet that embeds both typefaces, for a picture that a browser shows."""
     faces = (("Inter", "Inter"), ("JetBrains Mono", "JetBrainsMono"))
     return "\n".join(
@@ -145,7 +145,7 @@ def _encoded(name: str) -> str:
     return b64encode((Path(__file__).parent / "fonts" / name).read_bytes()).decode()
 
 
-def width(text: str, face: Face, size: float) -> float:
+def text_width_bound(text: str, face: Face, size: float) -> float:
     """Return an upper bound of a text's width in pixels."""
     mono = face in ("mono", "strong")
     return sum(_advance(char, mono) for char in text) * size / 1000

@@ -13,7 +13,7 @@ from math import ceil, floor, log10
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import FAMILY, WEIGHT
-from rlgraph.viz.legend import Entry, packed_entries
+from rlgraph.viz.legend import LegendEntry, pack_entries
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION, SMALL, Paint, Style
 
@@ -84,9 +84,9 @@ class Chart:
     """The style of the texts on bars."""
 
 
-def gantt(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
+def gantt_svg(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
     """Return the picture of charts. id: that of the picture."""
-    return _Pen(charts).drawing(title, note, id)
+    return _Pen(charts).draw_picture(title, note, id)
 
 
 class _Pen(marks.Pen):
@@ -100,69 +100,71 @@ class _Pen(marks.Pen):
         name_widths = [_name_width(chart, lane) for chart in charts for lane in chart.lanes]
         self.left = MARGIN + 16 + max(name_widths, default=0)
 
-    def drawing(self, title: str, note: str, id: str) -> str:
+    def draw_picture(self, title: str, note: str, id: str) -> str:
         width = round(max(self.left + ROOM, MARGIN + text_width(title, HEAD) + 12 + text_width(note, NOTE)) + MARGIN)
-        self.text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
-        self.text(note, MARGIN + text_width(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED, "note")
+        self.write_text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
+        self.write_text(note, MARGIN + text_width(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED, "note")
         y = MARGIN + HEAD.height + 30
         for chart in self.charts:
-            y = self.chart(chart, y, width - 2 * MARGIN) + 24
-        return self.page(marks.head(title, width, round(y + MARGIN - 24), id))
+            y = self.draw_chart(chart, y, width - 2 * MARGIN) + 24
+        return self.picture_svg(marks.picture_head(title, width, round(y + MARGIN - 24), id))
 
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> None:
+    def write_text(
+        self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = ""
+    ) -> None:
         """Write a line of text, if there is any."""
         if words:
-            super().text(words, x, y, style, fill, name, anchor)
+            super().write_text(words, x, y, style, fill, name, anchor)
 
-    def chart(self, chart: Chart, y: float, room: float) -> float:
+    def draw_chart(self, chart: Chart, y: float, room: float) -> float:
         """Draw a chart from y on, and return where it ends."""
         if chart.title:
-            self.text(chart.title, MARGIN, y, SECTION, INK, "head")
+            self.write_text(chart.title, MARGIN, y, SECTION, INK, "head")
             y += 6
         for note in chart.notes:
             for line in wrapped_lines(note, room, NOTE):
                 y += NOTE.height
-                self.text(line, MARGIN, y, NOTE, MUTED, "note")
+                self.write_text(line, MARGIN, y, NOTE, MUTED, "note")
         y += 22 if chart.title or chart.notes else 0
-        scale = _Scale.of(chart, self.left)
+        scale = _Scale.scale_of(chart, self.left)
         bottom = y + len(chart.lanes) * (chart.tall + chart.gap)
         if chart.lanes:
-            self.scale(chart, scale, y - 8, bottom)
+            self.draw_scale(chart, scale, y - 8, bottom)
         for index, lane in enumerate(chart.lanes):
-            self.lane(chart, scale, lane, y + index * (chart.tall + chart.gap))
-        return self.legend(chart, bottom + 30, room) if chart.lanes else bottom
+            self.draw_lane(chart, scale, lane, y + index * (chart.tall + chart.gap))
+        return self.draw_legend(chart, bottom + 30, room) if chart.lanes else bottom
 
-    def scale(self, chart: Chart, scale: _Scale, top: float, bottom: float) -> None:
+    def draw_scale(self, chart: Chart, scale: _Scale, top: float, bottom: float) -> None:
         """Draw thin lines at round times."""
-        step, text_end = tick_seconds(scale.seconds), 0.0
+        step, text_end = tick_seconds(scale.shown_seconds), 0.0
         for start, end in scale.spans:
             for number in range(ceil(start / step - 1e-9), floor(end / step + 1e-9) + 1):
-                x, words = scale.x(number * step, (start, end)), f"{number * step:.10g} s"
+                x, words = scale.x_of(number * step, (start, end)), f"{number * step:.10g} s"
                 self.out.append(
                     f'<path class="tick" d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
                 )
                 half = text_width(words, LABEL) / 2
                 if x - half > text_end + 8:
-                    self.text(words, x, bottom + 14, LABEL, MUTED, "note", "middle")
+                    self.write_text(words, x, bottom + 14, LABEL, MUTED, "note", "middle")
                     text_end = x + half
         for before, after in pairwise(scale.spans):
             end, start = before[1], after[0]
-            x = scale.x(end, before) + CUT / 2
+            x = scale.x_of(end, before) + CUT / 2
             self.out.append(
                 f'<g class="cut"><title>{start - end:.4g} s are left out</title><path class="tick" '
                 f'd="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#b9c1ce" stroke-width="2" stroke-dasharray="2 5"/></g>'
             )
 
-    def lane(self, chart: Chart, scale: _Scale, lane: Lane, y: float) -> None:
+    def draw_lane(self, chart: Chart, scale: _Scale, lane: Lane, y: float) -> None:
         if chart.tall < 30:
-            self.text(lane.name, MARGIN, y + chart.tall / 2 + 4, NAME, INK, "name")
+            self.write_text(lane.name, MARGIN, y + chart.tall / 2 + 4, NAME, INK, "name")
             x = self.left - 16 - text_width(lane.note, NOTE)
-            self.text(lane.note, x, y + chart.tall / 2 + 4, NOTE, MUTED, "note")
+            self.write_text(lane.note, x, y + chart.tall / 2 + 4, NOTE, MUTED, "note")
         else:
-            self.text(lane.name, MARGIN, y + 14, NAME, INK, "name")
-            self.text(lane.note, MARGIN, y + 29, NOTE, MUTED, "note")
+            self.write_text(lane.name, MARGIN, y + 14, NAME, INK, "name")
+            self.write_text(lane.note, MARGIN, y + 29, NOTE, MUTED, "note")
         for span in scale.spans:
-            x, end = (scale.x(time, span) for time in span)
+            x, end = (scale.x_of(time, span) for time in span)
             self.out.append(
                 f'<rect class="lane" x="{x:.1f}" y="{y:.1f}" width="{end - x:.1f}" height="{chart.tall:.1f}" rx="4" '
                 f'fill="#f9fafb" stroke="#eaecf0"/>'
@@ -177,7 +179,7 @@ class _Pen(marks.Pen):
                 f'fill="{paint.fill}"{inside} stroke="{paint.edge}">'
             )
             for bar in bars:
-                for x, length in scale.pieces(bar) if bar.look == look else ():
+                for x, length in scale.visible_pieces(bar) if bar.look == look else ():
                     self.out.append(_rectangle(chart, bar, x, length))
                     if bar.critical:
                         critical.append(f"M{x:.1f} 0h{length:.2f}")
@@ -201,14 +203,14 @@ class _Pen(marks.Pen):
                 f"{''.join(written)}</g>"
             )
 
-    def legend(self, chart: Chart, y: float, room: float) -> float:
+    def draw_legend(self, chart: Chart, y: float, room: float) -> float:
         used = {bar.look for bar in chart.bars}
         looks = [look for look in chart.looks if look in used]
-        entries = [Entry("look", look.words, look.paint, name=look.name) for look in looks]
+        entries = [LegendEntry("look", look.words, look.paint, name=look.name) for look in looks]
         strong = [look.strong for look in looks]
         if any(bar.critical for bar in chart.bars):
-            entries.append(Entry("critical", "critical path", Paint("", "", "", "")))
-        placed, tall, _ = packed_entries(entries, room - self.left + MARGIN)
+            entries.append(LegendEntry("critical", "critical path", Paint("", "", "", "")))
+        placed, tall, _ = pack_entries(entries, room - self.left + MARGIN)
         for entry, opaque in zip(placed, [*strong, 1.0], strict=False):
             x, top = self.left + entry.x, y + entry.y
             if entry.kind == "critical":
@@ -221,7 +223,7 @@ class _Pen(marks.Pen):
                     f'<g class="bar {entry.name}"><rect x="{x:.1f}" y="{top:.1f}" width="20" height="12" rx="4" '
                     f'fill="{entry.paint.fill}"{inside} stroke="{entry.paint.edge}"/></g>'
                 )
-            self.text(entry.words, x + 27, top + 10, SMALL, MUTED, "legend")
+            self.write_text(entry.words, x + 27, top + 10, SMALL, MUTED, "legend")
         return y + tall
 
 
@@ -235,29 +237,29 @@ class _Scale:
     """The pixels of a second."""
 
     @classmethod
-    def of(cls, chart: Chart, left: float) -> _Scale:
+    def scale_of(cls, chart: Chart, left: float) -> _Scale:
         spans = tuple(chart.spans) or ((0.0, chart.seconds),)
         seconds = sum(end - start for start, end in spans)
         return cls(spans, left, (ROOM - CUT * (len(spans) - 1)) / seconds if seconds else 0.0)
 
     @property
-    def seconds(self) -> float:
+    def shown_seconds(self) -> float:
         """The seconds that are drawn."""
         return sum(end - start for start, end in self.spans)
 
-    def x(self, at: float, span: tuple[float, float]) -> float:
+    def x_of(self, at: float, span: tuple[float, float]) -> float:
         """Return the place of a time in a span."""
         index = self.spans.index(span)
         before = sum(end - start for start, end in self.spans[:index])
         return self.left + index * CUT + self.pixels * (before + at - span[0])
 
-    def pieces(self, bar: Bar) -> Iterator[tuple[float, float]]:
+    def visible_pieces(self, bar: Bar) -> Iterator[tuple[float, float]]:
         """Yield the left side and the width of the visible part of a bar in each span."""
         for span in self.spans:
             start, end = max(bar.start, span[0]), min(bar.end, span[1])
             if start < end or (start == end == bar.start == bar.end):
-                x = self.x(start, span)
-                yield x, max(LEAST, self.x(end, span) - x)
+                x = self.x_of(start, span)
+                yield x, max(LEAST, self.x_of(end, span) - x)
 
 
 def _inset(chart: Chart) -> float:

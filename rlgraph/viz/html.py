@@ -12,10 +12,10 @@ from rlgraph.viz import fonts, lanes_svg
 from rlgraph.viz.boxes import Scene
 from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lanes
-from rlgraph.viz.layout import to_drawing
+from rlgraph.viz.layout import lay_out_scene
 from rlgraph.viz.marks import NAMESPACE
 from rlgraph.viz.scene import to_scene
-from rlgraph.viz.svg import draw
+from rlgraph.viz.svg import drawing_to_svg
 
 
 def to_html(
@@ -44,7 +44,7 @@ def to_html(
         prefix = f"g{index}-"
         scene = to_scene(program)
         # In HTML the name space is implied, and the page contains no addresses.
-        svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
+        svg = drawing_to_svg(lay_out_scene(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
         details |= _box_details(scene, prefix, source.path)
         pictures.append(f'<div class="picture" data-title="{escape(title)}" hidden>\n{svg}</div>')
     kinds = [kind for kind, is_there in (("plan", plan), ("pipelines", pipelines)) if is_there]
@@ -53,7 +53,7 @@ def to_html(
     page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
     parts = {
         "TITLE": escape(name),
-        "STYLE": f"{fonts.style()}\n{_asset('page.css')}",
+        "STYLE": f"{fonts.font_style_sheet()}\n{_asset('page.css')}",
         "SCRIPT": _asset("page.js"),
         "OPTIONS": "".join(f"<option>{escape(title)}</option>" for title, _ in programs),
         "ONE": " hidden" if len(programs) < 2 else "",
@@ -85,7 +85,7 @@ def _box_details(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, ob
             "lines": box.rows if box.file == path else (),
             "place": f"{box.file}:{box.rows[0]}" if box.rows else "",
         }
-        for box in scene.walk()
+        for box in scene.walk_boxes()
     }
 
 
@@ -102,7 +102,7 @@ def _work_details(plan: Lanes, prefix: str, path: str) -> dict[str, dict[str, ob
             "lines": work.rows if work.file == path else (),
             "place": f"{work.file}:{work.rows[0]}" if work.rows else "",
         }
-        for work in plan.works()
+        for work in plan.all_works()
     }
 
 

@@ -75,7 +75,7 @@ class LaneEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LaneStage:
     """The work of one phase."""
 
     title: str
@@ -92,8 +92,8 @@ class Lanes:
     title: str
     notes: tuple[str, ...]
     lanes: tuple[Lane, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[LaneStage, ...]
 
-    def works(self) -> Iterator[LaneWork]:
+    def all_works(self) -> Iterator[LaneWork]:
         for stage in self.stages:
             yield from stage.works

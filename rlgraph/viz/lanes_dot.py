@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pydot
 
-from rlgraph.viz.dot import new_graph, quoted
-from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneWork, Stage
+from rlgraph.viz.dot import new_graph, quote_dot
+from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneStage, LaneWork
 from rlgraph.viz.theme import KINDS, LINE, ROLES
 
 
@@ -15,15 +15,15 @@ def to_dot(picture: Lanes) -> str:
     for index, lane in enumerate(picture.lanes):
         cluster = pydot.Cluster(
             f"lane{index}",
-            label=quoted("\n".join(_head(lane))),
-            style=quoted("rounded,filled"),
-            fillcolor=quoted("#fbfbfd"),
-            color=quoted("#d0d5dd"),
+            label=quote_dot("\n".join(_head(lane))),
+            style=quote_dot("rounded,filled"),
+            fillcolor=quote_dot("#fbfbfd"),
+            color=quote_dot("#d0d5dd"),
             labeljust="l",
             fontsize="11",
         )
         cluster.add_node(pydot.Node(f"lane{index}_in", shape="point", style="invis"))
-        for work in picture.works():
+        for work in picture.all_works():
             if work.lane == index:
                 cluster.add_node(_node(work))
         drawing.add_subgraph(cluster)  # type: ignore[arg-type]
@@ -44,20 +44,20 @@ def _node(work: LaneWork) -> pydot.Node:
     style = "rounded,dashed" if work.kind == "next" else "rounded,filled"
     return pydot.Node(
         work.id,
-        label=quoted(label),
-        tooltip=quoted(work.text or work.title),
-        style=quoted(style),
-        fillcolor=quoted(paint.fill),
-        color=quoted(paint.edge),
-        fontcolor=quoted(paint.text),
+        label=quote_dot(label),
+        tooltip=quote_dot(work.text or work.title),
+        style=quote_dot(style),
+        fillcolor=quote_dot(paint.fill),
+        color=quote_dot(paint.edge),
+        fontcolor=quote_dot(paint.text),
     )
 
 
-def _edge(way: LaneEdge, stage: Stage) -> pydot.Edge:
+def _edge(way: LaneEdge, stage: LaneStage) -> pydot.Edge:
     lanes = {work.id: work.lane for work in stage.works}
     crosses = way.lane != lanes[way.target]
     label = "\n".join((", ".join(way.names), *way.sizes)) if way.names and crosses else ""
-    options = {"label": quoted(label), "color": quoted(ROLES[way.role].edge if way.role else LINE)}
+    options = {"label": quote_dot(label), "color": quote_dot(ROLES[way.role].edge if way.role else LINE)}
     if way.line != "data":
         options["style"] = "dashed"
     if not way.source:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlgraph.viz.fonts import width
+from rlgraph.viz.fonts import text_width_bound
 from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneWork
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import HEAD, LABEL, NAME, NOTE, SECTION, SMALL, TITLE
@@ -30,7 +30,7 @@ Place = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class EdgePath:
     """The line of a way."""
 
     way: LaneEdge
@@ -53,7 +53,7 @@ class LanesDrawing:
     """The lower edge of their heads."""
     lanes: list[Place] = field(default_factory=list)
     works: list[tuple[LaneWork, Place]] = field(default_factory=list)
-    paths: list[Path] = field(default_factory=list)
+    paths: list[EdgePath] = field(default_factory=list)
     headings: list[tuple[str, str, float]] = field(default_factory=list)
     """The title, the note and the upper edge of each phase."""
 
@@ -92,9 +92,9 @@ def work_size(work: LaneWork) -> tuple[float, float]:
     return max(width_needed, 60) + 24, height_needed
 
 
-def lay_out(picture: Lanes) -> LanesDrawing:
+def lay_out_lanes(picture: Lanes) -> LanesDrawing:
     """Return a picture with positions."""
-    return _Placer(picture).run()
+    return _Placer(picture).place_all()
 
 
 @dataclass
@@ -119,15 +119,15 @@ class _Placer:
         self.starts: dict[int, tuple[str, str]] = {}
         """The phases that begin with a row."""
         self.rows = 1
-        self.grid()
+        self.place_rows()
         self.at = {spot: name for name, spot in self.spots.items()}
-        self.work_of = {work.id: work for work in picture.works()}
-        self.sides = [self.side(way) for way in self.ways]
-        self.channels = self.channelled()
+        self.work_of = {work.id: work for work in picture.all_works()}
+        self.sides = [self.arrival_side(way) for way in self.ways]
+        self.channels = self.channel_tracks()
 
     # Rows
 
-    def grid(self) -> None:
+    def place_rows(self) -> None:
         several = len(self.picture.stages) > 1
         for stage in self.picture.stages:
             first = self.rows
@@ -142,31 +142,31 @@ class _Placer:
                 self.rows = max(self.rows, row + 1)
             self.ways += stage.ways
 
-    def ends(self, way: LaneEdge) -> tuple[tuple[int, int], tuple[int, int]]:
+    def edge_ends(self, way: LaneEdge) -> tuple[tuple[int, int], tuple[int, int]]:
         return self.spots.get(way.source, (0, way.lane)), self.spots[way.target]
 
     # Ways: across below the row where they begin, down in the lane where they end
 
-    def side(self, way: LaneEdge) -> Side:
+    def arrival_side(self, way: LaneEdge) -> Side:
         """Return the side of the box at which a way arrives."""
-        (row, lane), (target_row, target_lane) = self.ends(way)
+        (row, lane), (target_row, target_lane) = self.edge_ends(way)
         if lane == target_lane:
-            return "left" if self.blocked(way) else "middle"
+            return "left" if self.is_blocked(way) else "middle"
         return "left" if lane < target_lane else "right"
 
-    def blocked(self, way: LaneEdge) -> bool:
+    def is_blocked(self, way: LaneEdge) -> bool:
         """Return whether boxes stand above the one where a way ends."""
-        (row, _), (target_row, target_lane) = self.ends(way)
+        (row, _), (target_row, target_lane) = self.edge_ends(way)
         return any((between, target_lane) in self.at for between in range(row + 1, target_row))
 
-    def channelled(self) -> dict[int, int]:
+    def channel_tracks(self) -> dict[int, int]:
         """Return, for each way that has to pass boxes, its track in the channel at the side of the lane."""
         track_of: dict[int, int] = {}
         taken: dict[tuple[int, Side], list[list[tuple[int, int]]]] = {}
         for index, way in enumerate(self.ways):
-            if not self.blocked(way):
+            if not self.is_blocked(way):
                 continue
-            (row, _), (target_row, target_lane) = self.ends(way)
+            (row, _), (target_row, target_lane) = self.edge_ends(way)
             tracks = taken.setdefault((target_lane, self.sides[index]), [])
             free = (t for t, spans in enumerate(tracks) if all(target_row <= low or high <= row for low, high in spans))
             track = next(free, len(tracks))
@@ -177,21 +177,21 @@ class _Placer:
         self.taken = {key: len(tracks) for key, tracks in taken.items()}
         return track_of
 
-    def channel(self, lane: int, side: Side) -> float:
+    def channel_width(self, lane: int, side: Side) -> float:
         """Return the width of a channel."""
         tracks = self.taken.get((lane, side), 0)
         return tracks * TRACK + 4 if tracks else 0.0
 
     # Columns
 
-    def columns(self) -> None:
+    def place_columns(self) -> None:
         count = len(self.picture.lanes)
         gutters = [GUTTER] * (count + 1)
         for number, way in enumerate(self.ways):
             if way.names:
                 names, weights = edge_label(way)
                 room = max(text_width(line, LABEL) for line in (*names, *weights)) + 20
-                gutter = self.gutter(number)
+                gutter = self.gutter_of(number)
                 gutters[gutter] = max(gutters[gutter], room)
         self.inner: list[tuple[float, float]] = []
         """Left edge and width of each lane's boxes."""
@@ -206,24 +206,24 @@ class _Placer:
             boxes = [
                 work_size(self.work_of[name])[0] for name, (_, work_lane) in self.spots.items() if work_lane == number
             ]
-            left, right = self.channel(number, "left"), self.channel(number, "right")
+            left, right = self.channel_width(number, "left"), self.channel_width(number, "right")
             wide = max([head_size(lane)[0] - left - right, *boxes])
             self.inner.append((x + PAD + left, wide))
             self.lanes.append((x, wide + left + right + 2 * PAD))
             x += self.lanes[-1][1]
         self.right = x
 
-    def gutter(self, number: int) -> int:
+    def gutter_of(self, number: int) -> int:
         """Return the gutter beside the lane where a way ends, by the lane on its right."""
         lane, other = self.ways[number].lane, self.spots[self.ways[number].target][1]
         return other if lane < other else other + 1
 
-    def ports(self) -> None:
+    def place_ports(self) -> None:
         """Work out where each way leaves its box, and where it arrives."""
         leaving: dict[tuple[tuple[int, int], Side], list[int]] = {}
         arriving: dict[tuple[tuple[int, int], Side], list[int]] = {}
         for index, way in enumerate(self.ways):
-            source, target = self.ends(way)
+            source, target = self.edge_ends(way)
             side = self.sides[index]
             opposite: Side = "right" if side == "left" else "left" if side == "right" else "middle"
             leaving.setdefault((source, side if source[1] == target[1] else opposite), []).append(index)
@@ -232,13 +232,13 @@ class _Placer:
         self.out: dict[int, float] = {}
         for (spot, side), indices in leaving.items():
             # A head is wider than the boxes below it, and nothing stands beside it.
-            self.out |= self.spread(spot[1], side, indices if side == "left" else indices[::-1])
+            self.out |= self.spread_ports(spot[1], side, indices if side == "left" else indices[::-1])
         self.into: dict[int, float] = {}
         for (spot, side), indices in arriving.items():
-            by_row = sorted(indices, key=lambda index: self.ends(self.ways[index])[0][0])
-            self.into |= self.spread(spot[1], side, by_row[::-1] if side == "left" else by_row)
+            by_row = sorted(indices, key=lambda index: self.edge_ends(self.ways[index])[0][0])
+            self.into |= self.spread_ports(spot[1], side, by_row[::-1] if side == "left" else by_row)
 
-    def spread(self, lane: int, side: Side, indices: Sequence[int]) -> dict[int, float]:
+    def spread_ports(self, lane: int, side: Side, indices: Sequence[int]) -> dict[int, float]:
         """Return the places of ways along the edge of a box."""
         left, wide = self.inner[lane]
         low, high = {"left": (0.06, 0.42), "middle": (0.5, 0.5), "right": (0.58, 0.94)}[side]
@@ -247,11 +247,11 @@ class _Placer:
 
     # Gaps
 
-    def across(self) -> None:
+    def place_crossings(self) -> None:
         """Place the pieces that lie in gaps, each at a height of its own where others are over or under it."""
         self.runs: dict[int, list[_Run]] = {}
         for index, way in enumerate(self.ways):
-            (row, lane), (target_row, target_lane) = self.ends(way)
+            (row, lane), (target_row, target_lane) = self.edge_ends(way)
             if lane == target_lane and index not in self.channels:
                 continue
             self.runs.setdefault(index, []).append(_Run(index, row, bool(way.names) and lane != target_lane))
@@ -265,8 +265,8 @@ class _Placer:
         for gap, runs in by_gap.items():
             placed: list[tuple[float, float, float]] = []
             # Ways that begin here come above those that end here.
-            for run in sorted(runs, key=lambda run: (self.ends(self.ways[run.way])[0][0] != gap, run.way)):
-                low, high = self.span(run)
+            for run in sorted(runs, key=lambda run: (self.edge_ends(self.ways[run.way])[0][0] != gap, run.way)):
+                low, high = self.run_extent(run)
                 names, weights = edge_label(self.ways[run.way]) if run.label else ((), ())
                 tall = (len(names) + len(weights)) * LABEL.height + 2
                 upper = max([8.0, *(bottom for x, end, bottom in placed if x < high + 8 and low < end + 8)])
@@ -274,20 +274,20 @@ class _Placer:
                 placed.append((low, high, run.y + 6))
             self.gaps[gap] = max(GAP, max(bottom for _, _, bottom in placed) + 12)
 
-    def span(self, run: _Run) -> tuple[float, float]:
+    def run_extent(self, run: _Run) -> tuple[float, float]:
         """Return the left and the right end of a piece."""
         way = self.ways[run.way]
         first = run is self.runs[run.way][0]
-        start = self.out[run.way] if first else self.down(run.way)
-        end = self.down(run.way) if first else self.into[run.way]
+        start = self.out[run.way] if first else self.descent_x(run.way)
+        end = self.descent_x(run.way) if first else self.into[run.way]
         if run.label:
             names, weights = edge_label(way)
             half = max(text_width(line, LABEL) for line in (*names, *weights)) / 2
-            middle = self.middles[self.gutter(run.way)]
+            middle = self.middles[self.gutter_of(run.way)]
             return min(start, end, middle - half), max(start, end, middle + half)
         return min(start, end), max(start, end)
 
-    def down(self, index: int) -> float:
+    def descent_x(self, index: int) -> float:
         """Return where a way goes down."""
         if index not in self.channels:
             return self.into[index]
@@ -298,10 +298,10 @@ class _Placer:
 
     # All of it
 
-    def run(self) -> LanesDrawing:
-        self.columns()
-        self.ports()
-        self.across()
+    def place_all(self) -> LanesDrawing:
+        self.place_columns()
+        self.place_ports()
+        self.place_crossings()
         placed = LanesDrawing(self.picture)
         placed.top = MARGIN + HEAD.height + len(self.picture.notes) * NOTE.height + 14
         heights = [0.0] * self.rows
@@ -324,23 +324,28 @@ class _Placer:
             placed.works.append((work, (left, tops[row], wide, work_size(work)[1])))
         edges = {work.id: box_place[1] + box_place[3] for work, box_place in placed.works}
         for index, way in enumerate(self.ways):
-            placed.paths.append(self.path(index, way, edges.get(way.source, placed.head), tops, heights))
+            placed.paths.append(self.edge_path(index, way, edges.get(way.source, placed.head), tops, heights))
         wide = max(
-            [width(self.picture.title, HEAD.face, HEAD.size), *(text_width(note, NOTE) for note in self.picture.notes)]
+            [
+                text_width_bound(self.picture.title, HEAD.face, HEAD.size),
+                *(text_width(note, NOTE) for note in self.picture.notes),
+            ]
         )
         placed.width, placed.height = max(self.right, MARGIN + wide) + MARGIN, y + 12
         return placed
 
-    def path(self, index: int, way: LaneEdge, start: float, tops: Sequence[float], tall: Sequence[float]) -> Path:
+    def edge_path(
+        self, index: int, way: LaneEdge, start: float, tops: Sequence[float], tall: Sequence[float]
+    ) -> EdgePath:
         end = tops[self.spots[way.target][0]]
         points = [(self.out[index], start)]
         label = None
         for run in self.runs.get(index, []):
             y = tops[run.gap] + tall[run.gap] + run.y
-            goal = self.down(index) if run is self.runs[index][0] else self.into[index]
+            goal = self.descent_x(index) if run is self.runs[index][0] else self.into[index]
             points += [(points[-1][0], y), (goal, y)]
             if run.label:
                 names, weights = edge_label(way)
                 over = (len(names) + len(weights)) * LABEL.height
-                label = (self.middles[self.gutter(index)], y - over - 2)
-        return Path(way, (*points, (self.into[index], end)), label)
+                label = (self.middles[self.gutter_of(index)], y - over - 2)
+        return EdgePath(way, (*points, (self.into[index], end)), label)

@@ -8,8 +8,8 @@ from rlgraph.passes.cost.peak import TIGHT
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lane, Lanes, LaneWork
-from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, LanesDrawing, Path, Place, edge_label, lay_out
-from rlgraph.viz.legend import MODELS, Entry, packed_entries
+from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, EdgePath, LanesDrawing, Place, edge_label, lay_out_lanes
+from rlgraph.viz.legend import MODELS, LegendEntry, pack_entries
 from rlgraph.viz.theme import (
     BARRIER,
     HEAD,
@@ -37,101 +37,101 @@ BEND = 6.0
 
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
     """Return the SVG. prefix: that of all ids. embed: includes the fonts."""
-    svg = _Pen(prefix).drawing(lay_out(picture))
+    svg = _Pen(prefix).draw_picture(lay_out_lanes(picture))
     return marks.with_fonts(svg) if embed else svg
 
 
 class _Pen(marks.Pen):
     """Draws lanes."""
 
-    def drawing(self, placed: LanesDrawing) -> str:
+    def draw_picture(self, placed: LanesDrawing) -> str:
         picture = placed.picture
-        legend, tall, wide = packed_entries(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
+        legend, tall, wide = pack_entries(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(placed.width, wide + 2 * MARGIN)), round(placed.height + tall + MARGIN)
-        self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
+        self.write_text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
         for line, note in enumerate(picture.notes):
-            self.text(note, MARGIN, MARGIN + HEAD.height + 10 + line * NOTE.height, NOTE, MUTED, "note")
+            self.write_text(note, MARGIN, MARGIN + HEAD.height + 10 + line * NOTE.height, NOTE, MUTED, "note")
         for lane, box_place in zip(picture.lanes, placed.lanes, strict=True):
-            self.lane(lane, box_place, placed.head)
+            self.draw_lane(lane, box_place, placed.head)
         for title, note, y in placed.headings:
-            self.out += marks.heading(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
+            self.out += marks.heading_elements(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
         for path in placed.paths:
-            self.path(path)
+            self.draw_path(path)
         for work, box_place in placed.works:
-            self.work(work, box_place)
+            self.draw_work(work, box_place)
         for path in placed.paths:
-            self.label(path)
+            self.draw_label(path)
         for entry in legend:
-            self.entry(entry, MARGIN, placed.height)
-        return self.page(marks.head(picture.title, wide, tall, f"{self.prefix}svg"))
+            self.draw_entry(entry, MARGIN, placed.height)
+        return self.picture_svg(marks.picture_head(picture.title, wide, tall, f"{self.prefix}svg"))
 
     # Lanes
 
-    def lane(self, lane: Lane, where: Place, head: float) -> None:
+    def draw_lane(self, lane: Lane, where: Place, head: float) -> None:
         x, y, wide, tall = where
         r = 10
-        self.rect(x, y, wide, tall, r, LANE, "lane")
+        self.draw_rect(x, y, wide, tall, r, LANE, "lane")
         self.out.append(
             f'<path class="lane-head" d="M{x + 0.5:.1f} {head:.1f}V{y + r:.1f}a{r} {r} 0 0 1 {r} {-r + 0.5}'
             f'h{wide - 2 * r - 1:.1f}a{r} {r} 0 0 1 {r} {r - 0.5}V{head:.1f}z" fill="{HEADED.fill}"/>'
         )
         left, right = x + PAD, x + wide - PAD
         y += PAD + TITLE.size
-        self.text(lane.name, left, y, TITLE, INK, "title")
-        self.text(lane.note, right, y, NOTE, MUTED, "note", "end")
+        self.write_text(lane.name, left, y, TITLE, INK, "title")
+        self.write_text(lane.note, right, y, NOTE, MUTED, "note", "end")
         y += TITLE.height - TITLE.size
         if lane.memory:
-            self.bar(left, y + 4, right - left, BAR, lane.full, BARRIER if lane.full > TIGHT else "#667085")
+            self.draw_bar(left, y + 4, right - left, BAR, lane.full, BARRIER if lane.full > TIGHT else "#667085")
             y += BAR + 8
             for line in lane.memory:
                 y += SMALL.height
-                self.text(line, left, y - 3, SMALL, MUTED, "note")
+                self.write_text(line, left, y - 3, SMALL, MUTED, "note")
         for model in lane.deployed:
             y += 8
             self.out.append(
-                f'<g class="{marks.classes(model.role)}">'
+                f'<g class="{marks.role_classes(model.role)}">'
                 + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[model.role], "container swatch")
                 + "</g>"
             )
-            self.text(model.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
-            self.text(model.seconds, right, y + NAME.size, NOTE, INK, "name", "end")
+            self.write_text(model.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
+            self.write_text(model.seconds, right, y + NAME.size, NOTE, INK, "name", "end")
             y += NAME.height
             for line in model.how:
                 y += SMALL.height
-                self.text(line, left + SWATCH, y - 4, SMALL, MUTED, "note")
+                self.write_text(line, left + SWATCH, y - 4, SMALL, MUTED, "note")
 
-    def bar(self, x: float, y: float, wide: float, tall: float, share: float, fill: str) -> None:
+    def draw_bar(self, x: float, y: float, wide: float, tall: float, share: float, fill: str) -> None:
         room = Paint(ROOM, "none", "", "")
-        self.rect(x, y, wide, tall, tall / 2, room, "room")
+        self.draw_rect(x, y, wide, tall, tall / 2, room, "room")
         length = max(tall, wide * min(share, 1.0))
-        self.rect(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled")
+        self.draw_rect(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled")
 
     # Work
 
-    def work(self, work: LaneWork, where: Place) -> None:
+    def draw_work(self, work: LaneWork, where: Place) -> None:
         x, y, wide, tall = where
-        named = f"node k-{work.kind} {marks.classes(work.role)}".rstrip()
+        named = f"node k-{work.kind} {marks.role_classes(work.role)}".rstrip()
         self.out.append(f'<g class="{named}" id="{escape(self.prefix + work.id)}">')
         self.out.append(f"<title>{escape(work.text or work.title)}</title>")
         paint = ROLES[work.role] if work.role else KINDS[work.kind]
         broken = ' stroke-dasharray="4 3"' if work.kind == "next" else ""
         name = "container" if work.role and work.kind != "next" else "box"
         fill = Paint(PAPER, paint.edge, "", "") if work.kind == "next" else paint
-        self.rect(x, y, wide, tall, 7, fill, name, broken)
+        self.draw_rect(x, y, wide, tall, 7, fill, name, broken)
         y += 7 + NAME.size
-        self.text(work.title, x + 12, y, NAME, paint.text, "name")
+        self.write_text(work.title, x + 12, y, NAME, paint.text, "name")
         if work.seconds:
-            self.text(work.seconds, x + wide - 12, y, NOTE, paint.text, "name", "end")
+            self.write_text(work.seconds, x + wide - 12, y, NOTE, paint.text, "name", "end")
         if work.note:
             y += NOTE.height
-            self.text(work.note, x + 12, y, NOTE, MUTED, "note")
+            self.write_text(work.note, x + 12, y, NOTE, MUTED, "note")
         if work.share:
-            self.bar(x + 12, y + 8, wide - 24, 3, work.share, paint.edge)
+            self.draw_bar(x + 12, y + 8, wide - 24, 3, work.share, paint.edge)
         self.out.append("</g>")
 
     # Ways
 
-    def path(self, path: Path) -> None:
+    def draw_path(self, path: EdgePath) -> None:
         way = path.way
         colour = ROLES[way.role].edge if way.role else LINE
         broken = ' stroke-dasharray="5 4"' if way.line != "data" else ""
@@ -142,10 +142,10 @@ class _Pen(marks.Pen):
             f'<g class="line l-{way.line}" data-value="{escape(" ".join(way.names) or way.source + way.target)}">'
             f"<title>{escape(tooltip)}</title>"
             f'<path d="{_bent(path.points, y - 6)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}{thin}/>'
-            f"{marks.arrow([(x, y)], colour)}</g>"
+            f"{marks.arrow_heads([(x, y)], colour)}</g>"
         )
 
-    def label(self, path: Path) -> None:
+    def draw_label(self, path: EdgePath) -> None:
         if path.label is None:
             return
         x, y = path.label
@@ -153,18 +153,18 @@ class _Pen(marks.Pen):
         for lines, fill, name in ((names, "#344054", "label"), (sizes, MUTED, "type")):
             for line in lines:
                 y += LABEL.height
-                self.text(line, x, y - 3, LABEL, fill, name, "middle")
+                self.write_text(line, x, y - 3, LABEL, fill, name, "middle")
 
-    def entry(self, entry: Entry, x: float, y: float) -> None:
+    def draw_entry(self, entry: LegendEntry, x: float, y: float) -> None:
         x, y = x + entry.x, y + entry.y
         self.out.append(f'<g class="legend {entry.name}">')
         if entry.kind == "weights":
-            self.out.append(marks.weights(x, y))
+            self.out.append(marks.weights_line(x, y))
         elif entry.kind == "share":
-            self.bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
+            self.draw_bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
         else:
-            self.rect(x, y, 20, 12, 4, entry.paint, f"swatch {entry.kind}")
-        self.text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
+            self.draw_rect(x, y, 20, 12, 4, entry.paint, f"swatch {entry.kind}")
+        self.write_text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
         self.out.append("</g>")
 
 
@@ -189,20 +189,20 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _legend(picture: Lanes) -> list[Entry]:
+def _legend(picture: Lanes) -> list[LegendEntry]:
     """Return the entries for what the picture contains."""
-    works = list(picture.works())
+    works = list(picture.all_works())
     roles = {work.role for work in works} | {model.role for lane in picture.lanes for model in lane.deployed}
     plain = Paint("", "", "", "")
     entries = [
-        Entry("container", text, ROLES[role], name=marks.classes(role))
+        LegendEntry("container", text, ROLES[role], name=marks.role_classes(role))
         for role, text in MODELS.items()
         if role in roles
     ]
     if any(work.kind == "call" for work in works):
-        entries.append(Entry("box", "Python function", KINDS["call"], name="k-call"))
+        entries.append(LegendEntry("box", "Python function", KINDS["call"], name="k-call"))
     if any(way.line == "weights" for stage in picture.stages for way in stage.ways):
-        entries.append(Entry("weights", "weights", plain))
+        entries.append(LegendEntry("weights", "weights", plain))
     if any(work.share for work in works):
-        entries.append(Entry("share", "share of the step", plain))
+        entries.append(LegendEntry("share", "share of the step", plain))
     return entries

@@ -17,7 +17,7 @@ GAP_MIN, GAP_MAX, GAP_SLOPE = 26.0, 64.0, 0.10
 
 
 @dataclass
-class Item:
+class PlacedItem:
     """Something with a place: a box, a port of the frame, or (made here) a long line's place in a row."""
 
     width: float
@@ -42,7 +42,7 @@ class Item:
 
 
 @dataclass
-class Net:
+class ValueNet:
     """One value: from an item's output to all items that use it."""
 
     source: int
@@ -52,7 +52,7 @@ class Net:
 
 
 @dataclass
-class Segment:
+class NetSegment:
     """A piece of a net between two neighbouring rows."""
 
     net: int
@@ -68,16 +68,16 @@ class Segment:
 
 
 @dataclass
-class Plan:
+class Arrangement:
     """The result: items with places (the given ones first), the pieces of the lines, and the size of all."""
 
-    items: list[Item]
-    segments: list[Segment]
+    items: list[PlacedItem]
+    segments: list[NetSegment]
     rows: list[list[int]]
     width: float = 0.0
     height: float = 0.0
 
-    def extents(self) -> list[tuple[float, float]]:
+    def row_extents(self) -> list[tuple[float, float]]:
         """Return the top and the bottom of each row."""
         return [
             (
@@ -88,11 +88,11 @@ class Plan:
         ]
 
 
-def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) -> Plan:
+def arrange_items(given: Sequence[PlacedItem], nets: Sequence[ValueNet], gap: float = GAP_MIN) -> Arrangement:
     """Give every item a place; nets must not form cycles."""
     items = list(given)
     if not items:
-        return Plan(items, [], [])
+        return Arrangement(items, [], [])
     _ranks(items, nets)
     segments = list(_segments(items, nets))
     rows: list[list[int]] = [[] for _ in range(max(item.rank for item in items) + 1)]
@@ -100,7 +100,7 @@ def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) ->
         rows[item.rank].append(index)
     rows = order_rows(items, segments, rows)
     place_items(items, segments, rows, [net.weight for net in nets])
-    plan = Plan(items, segments, rows)
+    plan = Arrangement(items, segments, rows)
     _spread(plan)
     _stack(plan, gap)
     return plan
@@ -109,7 +109,7 @@ def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) ->
 # Rows
 
 
-def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
+def _ranks(items: Sequence[PlacedItem], nets: Sequence[ValueNet]) -> None:
     """Set the rows: as few as possible, then small moves as long as they make lines shorter."""
     ins: list[list[int]] = [[] for _ in items]
     outs: list[list[int]] = [[] for _ in items]
@@ -134,7 +134,9 @@ def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
         item.rank = used[item.rank]
 
 
-def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]) -> list[int]:
+def _sorted(
+    items: Sequence[PlacedItem], nets: Sequence[ValueNet], ins: list[list[int]], outs: list[list[int]]
+) -> list[int]:
     """Return every item after those whose values it uses."""
     waiting = [len(nets_in) for nets_in in ins]
     ready = [index for index in range(len(items)) if not waiting[index]]
@@ -151,7 +153,9 @@ def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], ou
     return done
 
 
-def _move(at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int) -> bool:
+def _move(
+    at: int, items: Sequence[PlacedItem], nets: Sequence[ValueNet], ins: list[int], outs: list[int], top: int
+) -> bool:
     """Move an item down to those that use it if that makes the lines shorter in sum."""
     item = items[at]
     below = [items[target].rank for net in outs for target, _ in nets[net].targets if items[target].pin <= 0]
@@ -168,7 +172,7 @@ def _move(at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], o
 # Lines
 
 
-def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
+def _segments(items: list[PlacedItem], nets: Sequence[ValueNet]) -> Iterator[NetSegment]:
     """Yield the pieces of every net; adds an item wherever a line passes a row."""
     for net_index, net in enumerate(nets):
         if not net.targets:
@@ -181,16 +185,16 @@ def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
                     fixed = items[target].ins.get(into)
                     end = (items[target].left + items[target].width - items[target].right) / 2
                     end = end if fixed is None else fixed
-                    yield Segment(net_index, upper, target, into, start, end, fixed is None)
+                    yield NetSegment(net_index, upper, target, into, start, end, fixed is None)
             if rank < items[goals[-1][0]].rank:
-                items.append(Item(0, 0, margin=8.0, rank=rank, line=True))
-                yield Segment(net_index, upper, len(items) - 1, "", start, 0.0)
+                items.append(PlacedItem(0, 0, margin=8.0, rank=rank, line=True))
+                yield NetSegment(net_index, upper, len(items) - 1, "", start, 0.0)
                 upper, start = len(items) - 1, 0.0
 
 
-def _spread(plan: Plan) -> None:
+def _spread(plan: Arrangement) -> None:
     """Let lines enter a box as straight from above as they can, apart from each other."""
-    entering: dict[int, list[Segment]] = {}
+    entering: dict[int, list[NetSegment]] = {}
     for segment in plan.segments:
         if segment.free:
             entering.setdefault(segment.lower, []).append(segment)
@@ -225,7 +229,7 @@ def _rising(wanted: list[float]) -> list[float]:
     return [total / count for total, count in blocks for _ in range(count)]
 
 
-def _stack(plan: Plan, gap: float) -> None:
+def _stack(plan: Arrangement, gap: float) -> None:
     """Put the rows below each other: a gap is wider where its lines go far to the side."""
     farthest = [0.0] * len(plan.rows)
     for segment in plan.segments:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlgraph.viz.boxes import Body, Box, Link, Port, Scene
-from rlgraph.viz.fonts import width
-from rlgraph.viz.layered import Item, Net, Plan, arrange
-from rlgraph.viz.measure import label_size, side_width, size, title_size
+from rlgraph.viz.fonts import text_width_bound
+from rlgraph.viz.layered import Arrangement, PlacedItem, ValueNet, arrange_items
+from rlgraph.viz.measure import box_size, label_size, side_width, title_size
 from rlgraph.viz.theme import CODE, HEAD, NOTE, SECTION
 
 PAD = 16.0
@@ -18,7 +18,7 @@ TAB = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PlacedBox:
     """A box with its place."""
 
     box: Box
@@ -29,7 +29,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class ValueLabel:
     """The name and type of a value, where it leaves its box."""
 
     port: Port
@@ -42,7 +42,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Tab:
+class EntryTab:
     """Marks where a value enters a loop."""
 
     port: Port
@@ -53,7 +53,7 @@ class Tab:
 
 
 @dataclass(frozen=True, slots=True)
-class Stroke:
+class ValueLine:
     """The line of a value: pieces of (from, to) and the points where it arrives."""
 
     link: Link
@@ -79,28 +79,30 @@ class Drawing:
     title: str
     width: float = 0.0
     height: float = 0.0
-    shapes: list[Shape] = field(default_factory=list)
-    strokes: list[Stroke] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    tabs: list[Tab] = field(default_factory=list)
+    shapes: list[PlacedBox] = field(default_factory=list)
+    strokes: list[ValueLine] = field(default_factory=list)
+    labels: list[ValueLabel] = field(default_factory=list)
+    tabs: list[EntryTab] = field(default_factory=list)
     headings: list[Heading] = field(default_factory=list)
 
 
-def to_drawing(scene: Scene) -> Drawing:
+def lay_out_scene(scene: Scene) -> Drawing:
     """Place everything in a scene; phases stand below each other."""
     drawing = Drawing(scene.title)
     drawing.headings.append(Heading(scene.title, "", MARGIN, MARGIN, large=True))
-    y, wide = MARGIN + HEAD.height + 12, width(scene.title, HEAD.face, HEAD.size)
+    y, wide = MARGIN + HEAD.height + 12, text_width_bound(scene.title, HEAD.face, HEAD.size)
     for section in scene.sections:
         if len(scene.sections) > 1 or section.note:
             drawing.headings.append(Heading(section.title, section.note, MARGIN, y))
             wide = max(
                 wide,
-                width(section.title, SECTION.face, SECTION.size) + 16 + width(section.note, NOTE.face, 11),
+                text_width_bound(section.title, SECTION.face, SECTION.size)
+                + 16
+                + text_width_bound(section.note, NOTE.face, 11),
             )
             y += SECTION.height + 10
         fit = _Fit(Box("", "loop", "", body=section.body), bare=True)
-        fit.draw(drawing, MARGIN, y)
+        fit.draw_into(drawing, MARGIN, y)
         y += fit.height + 2 * PAD
         wide = max(wide, fit.width)
     drawing.width, drawing.height = wide + 2 * MARGIN, y
@@ -121,13 +123,13 @@ class _Fit:
         self.below = 0.0
         """The height of the labels under it."""
         self.inner: list[_Fit] = []
-        self.plan = Plan([], [], [])
+        self.plan = Arrangement([], [], [])
         self.nets: list[Link] = []
         """One link of each net."""
         if box.body:
             self._frame(box.body)
         else:
-            self.width, self.height = size(box)
+            self.width, self.height = box_size(box)
         self._labels()
 
     # Sizes
@@ -159,28 +161,30 @@ class _Fit:
     def _arrange(self, body: Body) -> None:
         box = self.box
         self.nets = []
-        items = [fit.item() for fit in self.inner]
+        items = [fit.as_item() for fit in self.inner]
         place = {child.id: index for index, child in enumerate(body.boxes)}
         top: dict[str, int] = {}
         inputs = sorted(box.inputs, key=lambda port: self.order.index(port.value) if self.order else 0)
         for port in inputs:
             top[port.inside] = len(items)
-            wide = width(port.label, CODE.face, CODE.size) + 18 if box.kind == "loop" else 6.0
+            wide = text_width_bound(port.label, CODE.face, CODE.size) + 18 if box.kind == "loop" else 6.0
             tall = TAB if box.kind == "loop" else 0.0
-            items.append(Item(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9))
+            items.append(
+                PlacedItem(wide, tall, outs={port.inside: wide / 2}, pin=-1, margin=5 if box.kind == "loop" else 9)
+            )
         bottom: dict[str, int] = {}
         for port in box.outputs:
             bottom[port.inside] = len(items)
             wide = max(24.0, label_size(port)[0])
-            items.append(Item(wide, 0, ins={port.inside: wide / 2}, pin=1, margin=8))
+            items.append(PlacedItem(wide, 0, ins={port.inside: wide / 2}, pin=1, margin=8))
         self.titled = not self.bare and box.kind != "model"
         if self.titled:
             wide, tall = title_size(box)
-            items.append(Item(wide, tall, pin=-1, first=True, margin=6))
+            items.append(PlacedItem(wide, tall, pin=-1, first=True, margin=6))
         nets = self._nets(body, place, top, bottom)
         self.given = len(items)
         self.targets = {(at, target): into for at, net in enumerate(nets) for target, into in net.targets}
-        self.plan = arrange(items, nets, 14.0 if box.kind == "model" else 26.0)
+        self.plan = arrange_items(items, nets, 14.0 if box.kind == "model" else 26.0)
         self.left = 0.0 if self.bare else side_width(box) if box.kind == "model" else PAD
         self.top = 14.0 if box.kind == "model" and not box.inputs else 0.0
         self.width = self.plan.width + self.left + (0.0 if self.bare else PAD)
@@ -192,15 +196,15 @@ class _Fit:
             item = self.plan.items[bottom[port.inside]]
             self.outs[port.value] = self.left + item.x + item.width / 2
 
-    def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[Net]:
-        nets: dict[tuple[int, str], Net] = {}
+    def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[ValueNet]:
+        nets: dict[tuple[int, str], ValueNet] = {}
         for link in body.links:
             source = place[link.source] if link.source else top.get(link.out)
             target = place[link.target] if link.target else bottom.get(link.into)
             if source is None or target is None:
                 continue
             if (source, link.out) not in nets:
-                nets[source, link.out] = Net(source, link.out, [], 0.5 if link.line == "weights" else 1.0)
+                nets[source, link.out] = ValueNet(source, link.out, [], 0.5 if link.line == "weights" else 1.0)
                 self.nets.append(link)
             net = nets[source, link.out]
             if (target, link.into) not in net.targets:
@@ -224,44 +228,44 @@ class _Fit:
                 self.outs[port.value] = x + wide / 2
                 x += wide + 12
 
-    def labelled(self, value: str) -> bool:
+    def has_label(self, value: str) -> bool:
         return any(port.label for port in self.box.outputs if port.value == value)
 
-    def item(self) -> Item:
+    def as_item(self) -> PlacedItem:
         """Return its item for the layout around it, which includes the labels: they may be wider than the box."""
         self.before = max([0.0, *(label_size(p)[0] / 2 - self.outs[p.value] for p in self.box.outputs)])
         after = max([0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)])
         ins = {value: x + self.before for value, x in self.ins.items()}
         outs = {value: x + self.before for value, x in self.outs.items()}
         full_width = self.before + self.width + after
-        return Item(full_width, self.height + self.below, ins, outs, self.before, after)
+        return PlacedItem(full_width, self.height + self.below, ins, outs, self.before, after)
 
     # Drawing
 
-    def draw(self, drawing: Drawing, x: float, y: float) -> None:
+    def draw_into(self, drawing: Drawing, x: float, y: float) -> None:
         """Add the box and its contents to a drawing, its upper left corner at (x, y)."""
         if not self.bare:
-            drawing.shapes.append(Shape(self.box, x, y, self.width, self.height))
+            drawing.shapes.append(PlacedBox(self.box, x, y, self.width, self.height))
         for port in self.box.outputs:
             wide, tall = label_size(port)
-            drawing.labels.append(Label(port, x + self.outs[port.value], y + self.height + STUB, wide, tall))
+            drawing.labels.append(ValueLabel(port, x + self.outs[port.value], y + self.height + STUB, wide, tall))
         if self.box.body is None:
             return
         left, top = x + self.left, y + self.top
         self._tabs(drawing, left, top)
         self._lines(drawing, left, top)
         for fit, item in zip(self.inner, self.plan.items, strict=False):
-            fit.draw(drawing, left + item.x + fit.before, top + item.y)
+            fit.draw_into(drawing, left + item.x + fit.before, top + item.y)
 
     def _tabs(self, drawing: Drawing, left: float, top: float) -> None:
         if self.box.kind != "loop":
             return
         ports = sorted(self.box.inputs, key=lambda port: self.order.index(port.value) if self.order else 0)
         for port, item in zip(ports, self.plan.items[len(self.inner) :], strict=False):
-            drawing.tabs.append(Tab(port, left + item.x, top, item.width, TAB))
+            drawing.tabs.append(EntryTab(port, left + item.x, top, item.width, TAB))
 
     def _lines(self, drawing: Drawing, left: float, top: float) -> None:
-        rows = self.plan.extents()
+        rows = self.plan.row_extents()
         pieces: dict[int, list[tuple[float, float, float, float]]] = {}
         arrows: dict[int, list[tuple[float, float]]] = {}
         for segment in self.plan.segments:
@@ -272,7 +276,7 @@ class _Fit:
             if not upper.line and segment.upper < len(self.inner):
                 fit = self.inner[segment.upper]
                 edge = top + upper.y + fit.height
-                if fit.labelled(self.nets[segment.net].out):
+                if fit.has_label(self.nets[segment.net].out):
                     # The line is interrupted by the label.
                     if (x, edge, x, edge + STUB - 1) not in net_pieces:
                         net_pieces.append((x, edge, x, edge + STUB - 1))
@@ -290,4 +294,4 @@ class _Fit:
                 arrows.setdefault(segment.net, []).append((end_x, end_y))
         for net, link in enumerate(self.nets):
             if net in pieces:
-                drawing.strokes.append(Stroke(link, tuple(pieces[net]), tuple(arrows.get(net, ()))))
+                drawing.strokes.append(ValueLine(link, tuple(pieces[net]), tuple(arrows.get(net, ()))))

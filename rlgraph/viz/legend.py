@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rlgraph.viz.boxes import Box, Role
 from rlgraph.viz.layout import Drawing
-from rlgraph.viz.marks import classes
+from rlgraph.viz.marks import role_classes
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
 
@@ -23,7 +23,7 @@ MODELS: dict[Role, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """An entry of a legend, with its place."""
 
     kind: str
@@ -36,15 +36,15 @@ class Entry:
     y: float = 0.0
 
 
-def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
+def legend_entries(drawing: Drawing, room: float) -> tuple[list[LegendEntry], float, float]:
     """Return the entries in rows of at most that width, with the height and width of all."""
     boxes = [shape.box for shape in drawing.shapes]
-    return packed_entries(_used(boxes, any(stroke.link.line == "weights" for stroke in drawing.strokes)), room)
+    return pack_entries(_used(boxes, any(stroke.link.line == "weights" for stroke in drawing.strokes)), room)
 
 
-def packed_entries(entries: list[Entry], room: float) -> tuple[list[Entry], float, float]:
+def pack_entries(entries: list[LegendEntry], room: float) -> tuple[list[LegendEntry], float, float]:
     """Do the same for given entries."""
-    placed: list[Entry] = []
+    placed: list[LegendEntry] = []
     x = y = widest = 0.0
     for entry in entries:
         entry_width = 27 + text_width(entry.words, SMALL) + 22
@@ -56,23 +56,23 @@ def packed_entries(entries: list[Entry], room: float) -> tuple[list[Entry], floa
     return placed, y + ROW if placed else 0.0, widest
 
 
-def _used(boxes: list[Box], weights: bool) -> list[Entry]:
+def _used(boxes: list[Box], weights: bool) -> list[LegendEntry]:
     roles = {box.role for box in boxes if box.kind in ("model", "train")}
     kinds = {box.kind for box in boxes}
     no_paint = Paint("", "", "", "")
     entries_used = [
-        Entry("container", words, ROLES[role], "frozen" in role, classes(role))
+        LegendEntry("container", words, ROLES[role], "frozen" in role, role_classes(role))
         for role, words in MODELS.items()
         if role in roles
     ]
     named = (("loop", "loop"), ("call", "Python function"), ("tensor", "tensor maths"), ("state", "state"))
     entries_used += [
-        Entry("frame" if kind == "loop" else "box", words, KINDS[kind], name=f"k-{kind}")
+        LegendEntry("frame" if kind == "loop" else "box", words, KINDS[kind], name=f"k-{kind}")
         for kind, words in named
         if kind in kinds
     ]
     if weights:
-        entries_used.append(Entry("weights", "weights", no_paint))
+        entries_used.append(LegendEntry("weights", "weights", no_paint))
     if any(box.waits for box in boxes):
-        entries_used.append(Entry("barrier", "waits for its group or the batch", no_paint))
+        entries_used.append(LegendEntry("barrier", "waits for its group or the batch", no_paint))
     return entries_used

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from rlgraph.viz import fonts
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.escape import escape
-from rlgraph.viz.fonts import FAMILY, WEIGHT, width
+from rlgraph.viz.fonts import FAMILY, WEIGHT, text_width_bound
 from rlgraph.viz.theme import INK, MUTED, NOTE, PAPER, ROLES, Paint, Style
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 
 
-def head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
+def picture_head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
     """Return the lines with which a picture begins: its size, its title, its paper."""
     named = f' id="{escape(id)}"' if id else ""
     return [
@@ -27,10 +27,10 @@ def head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
 def with_fonts(svg: str) -> str:
     """Return the same picture with its fonts, for a browser: only in these a text fits its box."""
     first, end, rest = svg.partition(">\n")
-    return f"{first}{end}<style>\n{fonts.style()}\n</style>\n{rest}"
+    return f"{first}{end}<style>\n{fonts.font_style_sheet()}\n</style>\n{rest}"
 
 
-def classes(role: Role) -> str:
+def role_classes(role: Role) -> str:
     """Return the classes of what belongs to a model: `r-policy r-frozen`."""
     return f"r-{role.replace(' ', ' r-')}" if role else ""
 
@@ -54,21 +54,23 @@ def rectangle(x: float, y: float, w: float, h: float, r: float, paint: Paint, na
     )
 
 
-def heading(text: str, note: str, x: float, y: float, style: Style) -> list[str]:
+def heading_elements(text: str, note: str, x: float, y: float, style: Style) -> list[str]:
     """Return a title and the note beside it; y is their base line."""
     elements = [text_element(text, x, y, style, INK, "head")]
     if note:
-        elements.append(text_element(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
+        elements.append(
+            text_element(note, x + text_width_bound(text, style.face, style.size) + 12, y, NOTE, MUTED, "note")
+        )
     return elements
 
 
-def arrow(ends: Iterable[tuple[float, float]], fill: str) -> str:
+def arrow_heads(ends: Iterable[tuple[float, float]], fill: str) -> str:
     """Return the heads of a line that points down to each of its ends."""
     heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in ends)
     return f'<path class="arrow" d="{heads}" fill="{fill}"/>' if heads else ""
 
 
-def weights(x: float, y: float) -> str:
+def weights_line(x: float, y: float) -> str:
     """Return the line of weights for a legend."""
     return (
         f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
@@ -87,14 +89,18 @@ class Pen:
         self.prefix = prefix
         self.out: list[str] = []
 
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> None:
+    def write_text(
+        self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = ""
+    ) -> None:
         """Write a line of text; y is its base line."""
         self.out.append(text_element(words, x, y, style, fill, name, anchor or self.anchor))
 
-    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
+    def draw_rect(
+        self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = ""
+    ) -> None:
         """Draw a rectangle with round corners."""
         self.out.append(rectangle(x, y, w, h, r, paint, name, extra))
 
-    def page(self, head: list[str]) -> str:
+    def picture_svg(self, head: list[str]) -> str:
         """Return the picture: what was drawn, after its head."""
         return "\n".join([*head, *self.out, "</svg>"]) + "\n"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rlgraph.viz.boxes import Box, Port
-from rlgraph.viz.fonts import width
+from rlgraph.viz.fonts import text_width_bound
 from rlgraph.viz.theme import CODE, LABEL, NAME, NOTE, SMALL, TITLE, Style
 
 
 def text_width(words: str, style: Style) -> float:
     """Return the width of a text."""
-    return width(words, style.face, style.size)
+    return text_width_bound(words, style.face, style.size)
 
 
 def label_lines(port: Port) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def side_lines(box: Box) -> tuple[str, ...]:
     return tuple(box.note.split(", "))
 
 
-def size(box: Box) -> tuple[float, float]:
+def box_size(box: Box) -> tuple[float, float]:
     """Return the width and height of a box that holds no others."""
     waits = text_width(box.waits, SMALL) + 16 if box.waits else 0
     if box.kind == "report":

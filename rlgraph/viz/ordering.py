@@ -17,7 +17,7 @@ class Placeable(Protocol):
     first: bool
 
 
-class Joined(Protocol):
+class RowSegment(Protocol):
     """A line between two neighbouring rows."""
 
     upper: int
@@ -26,14 +26,14 @@ class Joined(Protocol):
     end: float
 
 
-def order_rows(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
+def order_rows(items: Sequence[Placeable], segments: Sequence[RowSegment], rows: list[list[int]]) -> list[list[int]]:
     """Return the rows in a better order: by the neighbours' average places, then swaps; the best order is returned."""
-    above: dict[int, list[Joined]] = {}
-    below: dict[int, list[Joined]] = {}
+    above: dict[int, list[RowSegment]] = {}
+    below: dict[int, list[RowSegment]] = {}
     for segment in segments:
         above.setdefault(segment.lower, []).append(segment)
         below.setdefault(segment.upper, []).append(segment)
-    between: list[list[Joined]] = [[] for _ in rows]
+    between: list[list[RowSegment]] = [[] for _ in rows]
     rank_of = {index: rank for rank, row in enumerate(rows) for index in row}
     for segment in segments:
         between[rank_of[segment.lower]].append(segment)
@@ -63,7 +63,7 @@ def _places(items: Sequence[Placeable], row: Sequence[int]) -> dict[int, float]:
 
 
 def _by_average(
-    items: Sequence[Placeable], row: list[int], fixed: list[int], joined: dict[int, list[Joined]]
+    items: Sequence[Placeable], row: list[int], fixed: list[int], joined: dict[int, list[RowSegment]]
 ) -> list[int]:
     """Sort a row by the average place of the neighbours in the fixed row; items without neighbours stay where they
     are."""
@@ -81,7 +81,7 @@ def _by_average(
 
 
 def _ends(
-    items: Sequence[Placeable], rows: list[list[int]], rank: int, joined: list[Joined]
+    items: Sequence[Placeable], rows: list[list[int]], rank: int, joined: list[RowSegment]
 ) -> list[tuple[float, float]]:
     up, low = _places(items, rows[rank - 1]), _places(items, rows[rank])
     return [
@@ -93,7 +93,7 @@ def _ends(
     ]
 
 
-def _crossings(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> int:
+def _crossings(items: Sequence[Placeable], rows: list[list[int]], between: list[list[RowSegment]]) -> int:
     return sum(_crossed(_ends(items, rows, rank, between[rank])) for rank in range(1, len(rows)))
 
 
@@ -113,7 +113,7 @@ def _crossed(ends: list[tuple[float, float]]) -> int:
     return count
 
 
-def _swap(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> None:
+def _swap(items: Sequence[Placeable], rows: list[list[int]], between: list[list[RowSegment]]) -> None:
     """Swap neighbours wherever that makes fewer lines cross."""
     for rank, row in enumerate(rows):
         near = [r for r in (rank, rank + 1) if 0 < r < len(rows)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlgraph.passes.pipelines.problem import Part, Problem
-from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, timed_entries
+from rlgraph.passes.pipelines.timetable import WAYS, Lists, ScheduleEntry, Timetable, timed_entries
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Bar, BarStyle, Chart, Lane
 from rlgraph.viz.theme import HUES, INK, LABEL, ROLES, Paint
@@ -28,7 +28,7 @@ STRONG: dict[Part, float] = {"F": 0.2, "B": 0.62, "I": 0.45, "W": 0.8}
 """The opacity of its model's colour in a bar, by the bar's part."""
 
 
-def pipeline(
+def draw_pipeline(
     problem: Problem,
     lists: Lists,
     table: Timetable,
@@ -42,26 +42,26 @@ def pipeline(
     looks = _looks(problem, roles)
     bars = []
     for piece in timed_entries(problem, lists, table):
-        index, number = models[piece.entry.line], str(piece.number + 1)
+        index, number = models[piece.entry.replica], str(piece.number + 1)
         name, shown = f"{_line(problem, models, piece.entry)} {number}", (number,)
         if problem.models[index].chunks > 1:
             shown = (f"{number}{_letter(piece.entry.chunk)}",)
         bars.append(Bar(_stage(piece.stage), name, looks[index][piece.entry.part], piece.start, piece.end, shown))
-    spans, counts_of = _spans(problem, table.makespan), in_flight(problem, lists)
-    lines = [*notes, *_ways(problem), f"stages are idle {_between(idles(problem, table))} of the time"]
+    spans, counts_of = _spans(problem, table.makespan), peak_in_flight(problem, lists)
+    lines = [*notes, *_ways(problem), f"stages are idle {_between(idle_fractions(problem, table))} of the time"]
     lines[-1] += f"; in flight: micro-batches {'of each model ' * (len(problem.models) > 1)}at the fullest moment"
     if len(spans) > 1:
         left_out = 1 - sum(end - start for start, end in spans) / table.makespan
         lines.append(f"{left_out:.0%} of the time is left out, where the scale is broken")
     lanes = [
         Lane(_stage(stage), f"{idle:.0%} idle, {' + '.join(f'{count:.3g}' for count in counts)} in flight")
-        for stage, (idle, counts) in enumerate(zip(idles(problem, table), counts_of, strict=True))
+        for stage, (idle, counts) in enumerate(zip(idle_fractions(problem, table), counts_of, strict=True))
     ]
     legend = [look for model_looks in looks for look in model_looks.values()]
     return Chart(lanes, bars, table.makespan, legend, title, lines, spans, 18, 3, LABEL)
 
 
-def idles(problem: Problem, table: Timetable) -> tuple[float, ...]:
+def idle_fractions(problem: Problem, table: Timetable) -> tuple[float, ...]:
     """Return, for each stage, the fraction of the time in which it is idle."""
     work = [0.0] * problem.stages
     for line in problem.replicas:
@@ -70,7 +70,7 @@ def idles(problem: Problem, table: Timetable) -> tuple[float, ...]:
     return tuple(max(0.0, 1 - seconds / table.makespan) for seconds in work)
 
 
-def in_flight(problem: Problem, lists: Lists) -> tuple[tuple[float, ...], ...]:
+def peak_in_flight(problem: Problem, lists: Lists) -> tuple[tuple[float, ...], ...]:
     """Return, for each stage, how many micro-batches of each model are in flight at the moment when these need most
     memory. Of a model with several chunks, each chunk is a fraction of a micro-batch."""
     lines, peaks = problem.replicas, []
@@ -109,10 +109,10 @@ def _stage(number: int) -> str:
     return f"stage {number + 1}"
 
 
-def _line(problem: Problem, models: Sequence[int], entry: Entry) -> str:
+def _line(problem: Problem, models: Sequence[int], entry: ScheduleEntry) -> str:
     """Return a model's name, which of its replicas and chunks this is if there are several, and the direction."""
-    model = problem.models[models[entry.line]]
-    copy = f", copy {entry.line - models.index(models[entry.line]) + 1}," if model.copies > 1 else ""
+    model = problem.models[models[entry.replica]]
+    copy = f", copy {entry.replica - models.index(models[entry.replica]) + 1}," if model.copies > 1 else ""
     chunk = f" chunk {_letter(entry.chunk)}" if model.chunks > 1 else ""
     return f"{model.name}{copy}{chunk} {WAYS[entry.part]}"
 

@@ -21,7 +21,7 @@ class Placeable(Protocol):
     x: float
 
 
-class Joined(Protocol):
+class RowSegment(Protocol):
     """A line between two neighbouring rows."""
 
     net: int
@@ -32,7 +32,7 @@ class Joined(Protocol):
 
 
 def place_items(
-    items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]
+    items: Sequence[Placeable], segments: Sequence[RowSegment], rows: list[list[int]], weights: list[float]
 ) -> None:
     """Set `x` of every item; the leftmost is at 0."""
     joined: list[list[tuple[int, float, float]]] = [[] for _ in items]
@@ -114,7 +114,7 @@ def _wish(items: Sequence[Placeable], index: int, joined: list[tuple[int, float,
 # Straight lines
 
 
-def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[tuple[int, list[int]]]:
+def _runs(items: Sequence[Placeable], segments: Sequence[RowSegment]) -> list[tuple[int, list[int]]]:
     """Return the places of each long line from top to bottom, the longest line first."""
     runs: dict[int, list[int]] = {}
     for segment in segments:
@@ -123,9 +123,9 @@ def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[tuple[
     return sorted(runs.items(), key=lambda run: len(run[1]), reverse=True)
 
 
-def _ends(segments: Sequence[Joined]) -> dict[int, tuple[Joined, Joined]]:
+def _ends(segments: Sequence[RowSegment]) -> dict[int, tuple[RowSegment, RowSegment]]:
     """Return the first and the last piece of each line."""
-    ends: dict[int, tuple[Joined, Joined]] = {}
+    ends: dict[int, tuple[RowSegment, RowSegment]] = {}
     for segment in segments:
         ends[segment.net] = (ends.get(segment.net, (segment, segment))[0], segment)
     return ends
@@ -145,7 +145,7 @@ def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None
 def _straighten(
     items: Sequence[Placeable],
     run: list[int],
-    ends: tuple[Joined, Joined],
+    ends: tuple[RowSegment, RowSegment],
     neighbours: dict[int, tuple[int | None, int | None]],
 ) -> None:
     """Make a line vertical through as many rows as there is room for, then again from there.

@@ -32,7 +32,7 @@ PAINTS: dict[str, Paint] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BarRow:
     """A bar with its name."""
 
     name: str
@@ -54,7 +54,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PanelAxis:
     """The parameter that panels have in common."""
 
     name: str
@@ -64,14 +64,14 @@ class Axis:
     logarithmic: bool = False
 
 
-def bars(title: str, note: str, rows: Sequence[Row], unit: str) -> str:
+def bars_svg(title: str, note: str, rows: Sequence[BarRow], unit: str) -> str:
     """Return a picture with a bar for each row, its parts one behind the other."""
-    return _Bars(title, note, rows, unit).drawing()
+    return _Bars(title, note, rows, unit).draw_picture()
 
 
-def lines(title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> str:
+def lines_svg(title: str, note: str, axis: PanelAxis, panels: Sequence[Panel]) -> str:
     """Return a picture with a panel for each line, side by side; all begin at 0."""
-    return _Lines(title, note, axis, panels).drawing()
+    return _Lines(title, note, axis, panels).draw_picture()
 
 
 class _Pen(marks.Pen):
@@ -83,51 +83,51 @@ class _Pen(marks.Pen):
         super().__init__()
         self.title, self.note = title, note
 
-    def titled(self, width: float, height: float) -> str:
+    def titled_svg(self, width: float, height: float) -> str:
         """Return what was drawn, on paper with its title."""
         least = MARGIN * 2 + text_width(self.title, HEAD) + 12 + text_width(self.note, NOTE)
         page_width, page_height = round(max(width, least)), round(height)
         drawn, self.out = self.out, []
-        self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
-        self.text(self.note, MARGIN + text_width(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
+        self.write_text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
+        self.write_text(self.note, MARGIN + text_width(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         self.out += drawn
-        return self.page(marks.head(self.title, page_width, page_height))
+        return self.picture_svg(marks.picture_head(self.title, page_width, page_height))
 
-    def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
+    def draw_rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
 
 
 class _Bars(_Pen):
     """A picture of bars."""
 
-    def __init__(self, title: str, note: str, rows: Sequence[Row], unit: str) -> None:
+    def __init__(self, title: str, note: str, rows: Sequence[BarRow], unit: str) -> None:
         super().__init__(title, note)
         self.rows, self.unit = rows, unit
         self.most = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
         self.left = MARGIN + 16 + max((text_width(row.name, NAME) for row in rows), default=0.0)
         self.top = MARGIN + HEAD.height + 14
 
-    def drawing(self) -> str:
+    def draw_picture(self) -> str:
         bottom = self.top + len(self.rows) * (TALL + NOTE.height + GAP)
-        self.scale(bottom)
+        self.draw_scale(bottom)
         right = self.left + ROOM
         y = self.top
         for row in self.rows:
-            right = max(right, self.row(row, y))
+            right = max(right, self.draw_row(row, y))
             y += TALL + NOTE.height + GAP
-        self.legend(bottom + 30)
-        return self.titled(right + MARGIN, bottom + 42 + MARGIN)
+        self.draw_legend(bottom + 30)
+        return self.titled_svg(right + MARGIN, bottom + 42 + MARGIN)
 
-    def scale(self, bottom: float) -> None:
+    def draw_scale(self, bottom: float) -> None:
         step = tick_seconds(self.most)
         for number in range(floor(self.most / step + 1e-9) + 1 if self.most else 0):
             x = self.left + ROOM * number * step / self.most
-            self.rule(x, self.top - 6, x, bottom - 4)
-            self.text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, anchor="middle")
+            self.draw_rule(x, self.top - 6, x, bottom - 4)
+            self.write_text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, anchor="middle")
 
-    def row(self, row: Row, y: float) -> float:
+    def draw_row(self, row: BarRow, y: float) -> float:
         """Draw a row, and return where it ends."""
-        self.text(row.name, MARGIN, y + 19, NAME, INK)
+        self.write_text(row.name, MARGIN, y + 19, NAME, INK)
         x = self.left
         for kind, length in row.parts:
             paint, long = PAINTS[kind], ROOM * length / self.most if self.most else 0.0
@@ -143,14 +143,14 @@ class _Bars(_Pen):
                 f'<rect x="{self.left:.1f}" y="{y + TALL - 3:.1f}" width="{long:.2f}" height="3" fill="{INK}"/>'
             )
         end = x + 8 + text_width(row.total, NAME)
-        self.text(row.total, x + 8, y + 19, NAME, INK)
+        self.write_text(row.total, x + 8, y + 19, NAME, INK)
         # Without a bar, the note says why.
-        self.text(
+        self.write_text(
             row.note, self.left, y + TALL + 13 if row.parts else y + 19, NOTE, MUTED if row.parts else BARRIER_TEXT
         )
         return max(end, self.left + text_width(row.note, NOTE))
 
-    def legend(self, y: float) -> None:
+    def draw_legend(self, y: float) -> None:
         x = self.left
         kinds = {kind for row in self.rows for kind, _ in row.parts}
         for kind in (kind for kind in PAINTS if kind in kinds):
@@ -159,30 +159,30 @@ class _Bars(_Pen):
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" '
                 f'stroke="{paint.edge}"/>'
             )
-            self.text(kind, x + 27, y + 10, SMALL, MUTED)
+            self.write_text(kind, x + 27, y + 10, SMALL, MUTED)
             x += 27 + text_width(kind, SMALL) + 22
         if any(row.marked for row in self.rows):
             self.out.append(f'<rect x="{x:.1f}" y="{y + 5:.1f}" width="20" height="3" fill="{INK}"/>')
-            self.text("chosen", x + 27, y + 10, SMALL, MUTED)
+            self.write_text("chosen", x + 27, y + 10, SMALL, MUTED)
 
 
 class _Lines(_Pen):
     """A picture of lines."""
 
-    def __init__(self, title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> None:
+    def __init__(self, title: str, note: str, axis: PanelAxis, panels: Sequence[Panel]) -> None:
         super().__init__(title, note)
         self.axis, self.panels = axis, panels
         self.top = MARGIN + HEAD.height + 40
         self.bottom = self.top + HIGH
 
-    def drawing(self) -> str:
+    def draw_picture(self) -> str:
         left = MARGIN + 50
         for panel in self.panels:
-            self.panel(panel, left)
+            self.draw_panel(panel, left)
             left += PANEL + BETWEEN
-        return self.titled(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
+        return self.titled_svg(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
 
-    def across(self) -> list[float]:
+    def label_fractions(self) -> list[float]:
         """Return where each label stands, as fractions of a panel's width."""
         count = len(self.axis.labels)
         places = [log10(place) if self.axis.logarithmic else place for place in self.axis.places] or list(
@@ -191,28 +191,30 @@ class _Lines(_Pen):
         low, high = min(places, default=0.0), max(places, default=0.0)
         return [0.06 + 0.88 * ((place - low) / (high - low) if high > low else 0.5) for place in places]
 
-    def panel(self, panel: Panel, left: float) -> None:
+    def draw_panel(self, panel: Panel, left: float) -> None:
         most = max((value for value in panel.values if value is not None), default=0.0)
         step = tick_seconds(most)
-        self.text(panel.title, left, self.top - 18, NAME, INK)
+        self.write_text(panel.title, left, self.top - 18, NAME, INK)
         for number in range(floor(most / step + 1e-9) + 1):
             y = self.bottom - HIGH * (number * step / most if most else 0.0)
-            self.rule(left, y, left + PANEL, y)
-            self.text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, anchor="end")
+            self.draw_rule(left, y, left + PANEL, y)
+            self.write_text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, anchor="end")
         free = left - 1e9
-        for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda pair: pair[1]):
+        for label, share in sorted(
+            zip(self.axis.labels, self.label_fractions(), strict=True), key=lambda pair: pair[1]
+        ):
             x = left + PANEL * share
             if x - text_width(label, LABEL) / 2 > free:
-                self.text(label, x, self.bottom + 16, LABEL, MUTED, anchor="middle")
+                self.write_text(label, x, self.bottom + 16, LABEL, MUTED, anchor="middle")
                 free = x + text_width(label, LABEL) / 2 + 6
-        self.text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, anchor="middle")
-        self.line(panel, left, most)
+        self.write_text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, anchor="middle")
+        self.draw_line(panel, left, most)
 
-    def line(self, panel: Panel, left: float, most: float) -> None:
+    def draw_line(self, panel: Panel, left: float, most: float) -> None:
         """Draw a line through the points that exist; a missing one is a cross at the bottom."""
         paint, path, pen = ROLES["policy"], "", "M"
         points = []
-        values = zip(self.axis.labels, self.across(), panel.values, strict=True)
+        values = zip(self.axis.labels, self.label_fractions(), panel.values, strict=True)
         for label, share, value in sorted(values, key=lambda value_at: value_at[1]):
             x = left + PANEL * share
             if value is None:

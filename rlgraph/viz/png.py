@@ -15,10 +15,10 @@ MOST_PIXELS = 12_000
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
     """Return the picture of a program as `render` does."""
-    return render(to_svg(program, embed=False), scale, path)
+    return svg_to_png(to_svg(program, embed=False), scale, path)
 
 
-def render(svg: str, scale: float = SCALE, path: str | Path | None = None) -> bytes:
+def svg_to_png(svg: str, scale: float = SCALE, path: str | Path | None = None) -> bytes:
     """Return SVG text as PNG, at `scale` pixels for each of the SVG's; it is also written to the path if one is
     given."""
     # Imported late, so that a broken wheel breaks only pictures and not the compiler.
@@ -30,7 +30,7 @@ def render(svg: str, scale: float = SCALE, path: str | Path | None = None) -> by
         resvg_py.svg_to_bytes(
             svg_string=svg,
             zoom=zoom,
-            font_files=fonts.files(),
+            font_files=fonts.font_files(),
             font_family="Inter",
             sans_serif_family="Inter",
             monospace_family="JetBrains Mono",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, program_axes
-from rlgraph.ir.text.text import print_node, show, show_constant
+from rlgraph.ir.text.text import print_node, show_constant, show_expr
 from rlgraph.ir.types import Handle, is_model
 from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
@@ -24,7 +24,7 @@ _FROZEN: dict[Role, Role] = {"policy": "policy frozen", "critic": "critic frozen
 def to_scene(program: Program) -> Scene:
     """Return what there is to draw of a program: a section for each phase."""
     maker = _Maker(program)
-    return Scene(program.name, tuple(maker.phase(phase) for phase in program.phases))
+    return Scene(program.name, tuple(maker.make_section(phase) for phase in program.phases))
 
 
 def role_of(model: Model) -> Role:
@@ -43,78 +43,80 @@ class _Maker:
         self.types = {name: kind for p in program.phases for name, kind in p.graph.values().items()}
         self.count = 0
 
-    def id(self) -> str:
+    def next_id(self) -> str:
         self.count += 1
         return f"n{self.count}"
 
-    def phase(self, phase: Phase) -> Section:
+    def make_section(self, phase: Phase) -> Section:
         draft = DraftBody()
         used = {name for node in phase.graph.nodes for name in node.inputs}
         for value in phase.graph.inputs:
-            if self.port(value.name, "").line == "state" and value.name in used and not _is_cursor(value):
-                self.add(draft, self.state(value))
-        self.nodes(draft, phase.graph, "")
+            if self.make_port(value.name, "").line == "state" and value.name in used and not _is_cursor(value):
+                self.add_box(draft, self.make_state_box(value))
+        self.add_nodes(draft, phase.graph, "")
         for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
             if last in draft.sources and last != first.name and not _is_cursor(first):
-                self.add(draft, self.next(first, last))
-        gather_containers(draft, self.shells(draft))
-        return Section(phase.name, captions.phase(phase), _pruned(draft.body()))
+                self.add_box(draft, self.make_next_box(first, last))
+        gather_containers(draft, self.empty_containers(draft))
+        return Section(phase.name, captions.phase_text(phase), _pruned(draft.linked_body()))
 
-    def nodes(self, draft: DraftBody, graph: Graph, trained: str) -> None:
+    def add_nodes(self, draft: DraftBody, graph: Graph, trained: str) -> None:
         """Add a box for each node; `trained` is the version of the weights that the frame trains."""
         small = report_only_nodes(graph)
         for node in graph.nodes:
             if _is_report(node):
-                for metric in self.metrics(node, small):
-                    self.add(draft, metric)
+                for metric in self.make_metric_boxes(node, small):
+                    self.add_box(draft, metric)
             if _is_report(node) or node.name in small:
                 continue
-            box = self.frame(node) if node.regions else self.leaf(node)
+            box = self.make_frame(node) if node.regions else self.make_leaf_box(node)
             if model_of(node) and not node.regions:
-                name = self.owner(node)
+                name = self.owner_model(node)
                 if name and node.inputs[0] == trained:
-                    box = replace(box, role=self.role(name), inputs=box.inputs[1:])
+                    box = replace(box, role=self.role_named(name), inputs=box.inputs[1:])
                 elif name:
                     draft.owners[box.id] = (name, node.inputs[0])
-                    box = replace(box, role=self.role(name))
-            self.add(draft, box)
+                    box = replace(box, role=self.role_named(name))
+            self.add_box(draft, box)
 
-    def add(self, draft: DraftBody, box: Box) -> None:
+    def add_box(self, draft: DraftBody, box: Box) -> None:
         draft.boxes.append(box)
         draft.sources.update({port.value: box.id for port in box.outputs})
 
     # Boxes that hold none
 
-    def metrics(self, node: Node, minor: dict[str, Node]) -> list[Box]:
+    def make_metric_boxes(self, node: Node, minor: dict[str, Node]) -> list[Box]:
         """Return a box for each metric, beside what it is made of: with the mathematics that nothing else uses."""
         names = node.attr("names", ())
         made = []
         for index, value in enumerate(node.inputs):
             name = str(names[index]) if isinstance(names, tuple) and index < len(names) else value
             source = minor.get(value)
-            formula = show(source.body[-1].expr) if source else value
-            title = captions.shortened(
+            formula = show_expr(source.body[-1].expr) if source else value
+            title = captions.shorten_text(
                 name if _base(formula) == name else f"{name} = {formula}", captions.METRIC_COLUMNS
             )
-            inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
-            box = self.box(source or node, "report", title, "", inputs=inputs)
+            inputs = tuple(self.make_port(used, used) for used in (source.inputs if source else (value,)))
+            box = self.make_box(source or node, "report", title, "", inputs=inputs)
             text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
             made.append(replace(box, text=text, waits=""))
         return made
 
-    def leaf(self, node: Node) -> Box:
-        kind, title, note, lines = self.said(node)
-        inputs = tuple(self.port(name, name) for name in dict.fromkeys(node.inputs))
+    def make_leaf_box(self, node: Node) -> Box:
+        kind, title, note, lines = self.captions_of(node)
+        inputs = tuple(self.make_port(name, name) for name in dict.fromkeys(node.inputs))
         outputs = tuple(
-            self.port(value.name, captions.label(value, title)) for value in node.outputs if not _is_cursor(value)
+            self.make_port(value.name, captions.value_label(value, title))
+            for value in node.outputs
+            if not _is_cursor(value)
         )
-        return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
+        return self.make_box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
-    def said(self, node: Node) -> Said:
+    def captions_of(self, node: Node) -> Said:
         """Return the kind, title, note and lines of a node without regions."""
         if node.op in _CAPTIONED:
             return _CAPTIONED[node.op](self, node)
-        shown = captions.options(node)
+        shown = captions.changed_options(node)
         if model_of(node):
             env, input_type = node.attr("env"), self.types[node.inputs[1]]
             source = f"from {input_type.name}" if isinstance(input_type, Handle) else ""
@@ -124,42 +126,42 @@ class _Maker:
         title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
         return "table", title, shown, ()
 
-    def tensor(self, node: Node) -> Said:
-        return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula(node)
+    def tensor_captions(self, node: Node) -> Said:
+        return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula_lines(node)
 
-    def column(self, node: Node) -> Said:
+    def column_captions(self, node: Node) -> Said:
         return "column", f"{node.inputs[0]}.{node.attr('name')}", "", ()
 
-    def read(self, node: Node) -> Said:
-        return "data", node.name, self.outside(_base(node.inputs[0])), ()
+    def read_captions(self, node: Node) -> Said:
+        return "data", node.name, self.record_text(_base(node.inputs[0])), ()
 
-    def call(self, node: Node) -> Said:
+    def call_captions(self, node: Node) -> Said:
         func = node.attr("func")
-        return "call", func, self.outside(func), ()
+        return "call", func, self.record_text(func), ()
 
-    def outside(self, name: str) -> str:
+    def record_text(self, name: str) -> str:
         """Return what a data source or a function is made of."""
         outside = next((candidate for candidate in self.program.outside if candidate.name == name), None)
-        return captions.record(outside.record, outside.kind) if outside else ""
+        return captions.record_text(outside.record, outside.kind) if outside else ""
 
-    def state(self, value: Value) -> Box:
+    def make_state_box(self, value: Value) -> Box:
         name = value.name.split("@")[0]
         state = next((state for state in self.program.states if state.name == name), None)
         note = f"state, starts at {state.initial:g}" if state else "kept across steps"
-        outputs = (self.port(value.name, captions.label(value, name)),)
-        return _of(Box(self.id(), "state", name, note, outputs=outputs), state.span if state else NO_SPAN)
+        outputs = (self.make_port(value.name, captions.value_label(value, name)),)
+        return _of(Box(self.next_id(), "state", name, note, outputs=outputs), state.span if state else NO_SPAN)
 
-    def next(self, first: Value, last: str) -> Box:
+    def make_next_box(self, first: Value, last: str) -> Box:
         """Return the box where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
         state = next((state for state in self.program.states if state.name == name), None)
         origin = model or state
         text = f"{last} is where the next step starts"
-        box = Box(self.id(), "next", name, "next step", inputs=(self.port(last, last),), text=text)
-        return _of(replace(box, role=self.role(name) if model else ""), origin.span if origin else NO_SPAN)
+        box = Box(self.next_id(), "next", name, "next step", inputs=(self.make_port(last, last),), text=text)
+        return _of(replace(box, role=self.role_named(name) if model else ""), origin.span if origin else NO_SPAN)
 
-    def box(
+    def make_box(
         self,
         node: Node,
         kind: BoxKind,
@@ -172,9 +174,9 @@ class _Maker:
         body: Body | None = None,
         role: Role = "",
     ) -> Box:
-        waits = captions.barrier(node.unit, self.axes)
+        waits = captions.barrier_text(node.unit, self.axes)
         return Box(
-            self.id(),
+            self.next_id(),
             kind,
             title,
             note,
@@ -186,88 +188,88 @@ class _Maker:
             waits,
             node.unit.reason if node.unit else "",
             "\n".join(print_node(node)),
-            rows_of(node),
+            source_lines(node),
             node.span.source.path,
         )
 
     # Frames
 
-    def frame(self, node: Node) -> Box:
+    def make_frame(self, node: Node) -> Box:
         region, count = node.region, len(node.carried_in)
         inputs = [
-            self.port(outer, _base(inner.name), inner.name)
+            self.make_port(outer, _base(inner.name), inner.name)
             for outer, inner in zip(node.inputs, region.inputs, strict=False)
             if not _is_cursor(inner)
         ]
-        inputs += [self.port(name, _base(name), name) for name in node.captured]
+        inputs += [self.make_port(name, _base(name), name) for name in node.captured_values]
         draft = DraftBody(sources={port.inside: "" for port in inputs})
         trained = _base(model_of(node)) if NODES[node.op].trains else ""
-        self.nodes(draft, region, region.inputs[0].name if trained and count else "")
+        self.add_nodes(draft, region, region.inputs[0].name if trained and count else "")
         outputs = []
         for index, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
             if _is_cursor(value) or (index < count and inner == region.inputs[index].name):
                 continue
             if index < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
                 goal = Box(
-                    self.id(),
+                    self.next_id(),
                     "minimize",
                     "minimize",
                     inner,
                     inputs=(Port(inner, inner),),
-                    outputs=(self.port(value.name, ""),),
-                    role=self.role(trained),
+                    outputs=(self.make_port(value.name, ""),),
+                    role=self.role_named(trained),
                     text=f"minimize {inner}",
                 )
                 maker = next(
                     (candidate for candidate in region.nodes if inner in (v.name for v in candidate.outputs)), node
                 )
-                self.add(draft, replace(goal, rows=rows_of(maker), file=maker.span.source.path))
+                self.add_box(draft, replace(goal, rows=source_lines(maker), file=maker.span.source.path))
                 inner = value.name
-            port = self.port(value.name, captions.label(value), inner)
+            port = self.make_port(value.name, captions.value_label(value), inner)
             outputs.append(port)
             draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
-        gather_containers(draft, self.shells(draft))
-        body = draft.body()
+        gather_containers(draft, self.empty_containers(draft))
+        body = draft.linked_body()
         in_ports, out_ports = tuple(inputs), tuple(outputs)
         if trained:
-            title, note, role = f"train {trained}", captions.training(node, self.axes), self.role(trained)
-            return self.box(node, "train", title, note, inputs=in_ports, outputs=out_ports, body=body, role=role)
-        title, note = captions.loop(node, self.axes)
-        return self.box(node, "loop", title, note, inputs=in_ports, outputs=out_ports, body=body)
+            title, note, role = f"train {trained}", captions.training_text(node, self.axes), self.role_named(trained)
+            return self.make_box(node, "train", title, note, inputs=in_ports, outputs=out_ports, body=body, role=role)
+        title, note = captions.loop_captions(node, self.axes)
+        return self.make_box(node, "loop", title, note, inputs=in_ports, outputs=out_ports, body=body)
 
-    def owner(self, node: Node) -> str:
+    def owner_model(self, node: Node) -> str:
         """Return the model that performs an operation."""
         name = _base(model_of(node))
         return name if name in self.models else ""
 
-    def port(self, name: str, label: str, inside: str = "") -> Port:
+    def make_port(self, name: str, label: str, inside: str = "") -> Port:
         """Return a port for a value, drawn by what the value is."""
         kind = self.types[name]
         role: Role = ""
         line: Line = "state" if "@" in name else "data"
         if is_model(kind):
-            line, role = "weights", self.role(kind.name)
+            line, role = "weights", self.role_named(kind.name)
         return Port(name, label, line, inside, role)
 
-    def role(self, name: str) -> Role:
+    def role_named(self, name: str) -> Role:
         return role_of(self.models[name]) if name in self.models else ""
 
-    def shells(self, draft: DraftBody) -> dict[tuple[str, str], Box]:
+    def empty_containers(self, draft: DraftBody) -> dict[tuple[str, str], Box]:
         """Return an empty container for each model that works in a body."""
-        return {owner: self.shell(self.models[owner[0]]) for owner in draft.owners.values()}
+        return {owner: self.empty_container(self.models[owner[0]]) for owner in draft.owners.values()}
 
-    def shell(self, model: Model) -> Box:
+    def empty_container(self, model: Model) -> Box:
         source = "" if model.copy_of or model.source is None else f" {show_constant(model.source)}"
-        text = f"model {model.name}: {captions.model(model)}{source}"
-        role = self.role(model.name)
-        return _of(Box("", "model", model.name, captions.model(model), role=role, text=text), model.span)
+        text = f"model {model.name}: {captions.model_text(model)}{source}"
+        role = self.role_named(model.name)
+        return _of(Box("", "model", model.name, captions.model_text(model), role=role, text=text), model.span)
 
 
 _CAPTIONED: Mapping[str, Callable[[_Maker, Node], Said]] = {
-    "tensor": _Maker.tensor,
-    "column": _Maker.column,
-    "read": _Maker.read,
-    "call": _Maker.call,
+    "tensor": _Maker.tensor_captions,
+    "column": _Maker.column_captions,
+    "read": _Maker.read_captions,
+    "call": _Maker.call_captions,
 }
 """The operations with captions of their own."""
 
@@ -277,7 +279,7 @@ def _of(box: Box, span: Span) -> Box:
     return replace(box, rows=(span.line,), file=span.source.path) if span.line else box
 
 
-def rows_of(node: Node) -> tuple[int, ...]:
+def source_lines(node: Node) -> tuple[int, ...]:
     """Return the lines of text that a node was made of: more than one if nodes were fused."""
     spans = [node.span, *(let.expr.span for let in node.body)]
     return tuple(sorted({span.line for span in spans if span.line and span.source.path == node.span.source.path}))

@@ -43,9 +43,9 @@ def apart(program: Program) -> str:
 
 def traced(made: Compiled, steps: list[StepResult], path: Path) -> TraceCheck:
     """What the checker says of them."""
-    run = RunFolder.take_folder(path)
-    run.begin("", made.text(), {})
+    run = RunFolder.claim_folder(path)
+    run.write_run_inputs("", made.text(), {})
     for step in steps:
-        run.step({"step": step.number}, step.trace)
+        run.append_step({"step": step.number}, step.trace)
     run.close()
     return check_trace(path)

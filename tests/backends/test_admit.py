@@ -97,7 +97,7 @@ def test_what_a_prompt_gave_before() -> None:
 def run(made: Compiled, folder: Path) -> list[dict[str, float]]:
     backend = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     try:
-        return [step.metrics for step in backend.steps(4)]
+        return [step.metrics for step in backend.run_steps(4)]
     finally:
         backend.close()
 
@@ -119,7 +119,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[float]]]:
 @pytest.mark.parametrize("by", few(["longest", "spread", '"place"'], "spread"))
 def test_no_number_changes(folder: Path, told: list[list[float]], by: str) -> None:
     local = LocalBackend(compiled(PROGRAM, {}, SCHEDULE, folder).program, Settings(folder=folder))
-    wanted = [step.metrics for step in local.steps(4)]
+    wanted = [step.metrics for step in local.run_steps(4)]
     local.close()
     told.clear()
     found = run(compiled(PROGRAM, {}, SCHEDULE + f"admit rollout(by={by})\n", folder), folder)
@@ -138,16 +138,16 @@ def test_a_run_that_goes_on_knows_what_prompts_gave(folder: Path) -> None:
     made = compiled(PROGRAM, {}, SCHEDULE + "admit rollout\n", folder)
     first = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     try:
-        list(first.steps(2))
+        list(first.run_steps(2))
         assert first.lasting == (HISTORY,)
-        kept = first.last_value(HISTORY)
+        kept = first.last_state_value(HISTORY)
         assert sum(rows for rows, _ in kept["rollout"].values()) == 2 * 5 * 2
     finally:
         first.close()
     later = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     try:
         later.resume(0, {HISTORY: kept}, {})
-        assert later.last_value(HISTORY) == kept
+        assert later.last_state_value(HISTORY) == kept
     finally:
         later.close()
 
@@ -187,7 +187,7 @@ pool all = {COPIES} devices
 place actor on all(engine=vllm, dp={COPIES})
 place reward on all(engine=transformers, dp={COPIES})
 """
-LONG = Lengths.of([round(float(each)) for each in np.exp(np.linspace(1, 6, 40))])
+LONG = Lengths.from_lengths([round(float(each)) for each in np.exp(np.linspace(1, 6, 40))])
 
 
 def seconds(folder: Path, lines: str, foresight: float = 1.0, seed: int = 0) -> tuple[float, Narrow]:
@@ -196,7 +196,7 @@ def seconds(folder: Path, lines: str, foresight: float = 1.0, seed: int = 0) -> 
     made = compiled(PROGRAM, {}, SIMULATED + lines, folder)
     how = Narrow(0.0)
     backend = SimBackend(made.program, made.plan, how, Workload(Lengths((2.0,)), LONG, foresight=foresight), seed)
-    assert len(list(backend.steps(1))) == 1
+    assert len(list(backend.run_steps(1))) == 1
     done = [work for work in backend.works if work.op == "generate"]
     assert sum(work.rows for work in done) == ROWS
     return max(work.end for work in done), how
@@ -241,8 +241,8 @@ def test_answers_to_one_prompt_are_alike() -> None:
     numbers = np.arange(4000)
     rows = FakeRows("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
     for alike in (0.0, 0.6):
-        shares = rows.uniform_shares("key", 4, alike)
+        shares = rows.uniform_quantiles("key", 4, alike)
         assert sorted(shares) == pytest.approx((np.arange(4000) + 0.5) / 4000)
         pairs = shares.reshape(-1, 4)
         assert np.corrcoef(pairs[:, 0], pairs[:, 1])[0, 1] == pytest.approx(alike, abs=0.06)
-    assert rows.pick(np.arange(8, 12)).uniform_shares("key", 4, 0.6) == pytest.approx(shares[8:12])
+    assert rows.pick(np.arange(8, 12)).uniform_quantiles("key", 4, 0.6) == pytest.approx(shares[8:12])

@@ -67,16 +67,16 @@ class AnyOrder(LocalBackend):
         self.orders: list[list[int]] = []
         self.begun: list[tuple[str, int]] = []
 
-    def streams(self, node: Node, frame: Frame) -> bool:
+    def streams_output(self, node: Node, frame: Frame) -> bool:
         return node.op == "generate"
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         order = self.dice.sample(range(len(sizes)), len(sizes))
         self.orders.append(order)
         assert node.unit and node.unit.axis
         for number in order:
-            block, _ = frame.slice(node.unit.axis, np.arange(*bounds[number]), node.inputs)
+            block, _ = frame.slice_rows(node.unit.axis, np.arange(*bounds[number]), node.inputs)
             yield number, self.fire(node, block)
 
 
@@ -89,7 +89,7 @@ def in_order(folder: Path) -> list[Seen]:
 def test_the_order_of_ending_changes_no_number(folder: Path, seed: int) -> None:
     plain = in_order(folder)
     with closing(AnyOrder(compile_text(HEAD + ORDERED), folder, seed)) as backend:
-        steps = list(backend.steps(3))
+        steps = list(backend.run_steps(3))
         state = backend.session.models["actor"].engine.state()
     assert any(order != sorted(order) for order in backend.orders)
     for found, expected in zip(steps, plain, strict=True):
@@ -104,8 +104,8 @@ def test_who_is_ready_first_is_worked_with_first(folder: Path) -> None:
     program = compile_text(HEAD + ORDERED)
 
     class Backwards(AnyOrder):
-        def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
-            made = dict(super().parts(node, frame, sizes))
+        def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+            made = dict(super().run_in_parts(node, frame, sizes))
             yield from sorted(made.items(), reverse=True)
 
     scored: list[str] = []
@@ -113,7 +113,7 @@ def test_who_is_ready_first_is_worked_with_first(folder: Path) -> None:
         backend.watch = lambda node, frame: (
             scored.extend(frame.values["rollout"].prompts) if node.name == "score" else None
         )
-        list(backend.steps(1))
+        list(backend.run_steps(1))
     assert scored[:2] == ["dddd"] * 2 and scored[-2:] == ["ab"] * 2
 
 
@@ -123,5 +123,5 @@ def test_random_programs(folder: Path, seed: int) -> None:
     program = compile_text(text)
     expected = Run(program, folder).steps(2)
     with closing(AnyOrder(program, folder, seed)) as backend:
-        for found, plain in zip(backend.steps(2), expected, strict=True):
+        for found, plain in zip(backend.run_steps(2), expected, strict=True):
             assert found.metrics == pytest.approx(plain.metrics, rel=1e-7, abs=1e-9, nan_ok=True), text

@@ -54,7 +54,7 @@ def run(tasks: list[Task]) -> dict[int, Done]:
             start, cause = clock.now, clock.cause
             clock.sleep(tasks[number].seconds)
             found = Done(start, clock.now, cause)
-            clock.note(found)
+            clock.note_cause(found)
         tell(partial(done.__setitem__, number, found))
 
     with clock.task_pool(len(tasks)) as crew:
@@ -62,7 +62,7 @@ def run(tasks: list[Task]) -> dict[int, Done]:
             for number, task in enumerate(tasks):
                 if number not in begun and all(other in done for other in task.after):
                     begun.add(number)
-                    crew.begin(partial(work, number, crew.post_event))
+                    crew.submit(partial(work, number, crew.post_event))
             crew.next_event()()
     return done
 
@@ -137,7 +137,7 @@ def test_sleepers_of_one_time_wake_in_their_order() -> None:
 
     with clock.task_pool(3) as crew:
         for name, seconds in (("late", (2.0,)), ("twice", (1.0, 1.0)), ("again", (2.0,))):
-            crew.begin(partial(work, name, *seconds))
+            crew.submit(partial(work, name, *seconds))
     assert (woken, clock.now) == (["late", "again", "twice"], 2.0)
 
 
@@ -152,12 +152,12 @@ def test_a_crew_inside_another_one() -> None:
     def loop() -> None:
         for turn in range(2):
             with clock.task_pool(2) as inner:
-                inner.begin(partial(leaf, f"x{turn}", 1.0))
-                inner.begin(partial(leaf, f"y{turn}", 3.0))
+                inner.submit(partial(leaf, f"x{turn}", 1.0))
+                inner.submit(partial(leaf, f"y{turn}", 3.0))
 
     with clock.task_pool(2) as crew:
-        crew.begin(loop)
-        crew.begin(partial(leaf, "beside", 4.0))
+        crew.submit(loop)
+        crew.submit(partial(leaf, "beside", 4.0))
     assert ends == {"x0": 1, "y0": 3, "x1": 4, "y1": 6, "beside": 4} and clock.now == 6
 
 
@@ -174,7 +174,7 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
     def fails() -> None:
         clock.sleep(1.0)
         with lock.acquire(), clock.task_pool(1) as inner:
-            inner.begin(waits)
+            inner.submit(waits)
             raise LookupError("no such thing")
 
     def work(what: Callable[[], None], tell: Callable[[Callable[[], None]], None]) -> None:
@@ -184,8 +184,8 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
             tell(partial(_raise, error))
 
     with pytest.raises(LookupError, match="no such thing"), clock.task_pool(2) as crew:
-        crew.begin(partial(work, waits, crew.post_event))
-        crew.begin(partial(work, fails, crew.post_event))
+        crew.submit(partial(work, waits, crew.post_event))
+        crew.submit(partial(work, fails, crew.post_event))
         crew.next_event()()
     assert unwound == ["sleeper"] and clock.now == 1.0, "time stands still"
 
@@ -212,7 +212,7 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
 
     with clock.task_pool(3) as crew:
         for name in "xyz":
-            crew.begin(partial(work, name))
+            crew.submit(partial(work, name))
     assert order == ["x", "y", "z"] and clock.now == 3.0
 
 
@@ -236,7 +236,7 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: VirtualClock | ThreadClock) 
 
     with clock.task_pool(5) as crew:
         for _ in range(5):
-            crew.begin(work)
+            crew.submit(work)
     assert len(most) == 5 and max(most) <= 2
     if isinstance(clock, VirtualClock):
         assert max(most) == 2 and clock.now == 3.0
@@ -283,7 +283,7 @@ def test_work_of_the_same_key_is_done_together(
     ]
     with clock.task_pool(5) as crew:
         for name, seats, key, wait in each:
-            crew.begin(partial(work, name, seats, key, wait))
+            crew.submit(partial(work, name, seats, key, wait))
             if isinstance(clock, ThreadClock):
                 assert asked.acquire(timeout=NEVER)
     assert {"a", "b"} in at
@@ -306,7 +306,7 @@ def test_so_many_have_a_place_together() -> None:
 
     with clock.task_pool(2 * TOGETHER + 1) as crew:
         for _ in range(2 * TOGETHER + 1):
-            crew.begin(work)
+            crew.submit(work)
     assert max(most) == TOGETHER and clock.now == 3.0
 
 
@@ -329,10 +329,10 @@ def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
             clock.sleep(1.0)
 
     with clock.task_pool(4) as crew:
-        crew.begin(first)
-        crew.begin(partial(later, "freed", frozenset({1}), None))
-        crew.begin(partial(later, "kept", frozenset({0}), None))
-        crew.begin(partial(later, "all", frozenset({0, 1, 2}), "x"))
+        crew.submit(first)
+        crew.submit(partial(later, "freed", frozenset({1}), None))
+        crew.submit(partial(later, "kept", frozenset({0}), None))
+        crew.submit(partial(later, "all", frozenset({0, 1, 2}), "x"))
     assert at == {"freed": 1.0, "kept": 5.0, "all": 6.0}
 
 
@@ -347,8 +347,8 @@ def test_places_that_others_have_too_are_not_given_back() -> None:
             clock.sleep(float(len(left)))
 
     with clock.task_pool(2) as crew:
-        crew.begin(work)
-        crew.begin(work)
+        crew.submit(work)
+        crew.submit(work)
     assert left == [False, False]
 
 
@@ -359,5 +359,5 @@ def test_nothing_is_kept_of_places_that_were_given_back() -> None:
         for key in (None, "key"):
             wanted = frozenset({0, 1 + turn % 3})
             assert places.request(0, wanted, key, always_joins, turn) == [(turn, wanted)]
-            assert not places.give_back(wanted, key)
+            assert not places.release(wanted, key)
     assert sum(len(kept) for kept in vars(places).values() if isinstance(kept, Sized)) == 4

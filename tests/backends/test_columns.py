@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import run_text, weights
 
-from rlgraph.backends.worker.columns import finite_numbers, numbers_of
+from rlgraph.backends.worker.columns import column_tensor, finite_numbers
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 
 BIG = 2**24
@@ -231,7 +231,7 @@ def test_a_reward_of_an_environment_is_finite_in_the_width_of_the_run(tmp_path: 
 
 def test_numbers_of_a_column_have_a_kind_of_their_own() -> None:
     def made(*values: Any) -> torch.Tensor:
-        return numbers_of(values, "x", str, NO_SPAN, torch.float32)
+        return column_tensor(values, "x", str, NO_SPAN, torch.float32)
 
     assert made(1, 2).dtype == torch.int64 and made(1, True).tolist() == [1, 1]
     assert made(True, False).dtype == torch.bool and made(1, 2.5).dtype == torch.float32

@@ -95,7 +95,7 @@ def trained(backend: RayBackend) -> dict[str, dict[str, torch.Tensor]]:
 def local(folder: Path) -> tuple[list[dict[str, float]], dict[str, dict[str, torch.Tensor]]]:
     """One step after the other, each as a whole."""
     with closing(LocalBackend(made(folder).program, Settings(folder=folder))) as backend:
-        metrics = [step.metrics for step in backend.steps(3)]
+        metrics = [step.metrics for step in backend.run_steps(3)]
         return metrics, {name: backend.session.models[name].engine.state() for name in ("actor", "critic")}
 
 
@@ -110,7 +110,7 @@ def same(backend: RayBackend, metrics: list[dict[str, float]], local: Any) -> No
 @pytest.mark.parametrize("block", few([1, 4, 8, 100], 4, 100))
 def test_blocks_do_not_change_the_update(folder: Path, local: Any, block: int) -> None:
     with debugged(made(folder, block)) as (backend, fires):
-        same(backend, [step.metrics for step in backend.steps(3)], local)
+        same(backend, [step.metrics for step in backend.run_steps(3)], local)
     blocks = {1: 5, 4: 5, 8: 3, 100: 1}[block]
     assert fires.names.count(("accumulate", "actor@2.added")) == 3 * blocks
     assert fires.names.count(("apply", "actor@2")) == 3
@@ -122,15 +122,15 @@ def test_blocks_do_not_change_the_update(folder: Path, local: Any, block: int) -
 def test_what_a_step_that_failed_has_added_up_is_forgotten(folder: Path, local: Any) -> None:
     """Asked again, the step begins again: all but its first rows would count twice."""
     with debugged(made(folder)) as (backend, fires):
-        metrics = [next(backend.steps(3)).metrics]
+        metrics = [next(backend.run_steps(3)).metrics]
         (folder / "raise").touch()
         before, asked = trained(backend), fires.names.count(("accumulate", "actor@2.added"))
         with pytest.raises(RunError, match="once"):
-            list(backend.steps(2))
+            list(backend.run_steps(2))
         assert fires.names.count(("accumulate", "actor@2.added")) > asked, "some gradients are in"
         for name, state in trained(backend).items():
             assert all(torch.equal(tensor, before[name][key]) for key, tensor in state.items()), "the model is whole"
-        same(backend, metrics + [step.metrics for step in backend.steps(2)], local)
+        same(backend, metrics + [step.metrics for step in backend.run_steps(2)], local)
 
 
 def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
     answers = Workload(Lengths((2.0,)), Lengths((*[1.0] * 19, 5.0)))
     for block in (1, 100):
         backend = SimBackend(whole.program, streams(whole.plan, block), Sampling(overhead=0.0), answers)
-        [step] = backend.steps(1)
+        [step] = backend.run_steps(1)
         sampled = max(work.end for work in backend.works if work.op == "generate")
         works = [work for work in backend.works if work.name == "train actor"]
         assert sum(work.rows for work in works) == 20
@@ -169,7 +169,7 @@ def test_new_weights_do_not_wait_for_all_that_there_is_to_train_on(folder: Path)
     for lag, text in ((0, TEXT), (1, TEXT.replace("step:", "step async(lag=1):"))):
         whole = compiled(text.replace("min(ratio", "min(min(ratio, 2)"), {}, SCHEDULE.format(1), folder)
         backend = SimBackend(whole.program, streams(whole.plan, 1), Fixed(overhead=0.0), Workload(Lengths((2.0,))))
-        list(backend.steps(6))
+        list(backend.run_steps(6))
         most[lag] = max(work.rows for work in backend.works if work.op == "accumulate")
         waited[lag] = max(work.start - work.fired for work in backend.works if work.op == "sync")
     assert most[0] > PIECE >= most[1]

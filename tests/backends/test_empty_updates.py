@@ -70,7 +70,7 @@ stream rollout(block=2)
     made, fires = compiled(text(WHOLE, 5), {}, schedule, folder), Fires()
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder), fires, debug=True)) as backend:
         found, states = [], []
-        for step in backend.steps(2):
+        for step in backend.run_steps(2):
             found.append(step.metrics.get(METRIC))
             states.append(backend.processes.workers["learn.transformers", 0].session.models["actor"].engine.state())
     assert fires.names.count(("apply", "actor@2")) == 2

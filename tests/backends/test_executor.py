@@ -60,7 +60,7 @@ class Fired:
 
     def note(self, node: Node, frame: Frame) -> None:
         axis = node.unit.axis if node.unit else None
-        rows = frame.size(axis) if axis else -1
+        rows = frame.row_count(axis) if axis else -1
         # Passes may have fused nodes: each value is noted.
         self.order += [(value.name, rows) for value in node.outputs]
 
@@ -115,7 +115,9 @@ def test_a_blocks_frame_holds_whole_groups(folder: Path) -> None:
 
     def note(node: Node, frame: Frame) -> None:
         if node.name == "adv":
-            groups.append(np.bincount(frame.index("rollout", "prompts"), minlength=frame.size("prompts")).tolist())
+            groups.append(
+                np.bincount(frame.ancestor_rows("rollout", "prompts"), minlength=frame.row_count("prompts")).tolist()
+            )
 
     run = Run(compile_text(STREAM), folder, block=2)
     run.also = note
@@ -324,13 +326,13 @@ class InParts(LocalBackend):
         self.scored = threading.Event()
         self.early: list[bool] = []
 
-    def streams(self, node: Node, frame: Frame) -> bool:
+    def streams_output(self, node: Node, frame: Frame) -> bool:
         return node.op == "generate"
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         for number, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
             self.early.append(start == 0 or self.scored.wait(NEVER))
-            block, _ = frame.slice("prompts", np.arange(start, stop), node.inputs)
+            block, _ = frame.slice_rows("prompts", np.arange(start, stop), node.inputs)
             yield number, self.fire(node, block)
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
@@ -343,7 +345,7 @@ class InParts(LocalBackend):
 def test_parts_go_on_before_the_whole_is_done(folder: Path) -> None:
     backend = InParts(compile_text(STREAM), Settings(folder=folder))
     try:
-        [step] = backend.steps(1)
+        [step] = backend.run_steps(1)
     finally:
         backend.close()
     assert backend.early == [True, True, True]
@@ -362,13 +364,13 @@ class Dealt(LocalBackend):
         self.others = threading.Semaphore(0)
         self.waited: list[bool] = []
 
-    def lanes(self, node: Node, frame: Frame) -> int:
+    def max_concurrent_blocks(self, node: Node, frame: Frame) -> int:
         return 3 if node.op == "call" else 1
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
         if node.op != "call":
             return super().fire(node, frame)
-        self.begun.append(frame.size("rollout"))
+        self.begun.append(frame.row_count("rollout"))
         if next(self.numbers) == 0:
             self.waited = [self.others.acquire(timeout=NEVER) for _ in range(3)]
         made = super().fire(node, frame)
@@ -381,7 +383,7 @@ def test_who_takes_rows_by_itself_gets_shares_and_their_values_come_back_in_orde
     seen: list[torch.Tensor] = []
     backend.watch = lambda node, frame: seen.append(frame.values["half"]) if "half" in frame.values else None
     try:
-        [step] = backend.steps(1)
+        [step] = backend.run_steps(1)
     finally:
         backend.close()
     assert backend.waited == [True] * 3, "others are done before the first block"
@@ -399,12 +401,12 @@ def test_a_failure_in_a_thread_ends_the_run(folder: Path) -> None:
                 raise LookupError("no such thing")
             return super().fire(node, frame)
 
-        def abort(self, why: BaseException) -> None:
+        def fail_pending_work(self, why: BaseException) -> None:
             self.scored.set()
 
     backend = Fails(compile_text(STREAM), Settings(folder=folder))
     try:
         with pytest.raises(LookupError, match="no such thing"):
-            list(backend.steps(1))
+            list(backend.run_steps(1))
     finally:
         backend.close()

@@ -98,7 +98,7 @@ def program(folder: Path, lag: int, schedule: str = APART, text: str = AHEAD) ->
 
 def simulated(made: Compiled, seconds: Seconds, count: int) -> tuple[list[Work], list[StepResult]]:
     backend = SimBackend(made.program, made.plan, seconds, WORKLOAD)
-    steps = list(backend.steps(count))
+    steps = list(backend.run_steps(count))
     return backend.works, steps
 
 
@@ -168,11 +168,11 @@ def test_asked_for_piece_by_piece_it_is_the_same(folder: Path) -> None:
     made = program(folder, 2)
     seconds = Seconds(7.0, 5.0)
     whole = SimBackend(made.program, made.plan, seconds, WORKLOAD)
-    expected = [step.number for step in whole.steps(7)]
+    expected = [step.number for step in whole.run_steps(7)]
     pieces = SimBackend(made.program, made.plan, seconds, WORKLOAD)
     found = []
     for wanted, taken in ((None, 2), (3, 1), (1, 1), (None, 3)):
-        with closing(pieces.steps(wanted)) as steps:  # type: ignore[type-var]
+        with closing(pieces.run_steps(wanted)) as steps:  # type: ignore[type-var]
             found += [step.number for step in islice(steps, taken)]
     assert found == expected == [*range(1, 8)]
 
@@ -194,9 +194,9 @@ def test_a_step_that_failed_begins_again(folder: Path) -> None:
     backend.watch = watch
     try:
         with pytest.raises(LookupError):
-            list(backend.steps(3))
+            list(backend.run_steps(3))
         fails = False
-        again = list(backend.steps(2))
+        again = list(backend.run_steps(2))
     finally:
         backend.close()
     assert [(step.number, "seen" in step.metrics) for step in again] == [(2, True), (3, True)]
@@ -218,7 +218,7 @@ def test_rows_of_a_bounded_age_come_from_the_newest_weights(
     made = program(folder, 2, text=BOUND)
     backend = SimBackend(made.program, made.plan, Seconds(generate, train), WORKLOAD)
     ages = []
-    for frame, extra in backend.run_steps(backend.next_steps(12)):
+    for frame, extra in backend.iter_step_frames(backend.upcoming_steps(12)):
         [age] = (int(name.removeprefix("age/")) for name in extra if name.startswith("age/"))
         ages.append(age)
         assert age <= min(2, frame.step.number - 1)
@@ -236,7 +236,7 @@ def test_rows_that_may_be_carried_over_come_from_younger_weights(folder: Path, r
     collected = f"    collect prompts(4, rest={rest}):\n    {sampling}        keep prompts where prompts.place >= 0\n"
     made = program(folder, 2, text=BOUND.replace(sampling, collected))
     backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
-    steps = [extra for _, extra in backend.run_steps(backend.next_steps(8))]
+    steps = [extra for _, extra in backend.iter_step_frames(backend.upcoming_steps(8))]
     assert max(int(name.removeprefix("age/")) for extra in steps for name in extra if "age/" in name) == oldest
 
 
@@ -248,9 +248,9 @@ def test_rows_that_wait_until_they_are_too_old(folder: Path, late: str) -> None:
     text = BOUND.replace(sampling, f"    collect prompts(1):\n    {sampling}")
     made = program(folder, 2, text=text.replace("staleness=2", f"staleness=2, late={late}"))
     backend = SimBackend(made.program, made.plan, Seconds(4.0, 10.0), WORKLOAD)
-    steps = list(backend.run_steps(backend.next_steps(12)))
+    steps = list(backend.iter_step_frames(backend.upcoming_steps(12)))
     assert max(int(name.removeprefix("age/")) for _, extra in steps for name in extra if "age/" in name) == 2
-    gone, left = [frame.metrics["prompts.late"] for frame, _ in steps], backend.left
+    gone, left = [frame.metrics["prompts.late"] for frame, _ in steps], backend.last_things
     assert gone[:4] == [0, 0, 0, 2], "those of the first step, of which three were used until they were three steps old"
     assert left is not None
     waiting = left["prompts.surplus"]
@@ -283,13 +283,13 @@ def test_batches_that_are_taken_as_they_end(folder: Path) -> None:
     for order in ("data", "arrival"):
         made = program(folder, 2, schedule, text.replace("staleness=2", f"staleness=3, order={order}"))
         backend = SimBackend(made.program, made.plan, Uneven(), WORKLOAD)
-        told = list(backend.steps(12))
+        told = list(backend.run_steps(12))
         took[order] = sum(step.seconds for step in told[2:])
         works = [work for work in backend.works if work.op == "generate"]
         end = sum(step.seconds for step in told)
         idle[order] = 2 * end - sum(min(work.end, end) - work.start for work in works if work.start < end)
         batches[order] = [batch for step in told for batch in (step.trace or {}).get("ended", ())]
-        assert backend.left is not None and backend.left["prompts"] == 5 * len(works)
+        assert backend.last_things is not None and backend.last_things["prompts"] == 5 * len(works)
     assert took["arrival"] < 0.95 * took["data"] and idle["arrival"] < 0.25 * idle["data"]
     ended = batches["arrival"]
     assert not batches["data"] and len(ended) == len(set(ended)) and ended != sorted(ended)
@@ -339,7 +339,7 @@ def test_copies_take_newer_weights_one_after_the_other(folder: Path) -> None:
     assert paused and all(parts["sync"] * 12 / LONGEST == parts["reading again"] for parts in paused)
     kept = replace(made.plan, holdings=(replace(held, reread=False, keep=True),))
     backend = SimBackend(made.program, kept, Tokens(12.0, 4.0), WORKLOAD)
-    list(backend.steps(8))
+    list(backend.run_steps(8))
     paused = [work.parts for work in backend.works if work.op == "generate" and "sync" in work.parts]
     assert paused and not any(parts.get("reading again") for parts in paused)
 

@@ -72,7 +72,7 @@ def test_blocks(folder: Path, block: int) -> None:
 def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
     made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        [step] = list(backend.steps(1))
+        [step] = list(backend.run_steps(1))
     assert step.metrics == pytest.approx(whole(folder), rel=1e-12)
 
 

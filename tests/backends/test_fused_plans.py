@@ -17,7 +17,7 @@ from tiny import compile_text, data_folder, shipped
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.summary import summary
+from rlgraph.api.summary import summary_text
 from rlgraph.backends.clocks import InlineClock, ThreadClock
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import NodeOutput
@@ -26,19 +26,19 @@ from rlgraph.backends.ray.dispatch import Dispatcher
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_choice
+from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import with_node_ids
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
-from rlgraph.passes.compilation.choosing import fusion_timetables, peak_memory
-from rlgraph.passes.compilation.planning import missing_features
+from rlgraph.passes.compilation.choosing import fusion_timetables, peak_memory_by_pool
+from rlgraph.passes.compilation.planning import missing_feature_diagnostics
 from rlgraph.passes.cost.fusing import _in_flight
 from rlgraph.passes.pipelines.counted import counted_model
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.time_sharing import device_entries
-from rlgraph.passes.pipelines.timetable import timetable
+from rlgraph.passes.pipelines.timetable import compute_timetable
 from rlgraph.passes.resharding.edges import group_edges
 from tests.suites import few
 
@@ -84,13 +84,13 @@ def test_they_are_one_piece_of_work_and_compute_what_one_process_does(tmp_path: 
     backend = HereBackend(program, plan, transport, clock(), SilentObserver(), transport.session.first, seed=0)
     local = LocalBackend(made.program, settings)
     try:
-        for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
+        for found, expected in zip(backend.steps(STEPS), local.run_steps(STEPS), strict=True):
             assert found.metrics == expected.metrics
     finally:
         backend.close()
         local.close()
     trained = backend.update_counts()
-    assert trained == local.update_counts() and trained["actor"] > STEPS
+    assert trained == local.optimizer_step_counts() and trained["actor"] > STEPS
     assert transport.pieces == [["actor", "critic"]] * trained["actor"]
 
 
@@ -125,20 +125,20 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
     [each] = fusion_timetables(fused.choice).values()
     actor, critic = each.problem.models
     assert critic.reverse and not actor.reverse and actor.forward + actor.backward > critic.forward + critic.backward
-    configs = fused.choice.configs
+    configs = fused.choice.model_configs
     known = [
         counted_model(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == best_of_rules(Problem(tuple(known)))
-    assert each.table == timetable(each.problem, each.lists)
-    assert each.bound <= each.table.makespan < each.in_turn
+    assert each.lists == best_rule_schedule(Problem(tuple(known)))
+    assert each.table == compute_timetable(each.problem, each.lists)
+    assert each.bound <= each.table.makespan < each.serial_seconds
     pieces = [work for work in found.works if work.name == "train actor, critic" and work.start >= found.last]
     apart = [work for work in without.works if work.op == "train" and work.start >= without.last]
     assert len(apart) == 2 * len(pieces) > 0
     saved = sum(work.seconds for work in apart) - sum(work.seconds for work in pieces)
     # Beside the bubbles an order is saved; rows come in mini-batches of other lengths than the average.
-    assert saved == pytest.approx(len(pieces) * (each.in_turn - each.table.makespan), rel=0.25)
+    assert saved == pytest.approx(len(pieces) * (each.serial_seconds - each.table.makespan), rel=0.25)
     assert found.seconds < without.seconds
 
 
@@ -149,7 +149,7 @@ def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
     assert len(two.lists[0]) == 2 * len(one.lists[0])
     assert two.bound <= two.table.makespan < 1.05 * one.table.makespan
     assert simulate(made[1]).seconds == pytest.approx(made[1].plan_file_sections["predicted"]["seconds"], rel=0.03)
-    assert peak_memory(made[1].choice)["learn"].fits
+    assert peak_memory_by_pool(made[1].choice)["learn"].fits
 
 
 UNLIKE = """schedule ppo
@@ -173,7 +173,7 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
     assert [model.copies for model in each.problem.models] == [1, copies]
     assert [model.stages for model in each.problem.models] == [4, 4 // copies]
     # By the lists of ranks, which count parameters; in the cost model's seconds.
-    configs = fused.choice.configs
+    configs = fused.choice.model_configs
     known = [
         replace(
             counted_model(
@@ -184,7 +184,7 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
         )
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == best_of_rules(Problem(tuple(known)))
+    assert each.lists == best_rule_schedule(Problem(tuple(known)))
     for stage, own in enumerate(each.lists):
         most = [model.micro_batches for model in each.problem.models]
         here = device_entries([replace(model, name="") for model in _whole(known)], stage, most, most)
@@ -200,7 +200,7 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
     assert rlgraph.load_plan(path).plan == fused.plan
 
 
-def _whole(known: list[Model]) -> list[Model]:
+def _whole(known: list[PipelineModel]) -> list[PipelineModel]:
     return [
         replace(
             model,
@@ -225,7 +225,7 @@ def test_processes_of_unlike_models_keep_what_each_of_them_needs(folder: Path) -
     for stage, own in enumerate(each.lists):
         most, held = [0, 0], [0, 0]
         for entry in own:
-            held[entry.line] += 1 if entry.part == "F" else -1
+            held[entry.replica] += 1 if entry.part == "F" else -1
             most = [*map(max, most, held)]
         ends = [line.stages[-1] == stage for line in each.problem.replicas]
         expected.add(tuple((0, count) if end else (count, 0) for count, end in zip(most, ends, strict=True)))
@@ -237,20 +237,20 @@ def _no_more(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def test_micro_batches_of_both_are_in_memory(folder: Path) -> None:
-    turns, fused = (peak_memory(chosen(folder, line, schedule=WHOLE).choice)["learn"] for line in ("", LINE))
+    turns, fused = (peak_memory_by_pool(chosen(folder, line, schedule=WHOLE).choice)["learn"] for line in ("", LINE))
     one, both = (
         {model for model, what, size in peak.parts if what in ("activations", "buffers") and size > 1e9}
         for peak in (turns, fused)
     )
     assert len(one) == 1 and both == {"actor", "critic"}
-    assert fused.bytes > turns.bytes
+    assert fused.used_bytes > turns.used_bytes
 
 
 def test_where_both_do_not_fit_they_are_trained_one_after_the_other(folder: Path) -> None:
     found = set()
     for gigabytes in (40, 60):
         made = chosen(folder, LINE, cluster=f"2x8:h100-80gb(memory={gigabytes}GB)")
-        assert peak_memory(made.choice)["learn"].fits
+        assert peak_memory_by_pool(made.choice)["learn"].fits
         assert ("W0906" in {each.code for each in made.diagnostics}) != bool(made.plan.fused)
         found.add(bool(made.plan.fused))
     assert found == {True, False}
@@ -265,11 +265,11 @@ def test_it_is_in_the_plan_file(folder: Path) -> None:
     assert set(document["predicted"]["fused"]) == {"actor, critic"}
     assert rlgraph.load_plan(path).plan == made.plan
     line = "train actor, critic in one pipeline, critic the other way round: "
-    assert line in summary(made) and any(
-        each.startswith(line) for each in show_choice(made.choice, made.plan_file_sections["predicted"])
+    assert line in summary_text(made) and any(
+        each.startswith(line) for each in show_chosen_plan(made.choice, made.plan_file_sections["predicted"])
     )
     assert line in made.to_svg()
-    assert not missing_features(made.plan)
+    assert not missing_feature_diagnostics(made.plan)
     wrong = {
         "E0955": {"models": ["actor", "critc"], "turned": ["critc"]},
         "E0973": {"models": ["actor", "ref"], "turned": ["ref"]},
@@ -286,11 +286,11 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
     made = chosen(folder, LINE)
     plan = made.plan
     group = plan.role("critic", "train")
-    assert group.mesh == plan.role("actor", "train").mesh == mesh(pp=4, tp=2)
+    assert group.mesh == plan.role("actor", "train").mesh == make_mesh(pp=4, tp=2)
     assert plan.has_reversed_stages("critic", group.name) and not plan.has_reversed_stages("actor", group.name)
-    assert (group.speakers(), group.speakers(turned=True)) == ((6,), (0,))
+    assert (group.result_ranks(), group.result_ranks(turned=True)) == ((6,), (0,))
     # The weights of the actor lie as ever, and values come from the rank that has the critic's last stage.
-    [values] = [edge for edge in group_edges(made.program, plan) if edge.turned]
+    [values] = [edge for edge in group_edges(made.program, plan) if edge.stages_reversed]
     assert (values.source, values.value) == (group.name, "value")
     # One order: who has results of a model has what it made, and all others lack the same.
     dispatch = Dispatcher(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
@@ -315,6 +315,6 @@ def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> No
     told, without = made.plan_file_sections["predicted"], alone.plan_file_sections["predicted"]
     assert made.plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),) and not alone.plan.fused
     splits = [made.plan.role(model, "train").mesh for model in ("actor", "critic")]
-    assert splits == [mesh(pp=4, tp=2), mesh(dp=2, pp=4)]
+    assert splits == [make_mesh(pp=4, tp=2), make_mesh(dp=2, pp=4)]
     assert told["seconds"] < told["unfused_seconds"] == pytest.approx(without["seconds"])
-    assert told["bound_seconds"] <= told["unfused_seconds"] and peak_memory(made.choice)["learn"].fits
+    assert told["bound_seconds"] <= told["unfused_seconds"] and peak_memory_by_pool(made.choice)["learn"].fits

@@ -18,7 +18,7 @@ from tiny import data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
-from rlgraph.backends.enginespec.registry import engines
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.ir.steps import oldest_weights
 from rlgraph.ops.nodes import NODES
@@ -136,7 +136,7 @@ class Watch:
 
     def copies(self, each: NodeRequest | WeightTransfer) -> range:
         group = each.group if isinstance(each, NodeRequest) else each.receiver
-        return range(group.mesh.length("dp")) if each.copy is None else range(each.copy, each.copy + 1)
+        return range(group.mesh.axis_size("dp")) if each.copy is None else range(each.copy, each.copy + 1)
 
     def granted(self, order: NodeRequest) -> range:
         return self.versions.allowed_versions("actor", order.step, order.node)
@@ -150,8 +150,10 @@ class Watch:
         for copy in going.copies:
             here = self.there[copy]
             assert here in self.granted(order), "neither too old, nor of weights that do not exist"
-            told = order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
-            assert told is not None and (told == here if order.sampling is None else told <= here)
+            told = (
+                order.version if order.refresh_state is None else order.refresh_state.versions.get(copy, order.version)
+            )
+            assert told is not None and (told == here if order.refresh_state is None else told <= here)
             going.versions[copy] = [here]
             for other in self.going:
                 if copy in other.copies:
@@ -178,7 +180,7 @@ class Watch:
                 yield version
                 for each in self.going if version is not None else ():
                     for copy in {*each.copies} & {*self.copies(move)}:
-                        assert each.order.sampling is not None, "nobody asked for newer ones"
+                        assert each.order.refresh_state is not None, "nobody asked for newer ones"
                         assert version in self.granted(each.order)
                         each.versions[copy].append(version)
                 if version is not None:
@@ -209,12 +211,12 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where a schedule does not say, vLLM has a group of its own.
-    monkeypatch.setattr(planning, "installed", lambda: frozenset(engines()))
+    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset(engines_by_name()))
     made, met, spans = program(folder, name), set[tuple[int, int]](), 0
     for seed in range(6):
         backend = SimBackend(made.program, made.plan, Chance(seed), WORKLOAD)
         watch = Watch(backend)
-        assert len(list(backend.steps(STEPS))) == STEPS
+        assert len(list(backend.run_steps(STEPS))) == STEPS
         met |= watch.met
         for each in watch.over:
             for versions in each.versions.values():
@@ -245,5 +247,5 @@ def test_copies_that_stay_full_sample_faster(folder: Path, name: str, monkeypatc
         if not together:
             monkeypatch.setattr(DistributedBackend, "_together", lambda *of: False)
         backend = SimBackend(made.program, made.plan, Chance(None), WORKLOAD)
-        seconds.append(sum(step.seconds for step in list(backend.steps(2 * STEPS))[2:]))
+        seconds.append(sum(step.seconds for step in list(backend.run_steps(2 * STEPS))[2:]))
     assert seconds[0] < 0.6 * seconds[1]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tiny import run_text, weights
 
-from rlgraph.backends.engines.tokenizers import Bytes, Chars, Codec, build_tokenizer
-from rlgraph.backends.worker.judging import PromptLimit, apply_limits
-from rlgraph.data import Cursor, Reader, open_source
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, Codec, build_tokenizer
+from rlgraph.backends.worker.judging import PromptLimit, apply_prompt_limits
+from rlgraph.data import BatchReader, Cursor, open_source
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
 MODEL = f"algorithm t\nmodel actor = causal_lm({weights().replace('max_position_embeddings=64', 'max_position_embeddings=12')})\n"
 STEP = """
@@ -134,14 +134,14 @@ def test_pairs_that_a_model_reads_are_judged_too(folder: Path) -> None:
 # By itself
 
 
-def source(folder: Path, lines: str, **options: object) -> Reader:
+def source(folder: Path, lines: str, **options: object) -> BatchReader:
     (folder / "rows.jsonl").write_text(lines)
-    spec = Spec("jsonl", ("rows.jsonl",), {"shuffle": False, **options}, NO_SPAN)
-    return Reader(open_source(spec, Folders(folder)), "q", 0)
+    spec = CallSpec("jsonl", ("rows.jsonl",), {"shuffle": False, **options}, NO_SPAN)
+    return BatchReader(open_source(spec, Folders(folder)), "q", 0)
 
 
-def judged(reader: Reader, codec: Codec, most: int) -> list[str]:
-    return apply_limits({"q": reader}, {"q": [PromptLimit("prompt", codec, most, NO_SPAN)]}, lambda text: None)
+def judged(reader: BatchReader, codec: Codec, most: int) -> list[str]:
+    return apply_prompt_limits({"q": reader}, {"q": [PromptLimit("prompt", codec, most, NO_SPAN)]}, lambda text: None)
 
 
 class Counting(Codec):
@@ -156,18 +156,18 @@ class Counting(Codec):
 
 def test_short_texts_are_not_counted(tmp_path: Path) -> None:
     """A text has at most as many tokens as bytes: of a thousand rows one is looked at."""
-    codec = Counting(build_tokenizer(Bytes()))
+    codec = Counting(build_tokenizer(ByteTokenizer()))
     lines = (
         "".join(json.dumps({"prompt": "a" * 10}) + "\n" for _ in range(999)) + json.dumps({"prompt": "é" * 150}) + "\n"
     )
     reader = source(tmp_path, lines, overlong="drop")
     assert judged(reader, codec, 299) == ["left out 1 of the 1,000 rows of `q`: their prompts are too long"]
-    assert codec.counted == 1 and reader.source.length == 999
+    assert codec.counted == 1 and reader.source.row_count == 999
     assert judged(source(tmp_path, lines), codec, 5000) == [] and codec.counted == 1
 
 
 def chat() -> Codec:
-    codec = Codec(build_tokenizer(Chars("abcdesru:")))
+    codec = Codec(build_tokenizer(CharTokenizer("abcdesru:")))
     codec.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{% endfor %}"
     return codec
 
@@ -180,7 +180,7 @@ def test_of_messages_the_last_of_the_user_is_cut(tmp_path: Path) -> None:
     ]
     reader = source(tmp_path, json.dumps({"prompt": messages}) + "\n", overlong="cut")
     assert judged(reader, chat(), 12) == ["cut the prompts of 1 of the 1 row of `q`, which are too long"]
-    [row], _, _ = reader.next(Cursor())
+    [row], _, _ = reader.read_batch(Cursor())
     assert row["prompt"] == [messages[0], {"role": "user", "content": "bcd"}, messages[2]]
 
 

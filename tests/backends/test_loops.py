@@ -642,7 +642,11 @@ def test_tables_made_in_a_loop_are_whole_after_it(folder: Path, shuffle: str) ->
 
     def note(node: Node, frame: Frame) -> None:
         if node.op == "minibatch":
-            ids[:] = [frame.rows["rollout"].ids, frame.index("twice", "prompts").tolist(), frame.rows["twice"].ids]
+            ids[:] = [
+                frame.rows["rollout"].ids,
+                frame.ancestor_rows("twice", "prompts").tolist(),
+                frame.rows["twice"].ids,
+            ]
 
     run = Run(compile_text(text), folder)
     run.also = note
@@ -690,7 +694,7 @@ def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None
 
     def when(loop: Loop) -> Frame:
         if loop.frame.values[loop.node.attr("condition")]:
-            loop.run(loop.frame.child())
+            loop.run(loop.frame.child_frame())
         return loop.frame
 
     program = compile_text(WHEN)

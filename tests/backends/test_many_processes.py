@@ -15,9 +15,9 @@ pytest.importorskip("ray.util")
 from benchmarks.at_once import Controlled, grpo
 from rlgraph.backends.clocks import InlineClock
 from rlgraph.backends.exchange.exchange import ExchangeCost
-from rlgraph.backends.ray.orders import unpickled_request
+from rlgraph.backends.ray.orders import unpickle_request
 from rlgraph.backends.ray.remote import Address
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Group
 from tests.counting import calls, grows_with_its_size
 from tests.waits import NEVER
@@ -25,7 +25,7 @@ from tests.waits import NEVER
 
 def step(run: Controlled) -> tuple[Counter[str], Counter[str]]:
     """Calls and bytes of a step after those that plan."""
-    steps = run.steps(3)
+    steps = run.run_steps(3)
     next(steps), next(steps)
     run.processes.forget()
     next(steps)
@@ -57,7 +57,7 @@ def test_blocks_cost_no_more_orders_than_they_are() -> None:
 def test_work_grows_with_the_copies() -> None:
     def work(copies: int) -> int:
         run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
-        steps = run.steps(3)
+        steps = run.run_steps(3)
         next(steps), next(steps)
         return calls(lambda: next(steps))
 
@@ -68,7 +68,7 @@ def test_work_grows_with_the_copies() -> None:
 def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
     def told(copies: int) -> int:
         run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
-        steps = run.steps(2)
+        steps = run.run_steps(2)
         next(steps), next(steps)
         return run.processes.sent["prepare"]
 
@@ -78,8 +78,8 @@ def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
 
 def test_the_copies_of_a_group() -> None:
     def work(copies: int) -> object:
-        over = mesh(dp=copies, tp=2)
-        return Group("learn", "learn", "megatron", over, tuple(range(over.size))).copies()
+        over = make_mesh(dp=copies, tp=2)
+        return Group("learn", "learn", "megatron", over, tuple(range(over.rank_count))).replica_ranks()
 
     assert grows_with_its_size(work, 16)
 
@@ -91,7 +91,7 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
     fire = processes._fire
 
     def fired(who: Address, told: bytes, *arrived: Any) -> bytes:
-        if processes.nodes[unpickled_request(told).node].op == "generate":
+        if processes.nodes[unpickle_request(told).node].op == "generate":
             sent.set()
         return fire(who, told, *arrived)
 
@@ -108,6 +108,6 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
     transfers: list[Event] = []
     monkeypatch.setattr(processes, "_fire", fired)
     monkeypatch.setattr(processes, "_exchange", exchanged)
-    steps = run.steps(2)
+    steps = run.run_steps(2)
     next(steps)
     assert next(steps).extra["sync/seconds"] == 1 and transfers

@@ -14,10 +14,10 @@ pytest.importorskip("ray")
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.backends.ray.folder import ModelFolder, folder_parts
-from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.folder import ModelFolder, split_parameters
+from rlgraph.backends.ray.links import WeightsReport
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.models import WORDS
 from tests.catalog.models.tiny import OWN, SIZES
 
@@ -27,9 +27,9 @@ def test_a_folder_is_as_transformers_writes_it(family: str, tmp_path: Path) -> N
     fields = {name: value for name, value in (SIZES | OWN.get(family, {})).items() if name != "vocab_size"}
     spec = ModelSpec("causal_lm", RandomSource(family, fields, WORDS))
     model = load(spec).model
-    layout = replicated_layout(shape_of(model.config.to_dict()), mesh(), 0)
+    layout = replicated_layout(shape_of(model.config.to_dict()), make_mesh(), 0)
     folder = ModelFolder(spec, tmp_path / "ours")
-    for part in folder_parts([HeldWeights(layout, torch.float32, "")], 4, 20_000):
+    for part in split_parameters([WeightsReport(layout, torch.float32, "")], 4, 20_000):
         tensors = {}
         for local in part:
             name, stacked = local.name, ".layers." in local.name

@@ -15,7 +15,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import TableData
 from rlgraph.errors import ProgramError, RlgraphError, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.plan import ModelHolding
 from tests.backends.engines.refreshing import Coming
 from tests.suites import few
 
@@ -85,9 +85,9 @@ def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: py
     # The rows that a `keep` leaves are not counted before the first step.
     kept = ROLL.replace("step:\n", "step:\n    keep prompts where prompts.prompt.length > 0\n")
 
-    def roomier(_: TransformersEngine, tokens: int) -> Holding | None:
+    def roomier(_: TransformersEngine, tokens: int) -> ModelHolding | None:
         asked.append(tokens)
-        return Holding("actor", "play.vllm", kv_bytes=12345)
+        return ModelHolding("actor", "play.vllm", kv_bytes=12345)
 
     monkeypatch.setattr(TransformersEngine, "longest_row", 7)
     monkeypatch.setattr(TransformersEngine, "larger_cache", roomier, raising=False)
@@ -528,7 +528,7 @@ def test_the_frame_that_a_watcher_sees_is_whole(folder: Path) -> None:
     def note(node: Node, frame: Frame) -> None:
         if node.op == "interact":
             table = frame.values["episode"]
-            sizes.append((frame.size("episode.turn"), int(table.columns["turns"].sum())))
+            sizes.append((frame.row_count("episode.turn"), int(table.columns["turns"].sum())))
 
     run = Run(compile_text(AGENT.replace("TURNS", "3").replace("MOST", "12").replace("TEMP", "1.0")), folder)
     run.also = note

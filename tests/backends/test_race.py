@@ -9,11 +9,11 @@ from rlgraph.backends.distributed.race import LengthLimit
 
 def test_the_limit_is_that_of_the_last_one_that_is_taken() -> None:
     race = LengthLimit(2)
-    assert not race.ended([7]) and race.limit is None
-    assert not race.ended([0]), "one that was given up is none of those that ended"
-    assert race.ended([9]) and race.limit == 9
-    assert not race.ended([9, 12]) and race.limit == 9
-    assert race.ended([3]) and race.limit == 7
+    assert not race.note_ended_rows([7]) and race.token_limit is None
+    assert not race.note_ended_rows([0]), "one that was given up is none of those that ended"
+    assert race.note_ended_rows([9]) and race.token_limit == 9
+    assert not race.note_ended_rows([9, 12]) and race.token_limit == 9
+    assert race.note_ended_rows([3]) and race.token_limit == 7
 
 
 def test_nobody_who_is_taken_is_given_up() -> None:
@@ -30,8 +30,8 @@ def test_nobody_who_is_taken_is_given_up() -> None:
                 now[row] = min(now[row] + pace[row], length)
                 if now[row] == length:
                     ended[row] = length
-                    race.ended([length])
-                elif race.limit is not None and now[row] >= race.limit:
+                    race.note_ended_rows([length])
+                elif race.token_limit is not None and now[row] >= race.token_limit:
                     ended[row] = 0
         taken = sorted((row for row in ended if ended[row]), key=lambda row: (ended[row], row))[:4]
         assert taken == sorted(range(10), key=lambda row: (tokens[row], row))[:4]

@@ -31,19 +31,19 @@ class Coming:
 
 def test_who_samples_takes_them_before_a_token() -> None:
     arrivals, coming = WeightArrivals(), Coming()
-    arrivals.begin(6)
-    assert arrivals.version == 6 and not arrivals.can_take
+    arrivals.begin_with_version(6)
+    assert arrivals.version == 6 and not arrivals.can_take_weights
     with ThreadPoolExecutor() as pool:
         moved = pool.submit(arrivals.announce_weights, 3, 7, coming)
-        while not arrivals.can_take and not moved.done():
+        while not arrivals.can_take_weights and not moved.done():
             assert not coming.taken.is_set()
         assert arrivals.version == 6 and not moved.done()
-        assert arrivals.take() == arrivals.version == 7
-        assert coming.taken.is_set() and not arrivals.can_take and moved.result(NEVER)
+        assert arrivals.take_weights() == arrivals.version == 7
+        assert coming.taken.is_set() and not arrivals.can_take_weights and moved.result(NEVER)
     arrivals.wait_until_received(3)
     assert arrivals.version == 7
     # Who was told of older ones, when he was ordered, begins with these.
-    arrivals.begin(6)
+    arrivals.begin_with_version(6)
     assert arrivals.version == 7
 
 
@@ -55,7 +55,7 @@ def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
         assert not settled.done()
         assert arrivals.announce_weights(3, 7, coming) and coming.taken.is_set()
         settled.result(NEVER)
-    assert arrivals.version == 7 and not arrivals.can_take
+    assert arrivals.version == 7 and not arrivals.can_take_weights
 
 
 def test_both_are_told_of_a_failure() -> None:

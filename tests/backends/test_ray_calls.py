@@ -53,7 +53,9 @@ class Heard(InlineProcesses):
             assert self.came.wait(NEVER)
         return Reference()
 
-    def pass_on(self, through: Address, to: Any, method: Any, *args: Any, **named: Any) -> Reference[list[Any]]:
+    def call_through_leader(
+        self, through: Address, to: Any, method: Any, *args: Any, **named: Any
+    ) -> Reference[list[Any]]:
         for who in to:
             self.told[who] += args
         if args == (2,):

@@ -21,9 +21,9 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Holding, Plan
+from rlgraph.ir.plan import ModelHolding, Plan
 from rlgraph.passes.compilation import planning
 from tests.suites import few
 
@@ -43,7 +43,7 @@ def local(name: str, folder: Path, block: int | None) -> tuple[list[StepResult],
     swaps, changes = PROGRAMS[name]
     backend = LocalBackend(compile_text(shipped(name, swaps), changes), Settings(folder=folder, block=block))
     try:
-        steps = list(backend.steps(STEPS))
+        steps = list(backend.run_steps(STEPS))
         return steps, {model: state.engine.state() for model, state in backend.session.models.items()}
     finally:
         backend.close()
@@ -58,7 +58,7 @@ def debugged(
     made = compiled(text, changes, schedule(compile_text(text, changes)), folder)
     backend = RayBackend(made.program, made.plan, Settings(folder=folder, block=block), debug=True)
     try:
-        steps = list(backend.steps(STEPS))
+        steps = list(backend.run_steps(STEPS))
         sessions = {group: worker.session for (group, _), worker in backend.processes.workers.items()}
         return steps, {model: dict(sessions[group].models[model].engine.tensors()) for model, group in made.plan.owners}
     finally:
@@ -100,14 +100,14 @@ def test_how_models_are_held(folder: Path) -> None:
     text = shipped("grpo", swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
     held = [
-        Holding(model, group.name, micro_tokens=16, recompute=True)
+        ModelHolding(model, group.name, micro_tokens=16, recompute=True)
         for group in made.plan.groups
         for model in group.models
     ]
     plan = replace(made.plan, holdings=tuple(held))
     backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
     try:
-        for found, expected in zip(backend.steps(STEPS), local("grpo", folder, None)[0], strict=True):
+        for found, expected in zip(backend.run_steps(STEPS), local("grpo", folder, None)[0], strict=True):
             assert found.metrics == pytest.approx(expected.metrics, rel=1e-9, abs=1e-9)
         workers = backend.processes.workers
         assert {workers[each.group, 0].session.models[each.model].engine._block_tokens for each in held} == {16}
@@ -148,7 +148,7 @@ def test_models_that_sleep_while_others_work(
     backend = RayBackend(made.program, asleep(made.plan), Settings(folder=folder, block=block), debug=True)
     steps, weights = local(name, folder, block)
     try:
-        found = list(backend.steps(STEPS))
+        found = list(backend.run_steps(STEPS))
         workers = backend.processes.workers
         for model, group in made.plan.owners:
             for key, tensor in workers[group, 0].session.models[model].engine.tensors().items():
@@ -199,7 +199,7 @@ def test_weights_that_were_not_kept_are_brought_again(folder: Path) -> None:
     seen = Brought()
     backend = RayBackend(made.program, asleep(made.plan), Settings(folder=folder), seen, debug=True)
     try:
-        expected, found = list(there.steps(STEPS)), list(backend.steps(STEPS))
+        expected, found = list(there.run_steps(STEPS)), list(backend.run_steps(STEPS))
     finally:
         there.close()
         backend.close()
@@ -216,7 +216,7 @@ def test_weights_that_somebody_is_about_to_work_with_are_kept(folder: Path) -> N
     try:
         node = next(node for _, node in made.program.walk() if node.op == "generate")
         bed = OffloadedReplica("actor", plan.role("actor", "generate"), 0)
-        with backend.weights.lend("actor", bed.group, node, Step(1, "step")):
+        with backend.weights.lend_weights("actor", bed.group, node, Step(1, "step")):
             assert not backend.weights._forgets(bed)
         assert backend.weights._forgets(bed)
         owner = OffloadedReplica("actor", plan.role("actor", "train"), 0)
@@ -241,11 +241,11 @@ def test_an_engine_that_cannot_is_refused_before_anything_starts(
     ]
     file, out = folder / "plan.json", folder / "run"
     file.write_text(json.dumps(document))
-    assert status(["run", str(file), "--backend", "ray", "--debug", "--steps", "1", "--out", str(out)]) == 0
+    assert run_command(["run", str(file), "--backend", "ray", "--debug", "--steps", "1", "--out", str(out)]) == 0
     capsys.readouterr()
     monkeypatch.setattr(planning, "engine", lambda name: replace(engine(name), sleeps=False))
-    assert status(["run", str(file), "--backend", "ray", "--debug", "--out", str(folder / "other")]) == 1
+    assert run_command(["run", str(file), "--backend", "ray", "--debug", "--out", str(folder / "other")]) == 1
     said = capsys.readouterr().err
     assert "E0914" in said and "`actor` and `ref` in the host's memory" in said
     assert "the engine `transformers` does not say that it `sleeps`" in said
-    assert status(["run", str(file), "--steps", "1", "--out", str(folder / "third")]) == 0
+    assert run_command(["run", str(file), "--steps", "1", "--out", str(folder / "third")]) == 0

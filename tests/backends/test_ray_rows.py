@@ -87,7 +87,7 @@ def test_rows_that_are_taken(make: Any, rows: Ragged, data: st.DataObject) -> No
 @MAKERS
 @given(parts=st.lists(ragged, min_size=1, max_size=3))
 def test_pieces_that_are_joined(make: Any, parts: list[Ragged]) -> None:
-    joined = Piece.join([make(rows) for rows in parts])
+    joined = Piece.concatenate([make(rows) for rows in parts])
     assert told(joined) == [row for rows in parts for row in told(make(rows))]
 
 
@@ -147,7 +147,9 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
 
 def _remote(number: int, count: int, holder: Address = ("a", 0)) -> tuple[RowRefs, list[tuple[int, int]]]:
     """All rows of a piece, and how this test names them."""
-    return RowRefs.of(PieceRef((number, holder[1], "x"), holder, count)), [(number, place) for place in range(count)]
+    return RowRefs.whole_piece(PieceRef((number, holder[1], "x"), holder, count)), [
+        (number, place) for place in range(count)
+    ]
 
 
 def _rows(remote: RowRefs) -> list[tuple[int, int]]:
@@ -170,7 +172,7 @@ class Stores:
     def parcel(self, who: Address, wishes: Any) -> Any:
         wanted = [(key, as_array(places)) for key, places, _ in wishes]
         self.sent.append((who, [(key, places.tolist()) for key, places in wanted]))
-        return [(key, places, to_wire(self.stores[who].take(key, places))) for key, places in wanted]
+        return [(key, places, to_wire(self.stores[who].get_rows(key, places))) for key, places in wanted]
 
 
 WHO: list[Address] = [("a", 0), ("a", 1), ("b", 0)]
@@ -199,26 +201,28 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 7))):
         if data.draw(st.integers(0, 4)) == 0 and len(steps) > 1:
             over = Step(steps.pop(0), "step")
-            ledger.finish(over)
+            ledger.forget_step(over)
             for store in processes.stores.values():
                 store.keep_only(over.number, [remote.pieces[0].key for remote, _ in values])
         places = data.draw(st.lists(st.integers(0, len(all_numbers) - 1), min_size=1, max_size=6))
         step = data.draw(st.sampled_from(steps))
-        frame = Frame({"x": Tensor("float", PROMPTS)}, Step(step, "step"), elsewhere=True)
+        frame = Frame({"x": Tensor("float", PROMPTS)}, Step(step, "step"), values_are_remote=True)
         frame.add_rows(Rows(PROMPTS, len(places)))
         frame.values["x"] = whole.pick(np.array(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
-        deliveries = ledger.deliver(to, frame, RequestNeeds(("x",), [PROMPTS], ids=False))
-        ledger.send(deliveries)
+        deliveries = ledger.plan_deliveries(to, frame, RequestNeeds(("x",), [PROMPTS], ids=False))
+        ledger.pack_missing_rows(deliveries)
         for who, delivery in zip(to, deliveries, strict=True):
-            for wire in delivery.arriving:
+            for wire in delivery.packed_rows:
                 for key, rows, packed in wire:
                     came.setdefault((who, step), []).extend((key[0], int(row)) for row in rows)
                     processes.stores[who].store_received(step, key, rows, from_wire(packed))
             wanted = delivery.inputs["x"]
             assert isinstance(wanted, WantedRows)
-            piece = Piece.join([processes.stores[who].take(key, as_array(rows), step) for key, rows, _ in wanted.parts])
-            piece = piece if wanted.order is None else piece.take(wanted.order)
+            piece = Piece.concatenate(
+                [processes.stores[who].get_rows(key, as_array(rows), step) for key, rows, _ in wanted.parts]
+            )
+            piece = piece if wanted.order is None else piece.take_rows(wanted.order)
             assert piece.value.tolist() == [all_numbers[place] for place in places]
     for (who, _), rows in came.items():
         assert len(set(rows)) == len(rows)
@@ -229,11 +233,13 @@ def test_what_two_ranks_need_is_packed_once() -> None:
     processes = Stores(WHO)
     remote, _ = _remote(0, 4, ("b", 0))
     processes.stores["b", 0].put(1, remote.pieces[0].key, Piece(Tensor("float", PROMPTS), torch.arange(4.0), (None,)))
-    frame = Frame({"x": Tensor("float", PROMPTS)}, Step(1, "step"), elsewhere=True)
+    frame = Frame({"x": Tensor("float", PROMPTS)}, Step(1, "step"), values_are_remote=True)
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
     ledger = RowLedger(processes)  # type: ignore[arg-type]
-    ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, RequestNeeds(("x",), [PROMPTS], ids=False)))
+    ledger.pack_missing_rows(
+        ledger.plan_deliveries([("a", 0), ("a", 1)], frame, RequestNeeds(("x",), [PROMPTS], ids=False))
+    )
     assert processes.sent == [(("b", 0), [((0, 0, "x"), [0, 1, 2, 3])])]
 
 
@@ -245,16 +251,16 @@ def test_what_a_step_made_and_got_goes_with_it() -> None:
     store.put(1, (1, 0, "buffer"), piece)
     store.put(2, (2, 0, "x"), piece)
     store.store_received(1, (3, 0, "y"), rows, piece)
-    store.store_received(2, (3, 0, "y"), rows[1:], piece.take(rows[1:]))
+    store.store_received(2, (3, 0, "y"), rows[1:], piece.take_rows(rows[1:]))
     store.keep_only(1, [(1, 0, "buffer")])
-    assert told(store.take((1, 0, "buffer"), rows)) == told(store.take((2, 0, "x"), rows)) == told(piece)
-    assert told(store.take((3, 0, "y"), rows[1:], 2)) == told(piece)[1:]
-    for gone in (lambda: store.take((1, 0, "x"), rows), lambda: store.take((3, 0, "y"), rows, 1)):
+    assert told(store.get_rows((1, 0, "buffer"), rows)) == told(store.get_rows((2, 0, "x"), rows)) == told(piece)
+    assert told(store.get_rows((3, 0, "y"), rows[1:], 2)) == told(piece)[1:]
+    for gone in (lambda: store.get_rows((1, 0, "x"), rows), lambda: store.get_rows((3, 0, "y"), rows, 1)):
         with pytest.raises(AssertionError, match="is not here"):
             gone()
     store.keep_only(2, [])
     with pytest.raises(AssertionError, match="is not here"):
-        store.take((1, 0, "buffer"), rows)
+        store.get_rows((1, 0, "buffer"), rows)
 
 
 # Shares
@@ -277,21 +283,21 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
         "r": torch.arange(float(len(parents))),
         "one": torch.tensor(1.0),
     }
-    size = frame.size(axis)
+    size = frame.row_count(axis)
     ranges = (even_range(size, copies, copy) for copy in range(copies))
     shares = [slice_rows(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
-    sizes = [own.size(axis) for own, _ in shares]
-    assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1
+    sizes = [own.row_count(axis) for own, _ in shares]
+    assert len(shares) == copies and sum(sizes) == frame.row_count(axis) and max(sizes) - min(sizes) <= 1
     assert [row for one, _ in shares for row in one.values["r"].tolist()] == frame.values["r"].tolist()
     for mine, places in shares:
         own = mine.values["r"].numpy().astype(np.int64)
-        above = mine.index("rollout", "prompts")
+        above = mine.ancestor_rows("rollout", "prompts")
         assert torch.equal(mine.values["p"][above], frame.values["p"][parents[own]])
         assert [row[2] for row in mine.rows["rollout"].ids] == own.tolist()  # type: ignore[index, union-attr]
         assert torch.equal(frame.values["p"][places["prompts"]], mine.values["p"])
         assert mine.values["one"] == 1
         if axis == "rollout":
-            assert mine.size("prompts") == len(set(parents[own].tolist()))
-    again = frame.child()
-    again.assemble(shares, axis, {"r": "r", **({"p": "p"} if axis == "prompts" else {})})
+            assert mine.row_count("prompts") == len(set(parents[own].tolist()))
+    again = frame.child_frame()
+    again.assemble_slices(shares, axis, {"r": "r", **({"p": "p"} if axis == "prompts" else {})})
     assert torch.equal(again.values["r"], frame.values["r"]) and torch.equal(again.values["p"], frame.values["p"])

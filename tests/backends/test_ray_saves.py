@@ -67,9 +67,9 @@ def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.Monk
         return clocks[-1]
 
     def slow(processes: InlineProcesses, who: Address, method: Any, *args: Any, **named: Any) -> Any:
-        if method is Worker.fire and who[0] == "judges":
+        if method is Worker.run_packed_request and who[0] == "judges":
             clocks[-1].sleep(next(turns))
-        elif method is Worker.fire:
+        elif method is Worker.run_packed_request:
             clocks[-1].sleep(0.5)
         return call(processes, who, method, *args, **named)
 
@@ -79,14 +79,14 @@ def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.Monk
     how: dict[str, Any] = {"threads": 1, "progress": False, "backend": "ray", "debug": True, "record": "rec"}
     made.run(3, out="run", save_every=1, keep=3, **how)
     going = {}
-    for path in disk.complete(Path("run/checkpoints")):
+    for path in disk.complete_checkpoints(Path("run/checkpoints")):
         _, *batches = json.loads((path / "checkpoint.json").read_text())["things"]["prompts.surplus"]["Surplus"]
         going[path] = len(batches)
     assert any(going.values())
     last = max(path for path, count in going.items() if count)
     for path in going:
         if path > last:
-            disk.remove(path)
+            disk.remove_folder(path)
     again = made.run(6, resume="run", **how)
     assert [metrics["step"] for metrics in again.metrics] == [1, 2, 3, 4, 5, 6]
     found = check_trace(Path("run"))

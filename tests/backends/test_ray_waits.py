@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.backends.engines.collectives import Collective, CollectiveState, collective_state
-from rlgraph.backends.engines.process_groups import connect, listen
+from rlgraph.backends.engines.process_groups import connect_to_store, open_store
 from rlgraph.backends.exchange.exchange import PendingMessage
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray import activity as doing_module
@@ -37,7 +37,7 @@ def at(
 
 
 def told(waits: WaitGraph, *unanswered: Address) -> list[str]:
-    return [each.message for each in waits.notes(unanswered)]
+    return [each.message for each in waits.explain_waits(unanswered)]
 
 
 def test_who_did_not_come_and_who_waits_behind_it() -> None:
@@ -48,7 +48,7 @@ def test_who_did_not_come_and_who_waits_behind_it() -> None:
         ("learn", 2): at({DP: 4}, Collective(DP, 4, "all_gather", 0)),
         ("play", 0): at({}, moving="rank 2 of learn"),
     }
-    waits = WaitGraph.of(found, {("learn", 1)})
+    waits = WaitGraph.from_reports(found, {("learn", 1)})
     assert told(waits, ("learn", 0), ("learn", 1), ("learn", 2)) == [
         "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 57 of ranks 0-1 of learn, with 120 numbers",
         "rank 2 of learn waits for rank 0 of learn in `all_gather`, number 4 of ranks 0, 2 of learn",
@@ -64,7 +64,7 @@ def test_who_lives_and_does_something_else() -> None:
         ("learn", 0): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)),
         ("learn", 1): at({TP: 7}, work="`train` for `actor@1`"),
     }
-    waits = WaitGraph.of(found, ())
+    waits = WaitGraph.from_reports(found, ())
     assert waits.process_to_blame(found) == ("learn", 1)
     assert told(waits, *found) == [
         "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 8 of ranks 0-1 of learn, with 1 number",
@@ -74,17 +74,17 @@ def test_who_lives_and_does_something_else() -> None:
 
 def test_a_collective_to_which_all_have_come_blames_nobody() -> None:
     found = {("learn", rank): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)) for rank in (0, 1)}
-    assert not WaitGraph.of(found, ()).waits
+    assert not WaitGraph.from_reports(found, ()).waits
 
 
 def test_many_waits_are_cut() -> None:
     silent = [("learn", rank) for rank in range(30)]
-    found = told(WaitGraph.of({}, silent))
+    found = told(WaitGraph.from_reports({}, silent))
     assert len(found) == 8 and found[-1] == "and 23 more sentences like these"
 
 
 def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen: Event) -> None:
-    store = connect(address, NEVER)
+    store = connect_to_store(address, NEVER)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(3), group=pair)
@@ -96,9 +96,9 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
     doing = ActivityLog()
 
     def look() -> None:
-        while not collective_state().open:
+        while not collective_state().unfinished:
             time.sleep(0.01)
-        answers.put((collective_state(), doing.work()))
+        answers.put((collective_state(), doing.current_work()))
 
     threading.Thread(target=look).start()
     try:
@@ -112,7 +112,7 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
 def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_does() -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[object] = context.Queue()
-    seen, meeting = context.Event(), listen("127.0.0.1")
+    seen, meeting = context.Event(), open_store("127.0.0.1")
     how = (meeting.address, answers, seen)
     ranks = [context.Process(target=_rank, args=(rank, *how), daemon=True) for rank in (0, 1)]
     for each in ranks:

@@ -183,14 +183,14 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
         part = slice(first, first + share)
         answer = generation(made[part], torch.cat(chances[part]) * step)
         asked = [prompt for prompt, _ in rows[part]]
-        Recorder(tmp_path / "r").write(NODE, Step(step, "step"), None, ids[part], asked, answer, versions[part])
+        Recorder(tmp_path / "r").write_rows(NODE, Step(step, "step"), None, ids[part], asked, answer, versions[part])
 
     with claim_folder(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
     replay = Replay(tmp_path / "r", "grpo", 0)
     for step in (2, 1):
         order = list(range(count))[::-1]
-        found, runs = replay.read(NODE, step, None, [ids[at] for at in order], [rows[at][0] for at in order])
+        found, runs = replay.read_rows(NODE, step, None, [ids[at] for at in order], [rows[at][0] for at in order])
         assert runs == versions[::-1]
         expected = generation([made[at] for at in order], torch.cat([chances[at] * step for at in order]))
         assert found.sequences.rows() == expected.sequences.rows()
@@ -205,8 +205,8 @@ def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbe
     wanted = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
     with claim_folder(path, "grpo", 0):
         made = generation([([3], [5] * len(numbers))], wanted)
-        Recorder(path).write(NODE, Step(1, "step"), 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
-    found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]])[0].logprobs.to(wanted.dtype)
+        Recorder(path).write_rows(NODE, Step(1, "step"), 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
+    found = Replay(path, "grpo", 0).read_rows(NODE, 1, 4, [("a", 0, 1)], [[3]])[0].logprobs.to(wanted.dtype)
     assert found.tolist() == wanted.tolist()
     assert [math.copysign(1, value) for value in found] == [math.copysign(1, value) for value in wanted]
 
@@ -260,11 +260,11 @@ def test_a_step_that_begins_again_is_recorded_once(folder: Path, tmp_path: Path)
     with claim_folder(tmp_path / "r", program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "r"), Interrupts(2))
         with pytest.raises(KeyboardInterrupt):
-            list(backend.steps(3))
+            list(backend.run_steps(3))
         # Who looks for what went wrong can replay it.
         assert len(lines(tmp_path / "r", 2)) == 6
         # The first one is over.
-        found = list(backend.steps(2))
+        found = list(backend.run_steps(2))
     assert [step.number for step in found] == [2, 3]
     for step in (1, 2, 3):
         rows = [tuple(line["row"]) for line in lines(tmp_path / "r", step)]
@@ -275,7 +275,7 @@ def written(folder: Path, step: Step, who: str, rows: Sequence[int]) -> Recorder
     recorder = Recorder(folder, who)
     made = generation([([3], [5]) for _ in rows], torch.zeros(len(rows)))
     ids = [("prompts", 0, row) for row in rows]
-    recorder.write(NODE, step, None, ids, [[3]] * len(rows), made, [((0, 1),)] * len(rows))
+    recorder.write_rows(NODE, step, None, ids, [[3]] * len(rows), made, [((0, 1),)] * len(rows))
     return recorder
 
 
@@ -292,8 +292,8 @@ def test_batches_that_begin_again_are_recorded_once(tmp_path: Path) -> None:
     one, other = sorted(tmp_path.glob("step-000002.*"))[:2]
     other.write_text(one.read_text() + other.read_text())
     one.unlink()
-    going = [CollectBatch.restore_inputs(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
-    going[1].given.step = replace(going[1].given.step, attempt=1)
+    going = [CollectBatch.restore(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
+    going[1].inputs.step = replace(going[1].inputs.step, attempt=1)
     whole = rows_of(tmp_path, 3)
     drop_unfinished_steps(tmp_path, 3, {"prompts.surplus": Surplus(None, tuple(going)), "level": 0.5}, 1)
     assert rows_of(tmp_path, 2) == [0, 1, 4] and rows_of(tmp_path, 3) == whole
@@ -308,7 +308,7 @@ def test_who_comes_late_records_nothing(tmp_path: Path) -> None:
     made = generation([([3], [5])], torch.zeros(1))
     for attempt in (0, 1):
         step = Step(1, "step", attempt=attempt)
-        recorder.write(NODE, step, None, [("prompts", 0, 1 + attempt)], [[3]], made, [((0, 1),)])
+        recorder.write_rows(NODE, step, None, [("prompts", 0, 1 + attempt)], [[3]], made, [((0, 1),)])
     assert rows_of(tmp_path, 1) == [0, 2]
 
 

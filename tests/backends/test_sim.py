@@ -19,27 +19,27 @@ from tiny import ALGORITHMS, compile_text, data_folder, shipped
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.blocks import passes_blocks_on
+from rlgraph.backends.blocks import streams_on_by_node
 from rlgraph.backends.distributed import backend as placed_backend
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.sampled import SampledRows
+from rlgraph.backends.sim.sampled import SamplingRows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import Holding, Plan
+from rlgraph.ir.mesh import make_mesh
+from rlgraph.ir.plan import ModelHolding, Plan
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingResult
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
@@ -108,7 +108,7 @@ def simulated(
     threads = set(threading.enumerate())
     backend = SimBackend(made.program, plan or made.plan, fixed or Fixed(), workload)
     try:
-        return backend, list(backend.steps(steps))
+        return backend, list(backend.run_steps(steps))
     finally:
         assert not set(threading.enumerate()) - threads  # others' threads may end meanwhile
 
@@ -164,19 +164,19 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
         real, ours = Fires(), Fires()
         backend = RayBackend(made.program, made.plan, Settings(folder=folder), real, debug=True)
         try:
-            run = backend.steps(2)
+            run = backend.run_steps(2)
             next(run)
             first = [each for each in real.pools if each[0] != "host"]
             next(run)
         finally:
             backend.close()
-        list(SimBackend(made.program, made.plan, Fixed(), WORKLOAD, observer=ours).steps(2))
+        list(SimBackend(made.program, made.plan, Fixed(), WORKLOAD, observer=ours).run_steps(2))
         assert set(ours.names) == set(real.names)
         # Of what nobody works on with, all blocks are taken that are there: that is a matter of time.
         late = {
             (node.op, node.name)
             for phase in made.program.phases
-            for node, handed in zip(phase.graph.nodes, passes_blocks_on(phase.graph), strict=True)
+            for node, handed in zip(phase.graph.nodes, streams_on_by_node(phase.graph), strict=True)
             if more and not handed
         }
         assert Counter(each for each in ours.names if each not in late) == Counter(
@@ -243,7 +243,7 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
         """The rows of each copy, and the works."""
         made, asked = program("grpo", folder, apart), Asked()
         plan = streams(made.plan, block) if block else made.plan
-        over = {"mesh": mesh(copies), "devices": tuple(range(copies))}
+        over = {"mesh": make_mesh(copies), "devices": tuple(range(copies))}
         groups = tuple(replace(g, **over) if g.pool == "play" else g for g in plan.groups)
         pools = tuple(replace(pool, devices=copies) if pool.name == "play" else pool for pool in plan.pools)
         backend, _ = simulated(made, 1, replace(plan, pools=pools, groups=groups), fixed=asked)
@@ -373,7 +373,7 @@ def test_weights_follow_where_they_are_needed(folder: Path) -> None:
 
 def test_a_model_is_woken_when_another_one_has_worked_there(folder: Path) -> None:
     made = program("grpo", folder, together)
-    held = tuple(Holding(model, group.name, offload=True) for group in made.plan.groups for model in group.models)
+    held = tuple(ModelHolding(model, group.name, offload=True) for group in made.plan.groups for model in group.models)
     backend, _ = simulated(made, 1, replace(made.plan, holdings=held), fixed=Fixed(woken=1.0))
     found = [(work.name, work.parts.get("onload")) for work in backend.works if "compute" in work.parts]
     assert found == [("rollout", 1.0), ("ref_logp", 1.0), ("train actor", 1.0), ("train actor", None)]
@@ -406,10 +406,14 @@ def test_batches_that_are_begun_ahead_do_not_wait_for_each_other(folder: Path) -
     assert len(sampled) == 2 and sampled[1].start < min(work.end for work in judged)
     assert step.extra["rows"] == 30
     # A surplus that nobody keeps has to be read again.
-    phase = main_step(made.program)
-    [often] = {task.times for task in tasks(made.program, phase, whole) if task.op == "generate"}
+    phase = main_phase(made.program)
+    [often] = {task.repetitions for task in phase_tasks(made.program, phase, whole) if task.op == "generate"}
     assert often == 2
-    [often] = {task.times for task in tasks(made.program, phase, replace(whole, kept=0.35)) if task.op == "generate"}
+    [often] = {
+        task.repetitions
+        for task in phase_tasks(made.program, phase, replace(whole, kept=0.35))
+        if task.op == "generate"
+    }
     assert often == 3
 
 
@@ -426,10 +430,10 @@ def test_samples_that_end_first(folder: Path) -> None:
     made = program("distill", folder, together)
     _, [step] = simulated(made, 1)
     assert step.extra["rows"] == 5 * 3
-    found = tasks(made.program, main_step(made.program), WORKLOAD)
-    answers = WORKLOAD.answers(5)
+    found = phase_tasks(made.program, main_phase(made.program), WORKLOAD)
+    answers = WORKLOAD.answer_lengths(5)
     assert [(batch.rows, batch.response) for task in found for batch in task.batches] == [
-        (25, answers.lengths_until(3, 5)),
+        (25, answers.group_lengths_until(3, 5)),
         *[(15, answers.shortest_of_groups(3, 5))] * 2,
     ]
 
@@ -470,9 +474,9 @@ def test_the_longest_of_what_is_begun_come_later(folder: Path, streamed: bool) -
     # A third of the prompts has more than 660 tokens; the shortest of them are taken with the other two thirds.
     assert min(took[2], took[5]) > 800
     assert all((seconds < 750) == streamed for at, seconds in enumerate(took) if at % 3 != 2)
-    [asked] = [batch.rows for task in tasks(made.program, main_step(made.program), lengths) for batch in task.batches][
-        :1
-    ]
+    [asked] = [
+        batch.rows for task in phase_tasks(made.program, main_phase(made.program), lengths) for batch in task.batches
+    ][:1]
     # Two steps of three ask twelve prompts, and the third one eight.
     assert asked == pytest.approx(3 * (2 * 12 + 8) / 3)
 
@@ -481,8 +485,8 @@ def test_the_longest_of_what_is_begun_come_later(folder: Path, streamed: bool) -
 def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
     copy: Any = SimpleNamespace(alone=SimpleNamespace(ends=(1.0,), cost=SimpleNamespace(seconds=1.0)))
     for count in range(1, 20):
-        rows = SampledRows([copy] * count, lambda _: 0.0, there=there)
-        rows.begin(lambda _: there)
+        rows = SamplingRows([copy] * count, lambda _: 0.0, waited_until=there)
+        rows.begin_part(lambda _: there)
         assert rows.idle_seconds() == 0
 
 
@@ -490,7 +494,7 @@ def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
     zeros = lengths * 0
     rows = FakeRows("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
-    kept = rows.first(3, 5)
+    kept = rows.shortest_of_groups(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
     sampling = kept.sampling_work(3, 5)
     assert (sampling.rows, sampling.samples) == (10, 5)

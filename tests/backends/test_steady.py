@@ -10,7 +10,7 @@ from tiny import data_folder
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import longest_cycle, warm_up_steps
+from rlgraph.backends.sim.steady_state import longest_cycle_seconds, warm_up_steps
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate_plan
 from rlgraph.explain.simulation import Simulation, mean_age
@@ -31,7 +31,7 @@ def simulation(made: Compiled, seconds: Seconds, steps: int = 8) -> Simulation:
 
 
 def cycle(made: Compiled, seconds: Seconds) -> float:
-    return longest_cycle(SimBackend(made.program, made.plan, seconds, WORKLOAD, turns=False))
+    return longest_cycle_seconds(SimBackend(made.program, made.plan, seconds, WORKLOAD, turns=False))
 
 
 def waits(found: Simulation, pool: str) -> dict[str, float]:

@@ -64,7 +64,7 @@ class Hand:
 
     def __init__(self, backend: StepRunner, number: int) -> None:
         (self.phase,) = backend.program.phases
-        self.backend, self.frame = backend, backend.frame(self.phase, number)
+        self.backend, self.frame = backend, backend.new_frame(self.phase, number)
         self.nodes = list(self.phase.graph.nodes)
 
     def give(self, values: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def ahead(backend: StepRunner, count: int) -> Iterator[tuple[Frame, dict[str, fl
     """Runs steps whose rows are generated before the step before is trained, and between its nodes; their frames, each
     when its step is over, with what there is to say about the machine."""
     now = Hand(backend, 1)
-    now.give(dict(backend.first))
+    now.give(dict(backend.initial_things))
     for number in range(2, count + 2):
         later = Hand(backend, number)
         while now.nodes:
@@ -116,14 +116,14 @@ def ahead(backend: StepRunner, count: int) -> Iterator[tuple[Frame, dict[str, fl
                 continue
             if "rollout" not in later.frame.values:
                 # A model is a name; the data goes on where this step has read it.
-                later.give({**backend.first, **now.left()})
+                later.give({**backend.initial_things, **now.left()})
                 while "rollout" not in later.frame.values:
                     later.fire()
                 assert any(node.regions for node in now.nodes), "this step is not trained yet"
             elif not later.nodes[0].regions:
                 later.fire()
             now.fire()
-        yield now.frame, backend.finish(now.frame.step, {**backend.first, **now.left()})
+        yield now.frame, backend.finish_step(now.frame.step, {**backend.initial_things, **now.left()})
         now = later
 
 
@@ -133,7 +133,7 @@ def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[l
     with claim_folder(record, program.name, 0):
         backend = LocalBackend(program, Settings(folder=folder, record=record))
         try:
-            for frame, _ in backend.run_steps(backend.next_steps(count)):
+            for frame, _ in backend.iter_step_frames(backend.upcoming_steps(count)):
                 metrics.append(frame.metrics)
                 samples.append(table(frame))
             return metrics, samples, backend.session.models["actor"].engine.state()
@@ -198,7 +198,7 @@ def test_nothing_is_kept_of_versions_that_nobody_asks_for(folder: Path) -> None:
     backend = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     kept = []
     try:
-        for _ in backend.steps(8):
+        for _ in backend.run_steps(8):
             kept.append(sum(len(each) for each in vars(backend.weights).values() if isinstance(each, dict)))
     finally:
         backend.close()
@@ -220,7 +220,7 @@ def test_two_frames_live_side_by_side_in_a_simulation(folder: Path, lag: int) ->
         return SimBackend(made.program, made.plan, Fixed(), WORKLOAD)
 
     in_turn, backend = simulation(), simulation()
-    expected = [told(*found) for found in in_turn.run_steps(in_turn.next_steps(3))]
+    expected = [told(*found) for found in in_turn.iter_step_frames(in_turn.upcoming_steps(3))]
     assert [told(*found) for found in ahead(backend, 3)] == expected
     assert expected[0] != expected[1]
 
@@ -282,7 +282,7 @@ def test_weights_are_kept_until_no_step_needs_them() -> None:
         read = past.get(versions.version_at("actor", step, 3))
         # Of a step the weights before its first update.
         assert read is not None and read["w"].tolist() == [max(1, number - 2), 0]
-        past.finish(step)
+        past.drop_unneeded(step)
         assert sorted(past._past) == [version for version in (number - 2, number - 1) if version >= 0]
 
 
@@ -317,7 +317,7 @@ step async(lag=1):
     )
     backend = LocalBackend(compile_text(text), Settings(folder=folder))
     try:
-        [step] = backend.steps(1)
+        [step] = backend.run_steps(1)
     finally:
         backend.close()
     assert step.metrics["version"] == 0 and step.metrics["gap"] > 1e-3
@@ -353,7 +353,7 @@ def test_steps_go_on_when_they_are_asked_for_again(folder: Path) -> None:
     def run(*wanted: tuple[int, int]) -> list[tuple[int, str, dict[str, float]]]:
         backend = LocalBackend(compile_text(AGAIN), Settings(folder=folder))
         try:
-            found = [step for steps, taken in wanted for step in islice(backend.steps(steps), taken)]
+            found = [step for steps, taken in wanted for step in islice(backend.run_steps(steps), taken)]
         finally:
             backend.close()
         return [(step.number, step.phase, step.metrics) for step in found]

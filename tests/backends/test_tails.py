@@ -82,7 +82,7 @@ def made(folder: Path, tail: str) -> Compiled:
 
 def works(program: Compiled, answers: Lengths, seed: int = 0, how: Alike | None = None, steps: int = 1) -> list[Work]:
     backend = SimBackend(program.program, program.plan, how or Alike(), Workload(Lengths((2.0,)), answers), seed)
-    assert len(list(backend.steps(steps))) == steps
+    assert len(list(backend.run_steps(steps))) == steps
     return [work for work in backend.works if work.op in ("generate", "score")]
 
 
@@ -96,7 +96,7 @@ def devices(work: Work) -> set[int]:
     return {*range(COPIES)} if "" in copies else {int(copy) for copy in copies}
 
 
-LONG = Lengths.of([3, 5, 6, 8, 9, 50])
+LONG = Lengths.from_lengths([3, 5, 6, 8, 9, 50])
 
 
 def test_scoring_begins_on_devices_that_the_last_rows_leave(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_scoring_begins_on_devices_that_the_last_rows_leave(folder: Path) -> Non
 @pytest.mark.parametrize("seed", range(4))
 def test_a_device_does_one_thing_at_a_time(folder: Path, seed: int) -> None:
     chance = random.Random(seed)
-    lengths = Lengths.of([round(chance.lognormvariate(2, 1)) + 1 for _ in range(20)])
+    lengths = Lengths.from_lengths([round(chance.lognormvariate(2, 1)) + 1 for _ in range(20)])
     tail = f"tail rollout(under={chance.choice(['0.3', '0.5', '20', '5'])}, on={chance.choice([1, 2, 3])})\n"
     found = works(made(folder, tail), lengths, seed, Alike(chance.random(), chance.random()), steps=3)
     assert sum(work.rows for work in found if work.op == "score") == 3 * ROWS
@@ -131,7 +131,7 @@ def test_a_device_does_one_thing_at_a_time(folder: Path, seed: int) -> None:
 def test_rows_end_when_tokens_are_counted_one_by_one(folder: Path, under: int, on: int, read: float) -> None:
     """Beside a few lines that let all copies go on from row to row that ends."""
     chance = random.Random(under)
-    lengths = Lengths.of(chance.sample(range(1, 480), 60))
+    lengths = Lengths.from_lengths(chance.sample(range(1, 480), 60))
     how = Alike(0.0, read)
     found = works(made(folder, f"tail rollout(under={under}, on={on})\n"), lengths, 3, how)
     tokens = [how.asked[row % COPIES][row // COPIES] for row in range(ROWS)]

@@ -13,7 +13,7 @@ from test_traces import BODIES, HEAD, TRAIN
 from tiny import data_folder
 
 import rlgraph
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.runs.folder import TRACE
 
@@ -420,16 +420,16 @@ def test_what_cannot_be_read(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_the_command(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["trace", "check", str(runs["lag"])]) == 0
+    assert run_command(["trace", "check", str(runs["lag"])]) == 0
     assert capsys.readouterr().out.startswith("accepted: 5 steps, 60 rows sampled, ")
     # A run that was killed while it wrote: what it had done before is checked.
     path = forged(runs["plain"], tmp_path / "run", lambda lines: again(lines, 3))
     text = (path / TRACE).read_text()
     (path / TRACE).write_text(text[:-50])
-    assert status(["trace", "check", str(path)]) == 1
+    assert run_command(["trace", "check", str(path)]) == 1
     out, err = capsys.readouterr()
     assert "E0824]: step 3: " in err and out.splitlines()[-1].startswith("the run was killed") and "step 4" in out
-    assert status(["trace", "check", str(path), "--message-format", "json"]) == 1
+    assert run_command(["trace", "check", str(path), "--message-format", "json"]) == 1
     told, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (told["code"], last["type"], last["accepted"], last["steps"], last["cut"]) == (
         "E0824",
@@ -438,7 +438,7 @@ def test_the_command(runs: dict[str, Path], tmp_path: Path, capsys: pytest.Captu
         4,
         True,
     )
-    assert status(["trace", "check", str(tmp_path)]) == 1
+    assert run_command(["trace", "check", str(tmp_path)]) == 1
 
 
 def test_a_run_that_is_replayed_says_the_same(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.virtual_clock import VirtualClock
-from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.choosing import chosen_row_indices
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.ir.graph import with_node_ids
 from tests.suites import few
@@ -154,13 +154,13 @@ def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyP
     call = backend.processes.call
 
     def slow(who: Any, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if method is Worker.fire:
+        if method is Worker.run_packed_request:
             clock.sleep(chance.choice((0.1, 1.0, 10.0)) * chance.random())
         return call(who, method, *args, **named)
 
     patch.setattr(backend.processes, "call", slow)
     try:
-        return list(backend.steps(STEPS))
+        return list(backend.run_steps(STEPS))
     finally:
         backend.close()
 
@@ -178,7 +178,7 @@ def test_whatever_takes_how_long(folder: Path, name: str, tmp_path: Path) -> Non
         late += found.late
         backend = LocalBackend(made.program, Settings(folder=folder, replay=path))
         try:
-            again = list(backend.steps(STEPS))
+            again = list(backend.run_steps(STEPS))
         finally:
             backend.close()
         assert [step.metrics for step in again] == [step.metrics for step in steps]
@@ -209,7 +209,7 @@ class Copies(Here):
         return super().fire(order)
 
     def choose(self, order: NodeRequest) -> np.ndarray:
-        return chosen_places(order.node, order.frame, self.session)
+        return chosen_row_indices(order.node, order.frame, self.session)
 
 
 @pytest.mark.parametrize("name", few(["arrival", "deadline", "reasked"], "deadline"))
@@ -234,7 +234,7 @@ def test_batches_that_overtake_each_other(folder: Path, name: str, tmp_path: Pat
         assert found.accepted, [each.render() for each in found.diagnostics]
         local = LocalBackend(made.program, Settings(folder=folder, replay=path))
         try:
-            assert [step.metrics for step in local.steps(STEPS)] == [step.metrics for step in steps]
+            assert [step.metrics for step in local.run_steps(STEPS)] == [step.metrics for step in steps]
         finally:
             local.close()
         ended = [tuple(batch) for step in steps for batch in (step.trace or {})["ended"]]

@@ -24,7 +24,7 @@ from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, Things
-from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.choosing import chosen_row_indices
 from rlgraph.backends.worker.nodes import WORK
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import train
@@ -52,20 +52,20 @@ class Here:
         raise NotImplementedError("nothing streams in one process")
 
     def choose(self, order: NodeRequest) -> np.ndarray:
-        return chosen_places(order.node, order.frame)
+        return chosen_row_indices(order.node, order.frame)
 
     def row_weights(self, order: NodeRequest) -> Sequence[float]:
         raise NotImplementedError("rows begin in the order of the data")
 
     def send_weights(self, move: WeightTransfer) -> Coming:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
-        return lambda: TransferCost(0.5, sent=8)
+        return lambda: TransferCost(0.5, sent_bytes=8)
 
     def assign_weights(self, move: WeightTransfer) -> None:
         raise NotImplementedError("no model is updated from another one")
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        self.session.finish(step)
+        self.session.forget_steps(step)
         return {"orders": float(len(self.carried))}
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
@@ -79,7 +79,7 @@ class Here:
 
 
 class HereBackend(DistributedBackend):
-    elsewhere = False
+    values_are_remote = False
     """Rows are here."""
 
 
@@ -100,13 +100,13 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     )
     local = LocalBackend(made.program, settings)
     try:
-        for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
+        for found, expected in zip(backend.run_steps(STEPS), local.run_steps(STEPS), strict=True):
             assert found.metrics == expected.metrics
             assert found.extra["orders"] > 0
     finally:
         backend.close()
         local.close()
-    assert backend.update_counts() == local.update_counts()
+    assert backend.optimizer_step_counts() == local.optimizer_step_counts()
     # In the first step every group has the first weights.
     moves = [at for at, line in enumerate(transport.carried) if " > " in line]
     trained = next(at for at, line in enumerate(transport.carried) if line.startswith("1: train"))
@@ -126,7 +126,7 @@ class Stuck(Here):
             if self.stuck:
                 raise LinkError("the other end does not answer")
             self.told += 1
-            return TransferCost(0.5, sent=8)
+            return TransferCost(0.5, sent_bytes=8)
 
         return arrived
 
@@ -147,14 +147,14 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
     first, second = Step(1, "step"), Step(2, "step")
     try:
         backend.weights.note_update("actor", first)
-        lent = partial(backend.weights.lend, "actor", play, node)
+        lent = partial(backend.weights.lend_weights, "actor", play, node)
         with lent(first) as brought, lent(second) as found:
             for each in (found, brought, found):
                 with pytest.raises(LinkError):
-                    each.arrived()
+                    each.wait_for_arrival()
             transport.stuck = False
         assert transport.told == 1
-        assert backend.weights.finish(first, first)["sync/bytes"] == 8
+        assert backend.weights.take_step_costs(first, first)["sync/bytes"] == 8
     finally:
         backend.close()
 
@@ -190,7 +190,7 @@ def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
     try:
         backend.weights.note_update("actor", Step(1, "step"))
         for number in (3, 2):
-            with backend.weights.lend("actor", play, node, Step(number, "step")) as found:
+            with backend.weights.lend_weights("actor", play, node, Step(number, "step")) as found:
                 assert found.version == number - 2
     finally:
         backend.close()
@@ -229,7 +229,7 @@ def test_a_copy_that_is_free_takes_the_next_rows(folder: Path) -> None:
     backend = HereBackend(program, made.plan, transport, ThreadClock(), SilentObserver(), things, seed=0)
     local = LocalBackend(made.program, settings)
     try:
-        for found, expected in zip(backend.steps(1), local.steps(1), strict=True):
+        for found, expected in zip(backend.run_steps(1), local.run_steps(1), strict=True):
             assert found.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-12)
     finally:
         backend.close()

@@ -196,7 +196,7 @@ class Run:
         """The next steps; ends the run's processes."""
         found = []
         try:
-            for step in self.backend.steps(count):
+            for step in self.backend.run_steps(count):
                 self.now.step = step
                 self.now.weights = {name: copy.deepcopy(net.state_dict()) for name, net in self.models.items()}
                 found.append(self.now)

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import rlgraph.columns
-from rlgraph.columns import ColumnInspector, kind_of
-from rlgraph.data import Cursor, Reader, columns, open_source
+from rlgraph.columns import ColumnInspector, value_kind
+from rlgraph.data import BatchReader, Cursor, open_source, source_columns
 from rlgraph.data import jsonl as jsonl_source
 from rlgraph.errors import NO_SPAN, RunError
 from rlgraph.user_code import Workers
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
-Declare = Callable[[str], Spec]
+Declare = Callable[[str], CallSpec]
 CHAT = [{"role": "user", "content": "a"}]
 
 
@@ -62,7 +62,7 @@ def first(found: Any) -> dict[str, dict[str, str]]:
     ],
 )
 def test_a_value_is_of_one_kind(value: Any, kind: str) -> None:
-    assert kind_of(value) == kind and kind in rlgraph.columns.WORDS
+    assert value_kind(value) == kind and kind in rlgraph.columns.WORDS
 
 
 ROWS: list[Mapping[str, Any]] = [
@@ -85,7 +85,7 @@ def test_the_first_row_of_each_kind_is_kept(most: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(rlgraph.columns, "_MOST_SIGNATURES", most)
     looked = ColumnInspector(str)
     for number, row in enumerate(ROWS, 1):
-        looked.add(row, number)
+        looked.add_row(row, number)
     assert first(looked.columns()) == {name: {k: str(n) for k, n in of.items()} for name, of in KINDS.items()}
 
 
@@ -95,9 +95,9 @@ def test_jsonl_is_looked_at_by_line(declare: Declare, tmp_path: Path, monkeypatc
     (tmp_path / "d.jsonl").write_text("\n" + "\n".join(lines) + "\n")
     spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
     wanted = {name: {k: f"d.jsonl:{n + 1}" for k, n in of.items()} for name, of in KINDS.items()}
-    assert first(columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
+    assert first(source_columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
     monkeypatch.setattr(jsonl_source, "_PEEK_BYTES", len(lines[0]) + len(lines[1]) + 10)
-    assert first(columns(spec, folders)) == {
+    assert first(source_columns(spec, folders)) == {
         "prompt": {"text": "d.jsonl:2", "messages": "d.jsonl:3"},
         "x": {"whole": "d.jsonl:2", "real": "d.jsonl:3"},
         "late": {"missing": "d.jsonl:2", "null": "d.jsonl:3"},
@@ -110,7 +110,7 @@ def test_rows_beyond_the_limit_are_not_looked_at(declare: Declare, tmp_path: Pat
     (tmp_path / "tasks.py").write_text(f"def f():\n    return {ROWS!r}\n")
     spec, folders = declare('data d = jsonl("d.jsonl", limit=1)'), Folders(tmp_path)
     wanted = {"prompt": {"text": "d.jsonl:1"}, "x": {"whole": "d.jsonl:1"}}
-    assert first(columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
+    assert first(source_columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
 
 
 def test_a_table_says_what_its_columns_are(declare: Declare, tmp_path: Path) -> None:
@@ -136,7 +136,9 @@ def test_a_table_says_what_its_columns_are(declare: Declare, tmp_path: Path) -> 
     pa.parquet.write_table(table, tmp_path / "d.parquet")
     spec, folders = declare('data d = parquet("d.parquet")'), Folders(tmp_path)
     kinds = ["text", "text", "whole", "whole", "real", "real", "real", "truth", "messages", "nested", "other", "null"]
-    assert [list(column.first) for column in (columns(spec, folders) or {}).values()] == [[kind] for kind in kinds]
+    assert [list(column.first) for column in (source_columns(spec, folders) or {}).values()] == [
+        [kind] for kind in kinds
+    ]
 
     def row(place: int) -> str:
         return f"row {place} of 'd.parquet'"
@@ -169,7 +171,7 @@ def test_a_data_set_of_the_hub_is_looked_at(declare: Declare, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
     spec = declare('data d = hub("some/set")')
-    assert columns(spec, Folders(Path())) is None, "nothing is loaded before a run"
+    assert source_columns(spec, Folders(Path())) is None, "nothing is loaded before a run"
     assert first(open_source(spec, Folders(Path())).columns) == {
         "prompt": {"text": "row 0 of 'some/set'"},
         "level": {"whole": "row 0 of 'some/set'", "null": "row 1 of 'some/set'"},
@@ -181,9 +183,9 @@ def test_tasks_of_reasoning_gym_have_columns_of_known_kinds(declare: Declare) ->
     spec, folders = declare('data d = reasoning_gym("spell_backward", size=2, max_word_len=4)'), Folders(Path())
     source = open_source(spec, folders)
     looked = ColumnInspector(str)
-    looked.add(source.rows[0], 0)  # type: ignore[index]
+    looked.add_row(source.rows[0], 0)  # type: ignore[index]
     kinds = {name: list(column.first) for name, column in looked.columns().items()}
-    for found in (columns(spec, folders), source.columns):
+    for found in (source_columns(spec, folders), source.columns):
         assert {name: list(column.first) for name, column in (found or {}).items()} == kinds
 
 
@@ -208,21 +210,23 @@ def test_all_rows_of_a_stream_have_the_same_columns(
     declare: Declare, tmp_path: Path, workers: Workers, rows: list[Any], said: str
 ) -> None:
     (tmp_path / "tasks.py").write_text(f"def f():\n    yield from {rows!r}\n")
-    reader = Reader(open_source(declare('data d = python("tasks.py:f", batch=1)'), Folders(tmp_path), workers), "d", 0)
+    reader = BatchReader(
+        open_source(declare('data d = python("tasks.py:f", batch=1)'), Folders(tmp_path), workers), "d", 0
+    )
     with pytest.raises(RunError) as caught:
         cursor = Cursor()
         for _ in rows:
-            cursor = reader.next(cursor)[2]
+            cursor = reader.read_batch(cursor)[2]
     assert f"E0711]: {said}" in str(caught.value) and "`None` where there is no value" in str(caught.value)
 
 
 def test_a_default_stands_for_a_column_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": 2}\n{"prompt": "b", "answer": "4", "n": null}\n')
-    spec = Spec("jsonl", ("a.jsonl",), {"shuffle": False, "defaults": {"answer": "", "n": 7, "by": 1}}, NO_SPAN)
+    spec = CallSpec("jsonl", ("a.jsonl",), {"shuffle": False, "defaults": {"answer": "", "n": 7, "by": 1}}, NO_SPAN)
     source = open_source(spec, Folders(tmp_path))
-    rows, _, _ = Reader(source, "a", 0).next(Cursor())
+    rows, _, _ = BatchReader(source, "a", 0).read_batch(Cursor())
     assert rows == [{"answer": "", "n": 2, "by": 1, "prompt": "a"}, {"answer": "4", "n": None, "by": 1, "prompt": "b"}]
     known = first(source.columns)
     assert known["answer"] == {"text": "a.jsonl:2"} and known["by"] == {"whole": ""}
     assert known["n"] == {"whole": "a.jsonl:1", "null": "a.jsonl:2"}, "null is a value, for which no default stands"
-    assert first(columns(spec, Folders(tmp_path))) == known
+    assert first(source_columns(spec, Folders(tmp_path))) == known

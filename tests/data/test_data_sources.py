@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from rlgraph.data import Cursor, Reader, check_source, column, columns, open_source
+from rlgraph.data import BatchReader, Cursor, check_source, column_values, open_source, source_columns
 from rlgraph.data.base import numbered_rows
 from rlgraph.data.jsonl import JsonLines
 from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
 from rlgraph.user_code import Workers
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
-Declare = Callable[[str], Spec]
+Declare = Callable[[str], CallSpec]
 
 
 def jsonl(folder: Path, *rows: Any, name: str = "d.jsonl") -> Path:
@@ -31,9 +31,9 @@ def jsonl(folder: Path, *rows: Any, name: str = "d.jsonl") -> Path:
     return folder
 
 
-def first(spec: Spec, base: Path) -> list[dict[str, Any]]:
+def first(spec: CallSpec, base: Path) -> list[dict[str, Any]]:
     """All rows of the first epoch in the order of the data."""
-    rows, ids, _ = Reader(open_source(spec, Folders(base)), "d", 0).next(Cursor())
+    rows, ids, _ = BatchReader(open_source(spec, Folders(base)), "d", 0).read_batch(Cursor())
     return [row for _, row in sorted(zip(ids, rows, strict=True), key=lambda pair: pair[0])]
 
 
@@ -42,7 +42,7 @@ def test_jsonl_skips_blank_lines_a_bom_and_windows_line_ends(declare: Declare, t
     (tmp_path / "d.jsonl").write_bytes(text.encode())
     spec = declare('data d = jsonl("d.jsonl")')
     assert first(spec, tmp_path) == [{"prompt": "é\u2028x"}, {"prompt": [{"role": "user", "content": "b"}]}]
-    assert tuple(columns(spec, Folders(tmp_path)) or ()) == ("prompt",)
+    assert tuple(source_columns(spec, Folders(tmp_path)) or ()) == ("prompt",)
 
 
 def test_paths_may_be_absolute(declare: Declare, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_parquet(declare: Declare, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     spec = declare('data d = parquet("d.parquet")')
     assert first(spec, tmp_path) == rows
-    assert tuple(columns(spec, Folders(tmp_path)) or ()) == ("prompt", "answer")
+    assert tuple(source_columns(spec, Folders(tmp_path)) or ()) == ("prompt", "answer")
 
 
 def test_parquet_of_values_that_python_has_and_that_it_has_not(declare: Declare, tmp_path: Path) -> None:
@@ -96,7 +96,9 @@ def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
     assert [row["prompt"] for row in held] == [row["prompt"] for row in whole[4:]]
     assert [row["index"] for row in held] == [4, 5]
     assert all(len(row["answer"]) <= 4 and row["task"] == "spell_backward" for row in whole)
-    assert tuple(columns(declare('data d = reasoning_gym("spell_backward")'), Folders(Path())) or ()) == tuple(whole[0])
+    assert tuple(source_columns(declare('data d = reasoning_gym("spell_backward")'), Folders(Path())) or ()) == tuple(
+        whole[0]
+    )
 
 
 def test_hub_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,27 +143,29 @@ def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Wo
         "def yielded(n=3):\n    for i in range(n):\n        yield {'prompt': i}\n"
     )
     listed = open_source(declare('data d = python("tasks.py:listed", n=4)'), Folders(tmp_path), workers)
-    assert (listed.length, listed.shuffle) == (4, True)
+    assert (listed.row_count, listed.shuffle) == (4, True)
     spec = declare('data d = python("tasks.py:yielded", batch=2)')
     one, two = open_source(spec, Folders(tmp_path), workers), open_source(spec, Folders(tmp_path), workers)
-    reader, other = Reader(one, "d", 0), Reader(two, "d", 0)
-    rows, ids, cursor = reader.next(Cursor())
-    again, _, after = other.next(Cursor(0, 2))
+    reader, other = BatchReader(one, "d", 0), BatchReader(two, "d", 0)
+    rows, ids, cursor = reader.read_batch(Cursor())
+    again, _, after = other.read_batch(Cursor(0, 2))
     assert ([row["prompt"] for row in rows], ids, cursor) == ([0, 1], [(0, 0), (0, 1)], Cursor(0, 2))
-    rows, ids, cursor = reader.next(cursor)
+    rows, ids, cursor = reader.read_batch(cursor)
     assert ([row["prompt"] for row in rows], ids, cursor) == ([2, 0], [(0, 2), (1, 0)], Cursor(1, 1))
     assert (again, after) == (rows, cursor), "a restart in the middle reads the same"
-    assert reader.next(Cursor())[0] == [{"prompt": 0}, {"prompt": 1}], "and so does going back"
+    assert reader.read_batch(Cursor())[0] == [{"prompt": 0}, {"prompt": 1}], "and so does going back"
 
 
 def test_generators_may_be_endless_and_limited(declare: Declare, tmp_path: Path, workers: Workers) -> None:
     (tmp_path / "tasks.py").write_text(
         "import itertools\ndef f():\n    for i in itertools.count():\n        yield {'prompt': i}\n"
     )
-    reader = Reader(open_source(declare('data d = python("tasks.py:f", batch=2)'), Folders(tmp_path), workers), "d", 0)
-    assert reader.next(Cursor(0, 3000))[1] == [(0, 3000), (0, 3001)]
+    reader = BatchReader(
+        open_source(declare('data d = python("tasks.py:f", batch=2)'), Folders(tmp_path), workers), "d", 0
+    )
+    assert reader.read_batch(Cursor(0, 3000))[1] == [(0, 3000), (0, 3001)]
     limited = open_source(declare('data d = python("tasks.py:f", batch=2, limit=3)'), Folders(tmp_path), workers)
-    assert Reader(limited, "d", 0).next(Cursor(0, 2))[1] == [(0, 2), (1, 0)]
+    assert BatchReader(limited, "d", 0).read_batch(Cursor(0, 2))[1] == [(0, 2), (1, 0)]
 
 
 def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> None:
@@ -169,9 +173,9 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
     loaded = set(sys.modules)
     spec = declare('data d = python("tasks.py:f", batch=2)')
     check_source(spec)
-    assert columns(spec, Folders(tmp_path)) is None
+    assert source_columns(spec, Folders(tmp_path)) is None
     jsonl(tmp_path, {"a": 1})
-    assert tuple(columns(declare('data d = jsonl("d.jsonl", batch=2)'), Folders(tmp_path)) or ()) == ("a",)
+    assert tuple(source_columns(declare('data d = jsonl("d.jsonl", batch=2)'), Folders(tmp_path)) or ()) == ("a",)
     assert not {name for name in set(sys.modules) - loaded if not name.startswith("rlgraph.data")}
 
 
@@ -192,7 +196,7 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
 def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"a": ')
     (tmp_path / "empty.jsonl").write_text("")
-    assert columns(declare(f"data d = {call}"), Folders(tmp_path)) is None
+    assert source_columns(declare(f"data d = {call}"), Folders(tmp_path)) is None
 
 
 FILES: list[tuple[bytes, str, str]] = [
@@ -368,11 +372,11 @@ def test_a_file_that_changes_during_the_run(declare: Declare, tmp_path: Path) ->
     source = open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
     jsonl(tmp_path, {"a": 11}, {"a": 2})
     with pytest.raises(RunError) as caught:
-        Reader(source, "d", 0).next(Cursor())
+        BatchReader(source, "d", 0).read_batch(Cursor())
     assert caught.value.diagnostics[0].message == "'d.jsonl' was changed while the run reads it"
     (tmp_path / "d.jsonl").unlink()
     with pytest.raises(RunError) as caught:
-        Reader(source, "d", 0).next(Cursor())
+        BatchReader(source, "d", 0).read_batch(Cursor())
     assert caught.value.diagnostics[0].message == "'d.jsonl' cannot be read: No such file or directory"
 
 
@@ -380,9 +384,9 @@ def test_a_column_that_a_row_lacks(declare: Declare) -> None:
     spec = declare('data d = jsonl("d.jsonl")')
     rows = [{"answer": 1}, {"answr": 2}]
     ids = ["row 4 of epoch 0", "row 2 of epoch 1"]
-    assert column(rows[:1], ids[:1], "answer", spec.span) == [1]
+    assert column_values(rows[:1], ids[:1], "answer", spec.span) == [1]
     with pytest.raises(RunError) as caught:
-        column(rows, ids, "answer", spec.span)
+        column_values(rows, ids, "answer", spec.span)
     assert str(caught.value) == (
         "error[E0711]: row 2 of epoch 1 has no column 'answer'\n"
         " --> p.rlf:1:10\n  |\n"
@@ -473,7 +477,7 @@ def test_bad_rows_of_python(
     (tmp_path / "tasks.py").write_text(text)
     spec = declare(f'data d = python("tasks.py:f"{options})')
     with pytest.raises(RlgraphError) as caught:
-        Reader(open_source(spec, Folders(tmp_path), workers), "d", 0).next(Cursor())
+        BatchReader(open_source(spec, Folders(tmp_path), workers), "d", 0).read_batch(Cursor())
     found = caught.value.diagnostics[0]
     assert found.hint == hint
     assert f"{found.code}: {found.message}".startswith(message)
@@ -483,12 +487,12 @@ def test_bad_rows_of_python(
 def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:
     """Read at one go they are those that are read one by one, whatever lies between them."""
     (tmp_path / "d.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \r\n{"a": 2}\r\n{"a": 3}')
-    spec = Spec("jsonl", ("d.jsonl",), {"limit": 2}, NO_SPAN)
+    spec = CallSpec("jsonl", ("d.jsonl",), {"limit": 2}, NO_SPAN)
     source = open_source(spec, Folders(tmp_path))
     assert isinstance(source.rows, JsonLines)
-    assert [*source.rows.scan()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert [*source.rows.scan_rows()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert [*numbered_rows(source)] == [(0, {"a": 1}), (1, {"a": 2})]
     assert [*numbered_rows(replace(source, kept=[1]))] == [(1, {"a": 2})]
     (tmp_path / "d.jsonl").write_bytes(b'{"a": 1}\n')
     with pytest.raises(RunError, match="E0712"):
-        next(source.rows.scan())
+        next(source.rows.scan_rows())

@@ -15,10 +15,10 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
-from rlgraph.errors.codes import registry
+from rlgraph.errors.codes import all_codes
 from tests.dsl.test_check_wrong import data_columns
 
-SECTIONS = {code.name: code.section for code in registry().values() if code.page == "checker.md"}
+SECTIONS = {code.name: code.section for code in all_codes().values() if code.page == "checker.md"}
 
 HEADER = """\
 model actor = causal_lm("base")
@@ -65,7 +65,7 @@ def codes(piece: str) -> set[str]:
     except ProgramError as error:
         return {d.code for d in error.diagnostics}
     own = {line.split()[1] for line in HEADER.splitlines()} | {"rollout", "score"}
-    return {d.code for d in warnings if d.span.text not in own}
+    return {d.code for d in warnings if d.span.covered_text not in own}
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ step:
 def columns(*rows: Mapping[str, Any]) -> dict[str, Column]:
     looked = ColumnInspector(lambda number: f"q.jsonl:{number}")
     for number, row in enumerate(rows, 1):
-        looked.add({"prompt": "a", **row}, number)
+        looked.add_row({"prompt": "a", **row}, number)
     return looked.columns()
 
 
@@ -107,7 +107,7 @@ def test_both_sides_of_a_comparison_are_of_one_kind(row: Any, side: str, message
     for sides in (f"r.answer == {side}", f"{side} != r.answer"):
         [found] = said(f"report a = mean({sides})", {"answer": row})
         assert f"`r.answer` {message}" in found.message and hint in found.hint
-        assert found.span.text == sides
+        assert found.span.covered_text == sides
 
 
 def test_two_columns_are_compared() -> None:
@@ -132,7 +132,7 @@ def test_a_loop_hands_columns_on() -> None:
     lines += "        minimize mean(-actor.logprobs(h) * (h.answer == h.text))\nreport a = mean(own == h.text)"
     found = said(lines, {}, held={"answer": 4})
     assert [each.code for each in found] == ["E0304", "E0304"]
-    assert [each.span.text for each in found] == ["(h.answer == h.text)", "own == h.text"]
+    assert [each.span.covered_text for each in found] == ["(h.answer == h.text)", "own == h.text"]
 
 
 # Calculating
@@ -184,7 +184,7 @@ def test_what_is_computed_of_a_column_is_a_number() -> None:
 @pytest.mark.parametrize(("value", "shown"), [(4, "a whole number"), (None, "null"), ([], "a list or an object")])
 def test_a_prompt_is_a_text_or_messages(value: Any, shown: str) -> None:
     [found] = said("report a = mean(r.length)", {}, {"prompt": value})
-    assert (found.code, found.span.text) == ("E0732", "actor.generate(q, n=2, max_tokens=4)")
+    assert (found.code, found.span.covered_text) == ("E0732", "actor.generate(q, n=2, max_tokens=4)")
     assert (
         f"the column `prompt` holds {shown} in q.jsonl:2, and a text or a list of messages is needed" in found.message
     )
@@ -233,7 +233,7 @@ def test_every_row_has_the_columns_that_are_used(order: int) -> None:
     known = {"q": columns(*rows)}
     assert column_misuses(program, known, {}) == [] and column_misuses(program, known, {"f": Asks("prompt")}) == []
     [told] = column_misuses(program, known, {"f": Asks("other")})
-    assert f"q.jsonl:{other} has no column `other`" in told.message and told.span.text == "f(r)"
+    assert f"q.jsonl:{other} has no column `other`" in told.message and told.span.covered_text == "f(r)"
     assert not said("report a = mean(r.length)", *rows), "what nobody uses may be missing"
 
 

@@ -16,14 +16,14 @@ import pytest
 
 import rlgraph
 from rlgraph.columns import Column
-from rlgraph.data import columns
+from rlgraph.data import source_columns
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Record
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 from tests import golden
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
@@ -31,7 +31,7 @@ WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
 
 def data_columns(record: Record) -> Mapping[str, Column] | None:
     given = {name: value for name, value in record.options if value is not None}
-    return columns(Spec(record.name, record.args, given, record.span), Folders(Path()))
+    return source_columns(CallSpec(record.name, record.args, given, record.span), Folders(Path()))
 
 
 def said(text: str) -> str:

@@ -9,7 +9,7 @@ from rlgraph.dsl.scope import MAX_ERRORS
 from rlgraph.dsl.use import LARGEST_BYTES
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, escape_controls
 from rlgraph.ir.graph import Const
-from rlgraph.passes.rewrites.fold import fold
+from rlgraph.passes.rewrites.fold import fold_constants
 
 PROGRAM = """\
 algorithm a
@@ -51,7 +51,7 @@ def test_whole_numbers_are_folded_up_to_64_bits() -> None:
 def folded(value: str) -> object:
     """The expression that is reported, with what is constant computed."""
     program, _ = check(Source("p.rlf", PROGRAM.format(value)))
-    found = fold(program)
+    found = fold_constants(program)
     return [let.expr for _, node in found.walk() for let in node.body][-1]
 
 

@@ -181,7 +181,7 @@ def test_a_span_covers_its_brackets(text: str, start: int, end: int) -> None:
 def test_the_left_side_of_a_product_is_spanned_with_its_brackets() -> None:
     found = expr("(a + b) * c")
     assert isinstance(found, tree.Binary)
-    assert found.left.span.text == "(a + b)"
+    assert found.left.span.covered_text == "(a + b)"
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a\nb", "x = 3", "(", '"a', "step", "a +", "\0", "a if b else c", "#"])
@@ -251,8 +251,8 @@ def test_schedules() -> None:
 
 def test_spans_of_a_block_are_of_its_header() -> None:
     step = step_of("step async(lag=2):\n    train actor(lr=1):\n        minimize a\n")
-    assert step.span.text == "step async(lag=2)"
-    assert step.body[0].span.text == "train actor(lr=1)"
+    assert step.span.covered_text == "step async(lag=2)"
+    assert step.body[0].span.covered_text == "train actor(lr=1)"
 
 
 def test_comments_are_kept() -> None:
@@ -388,12 +388,12 @@ def test_every_word_may_be_an_option_and_an_attribute() -> None:
 
 def test_the_tables_belong_to_the_grammar() -> None:
     grammar = tables.GRAMMAR.read_text(encoding="utf-8")
-    assert tables.from_tables(grammar) is not None, "python -m rlgraph.dsl.tables"
-    assert tables.from_tables(grammar + "\n// changed") is None
+    assert tables.parser_from_tables(grammar) is not None, "python -m rlgraph.dsl.tables"
+    assert tables.parser_from_tables(grammar + "\n// changed") is None
 
 
 def test_the_tables_read_as_the_grammar_does() -> None:
-    slow = tables.from_grammar(tables.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(start="expression")
+    slow = tables.parser_from_grammar(tables.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(start="expression")
     quick = tables.parser().parse_interactive(start="expression")
     for kind in ("NAME", "LPAR", "NAME", "EQUAL", "NUMBER", "RPAR", "NEWLINE"):
         assert slow.accepts() == quick.accepts()

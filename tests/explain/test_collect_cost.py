@@ -9,7 +9,7 @@ import pytest
 import rlgraph
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 
 TEXT = """algorithm picky
@@ -44,6 +44,6 @@ def test_compiling_and_simulating_agree(options: str, tmp_path: Path) -> None:
     made = rlgraph.compile(program, schedule=SCHEDULE, cluster=CLUSTER, workload=workload)
     found = simulate(made, CLUSTER, steps=4, workload=workload)
     assert found.seconds == pytest.approx(made.plan_file_sections["predicted"]["seconds"], rel=0.03)
-    [trained] = [task for task in tasks(made.program, main_step(made.program), workload) if task.op == "train"]
+    [trained] = [task for task in phase_tasks(made.program, main_phase(made.program), workload) if task.op == "train"]
     wanted = 4 * int(options.split(",")[0])
     assert trained.batches[0].rows == wanted == found.trained / found.steps

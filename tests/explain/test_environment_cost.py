@@ -11,11 +11,11 @@ import rlgraph
 from rlgraph.api.target import workload
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from tests.suites import few
 
 AGENT = Path(rlgraph.__file__).parent / "algorithms" / "agent.rlf"
-HOST = defaults("gpu").host
+HOST = default_constants("gpu").host
 ROWS, TURNS = 1024, 10
 """Of the program's step: 128 tasks, 8 episodes each."""
 
@@ -27,13 +27,15 @@ def test_compiling_and_simulating_agree(cpus: int) -> None:
     made = rlgraph.compile(AGENT, schedule=schedule, cluster="1x8:h100-80gb", workload=rows)
     found = simulate(made, workload=rows)
     # The program evaluates every 20 steps, and this step is none of them.
-    assert found.seconds == pytest.approx(made.choice.found.seconds, rel=0.03)
-    copies = made.plan.role("actor", "interact").mesh.length("dp")
+    assert found.seconds == pytest.approx(made.choice.search_result.seconds, rel=0.03)
+    copies = made.plan.role("actor", "interact").mesh.axis_size("dp")
     shared = TURNS * ceil(ROWS / (cpus or copies)) * HOST.function_row + HOST.node
     # Without a pool of its own, each copy has its rows answered by one process.
     [acted] = [work for work in found.works if work.op == "interact"]
     assert acted.parts.get("environment", 0.0) == pytest.approx(0.0 if cpus else shared)
-    [episode] = [each for each in critical_path(made.choice.problem, made.choice.found) if each.name == "episode"]
+    [episode] = [
+        each for each in critical_path(made.choice.problem, made.choice.search_result) if each.name == "episode"
+    ]
     assert sum(episode.parts.values()) == pytest.approx(episode.seconds)
     assert episode.parts["overhead"] > shared > 0.02 * found.seconds
     assert ([work for work in found.works if work.op == "call"] != []) is bool(cpus)
@@ -51,9 +53,11 @@ def test_workers_share_the_calls(name: str, line: str, called: str) -> None:
         text = source.replace(declared, declared.replace(f':{line}"', f':{line}", workers={workers}'))
         made = rlgraph.compile(text, cluster="1x8:h100-80gb", workload=workload("300", "600"))
         found = simulate(made, workload=workload("300", "600"))
-        assert found.seconds == pytest.approx(made.choice.found.seconds, rel=0.03)
+        assert found.seconds == pytest.approx(made.choice.search_result.seconds, rel=0.03)
         [work] = [each for each in found.works if each.name == called]
-        done = sum(made.choice.problem.host) + sum(map(sum, (each.seconds for each in made.choice.found.options)))
+        done = sum(made.choice.problem.host_task_seconds) + sum(
+            map(sum, (each.seconds for each in made.choice.search_result.options))
+        )
         seconds.append((work.parts.get("environment", work.seconds), done))
     (alone, whole), (shared, less) = seconds
     assert shared - HOST.node == pytest.approx((alone - HOST.node) / 4, rel=0.01)

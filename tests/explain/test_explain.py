@@ -14,23 +14,23 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.summary import summary
-from rlgraph.backends.sim.steady_state import run_steps
+from rlgraph.api.summary import summary_text
+from rlgraph.backends.sim.steady_state import simulate_steps
 from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, seconds_by_kind
 from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
-from rlgraph.explain.sharing import OVER, sharing, strategies
+from rlgraph.explain.sharing import OVER, placement_strategies, pool_components
 from rlgraph.explain.simulate import simulate
-from rlgraph.explain.variants import ONE_STEP_OFF, next_device, variants_of
+from rlgraph.explain.variants import ONE_STEP_OFF, next_better_device, possible_variants
 from rlgraph.explain.whatif import Sweep, what_if
 from rlgraph.passes.compilation.blocks import STEPS, streaming_gains
 from rlgraph.passes.compilation.overlap import make_simulator
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose
+from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose_placement
 from tests.suites import few
 
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -111,7 +111,7 @@ CLUSTERS = ["1x1:a100-80gb", "1x4:a100-80gb", SMALL, "1x2:a100-80gb(memory=6GiB)
 )
 def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
     choice = compiled(program, cluster).choice
-    for strategy in strategies(choice):
+    for strategy in placement_strategies(choice):
         if strategy.found is None:
             continue
         path = critical_path(choice.problem, strategy.found)
@@ -133,19 +133,19 @@ def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> Non
     """The work of the fullest pool, or a step from its weights to its update, as long as all that are under way."""
     compiled = rlgraph.compile(ALONE.replace("step:", "step async(lag=1):"), cluster=cluster)
     choice = compiled.choice
-    path = critical_path(choice.problem, choice.found)
+    path = critical_path(choice.problem, choice.search_result)
     whole = sum(each.seconds for each in path)
-    assert whole in (pytest.approx(choice.found.seconds), pytest.approx(2 * choice.found.seconds))
+    assert whole in (pytest.approx(choice.search_result.seconds), pytest.approx(2 * choice.search_result.seconds))
     assert path[0].start == 0
     for before, after in zip(path, path[1:], strict=False):
         assert after.start >= before.start + before.seconds * (1 - 1e-9)
     under_way = "of which 2 are under way" in str(explain(compiled))
-    assert under_way == (whole > 1.5 * choice.found.seconds)
+    assert under_way == (whole > 1.5 * choice.search_result.seconds)
 
 
 def test_one_step_off_is_what_such_a_program_takes(told: Explanation) -> None:
     older = same_as_async(PPO, SMALL, told)
-    assert not any(each.name == ONE_STEP_OFF for each in variants_of(older.choice))
+    assert not any(each.name == ONE_STEP_OFF for each in possible_variants(older.choice))
 
 
 @pytest.mark.long
@@ -179,8 +179,8 @@ def test_one_step_off_is_told_beside_what_the_step_takes() -> None:
 def test_off_loading_is_told() -> None:
     """Three models that fit on a device only one after the other."""
     choice = rlgraph.compile(PPO, cluster="1x1:a100-80gb(memory=7GiB)").choice
-    assert any(option.offload for option in choice.found.options)
-    path = critical_path(choice.problem, choice.found)
+    assert any(option.offload for option in choice.search_result.options)
+    path = critical_path(choice.problem, choice.search_result)
     assert any(each.parts.get("offload") for each in path)
 
 
@@ -190,8 +190,8 @@ def test_off_loading_is_told() -> None:
 def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
     names = [component.name for component in ppo.choice.problem.components]
     found = {
-        strategy.name: {frozenset(names[number] for number in own) for own in sharing(strategy.found.blocks)}
-        for strategy in strategies(ppo.choice)
+        strategy.name: {frozenset(names[number] for number in own) for own in pool_components(strategy.found.blocks)}
+        for strategy in placement_strategies(ppo.choice)
         if strategy.found and strategy.name != "what was chosen"
     }
     everything = {"actor", "actor.generate", "critic", "ref"}
@@ -204,10 +204,10 @@ def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
 @pytest.mark.parametrize("minimize", few(["time", "cost"], "time"))
 def test_no_way_beats_the_chosen_plan(minimize: str) -> None:
     choice = compiled(PPO, SMALL, minimize).choice
-    found = strategies(choice)
-    assert [strategy.found for strategy in found if strategy.chosen] == [choice.found]
+    found = placement_strategies(choice)
+    assert [strategy.found for strategy in found if strategy.chosen] == [choice.search_result]
     others = [strategy.found for strategy in found if not strategy.chosen and strategy.found]
-    assert others and all(each.value >= choice.found.value for each in others)
+    assert others and all(each.value >= choice.search_result.value for each in others)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_pools_that_are_too_small_are_told() -> None:
     large = PPO.replace("num_hidden_layers=8", "num_hidden_layers=64")
     [split] = [
         each
-        for each in strategies(rlgraph.compile(large, cluster="1x2:a100-80gb(memory=18GB)").choice)
+        for each in placement_strategies(rlgraph.compile(large, cluster="1x2:a100-80gb(memory=18GB)").choice)
         if each.name == "split"
     ]
     assert split.refused == "does not fit: 4 devices are needed (2 for `actor`, `ref`, 2 for `critic`), and there are 2"
@@ -269,7 +269,7 @@ def test_a_schedule_is_kept(program: str, first: str, last: str, name: str) -> N
     }
     for less, otherwise in without.items():
         [change] = [change for change in told.changes if change.name == less]
-        free = rlgraph.compile(program, schedule=otherwise, cluster=SMALL).choice.found.seconds
+        free = rlgraph.compile(program, schedule=otherwise, cluster=SMALL).choice.search_result.seconds
         assert change.seconds * (1 - COARSE) <= free <= change.seconds / (1 - SPARE)
         assert change.saves > COARSE, "or the test shows nothing"
 
@@ -285,10 +285,10 @@ def test_a_change_saves_what_is_told(ppo: Compiled, told: Explanation, number: i
     assert len(tried) == 4
     change = sorted(tried, key=lambda each: each.name)[number]
     if ":" in change.detail:
-        after = rlgraph.compile(PPO, cluster=change.detail).choice.found.seconds
+        after = rlgraph.compile(PPO, cluster=change.detail).choice.search_result.seconds
     else:
-        half = [each for each in variants_of(ppo.choice) if each.name == change.name][0].question.workload
-        after = rlgraph.compile(PPO, cluster=SMALL, workload=half).choice.found.seconds
+        half = [each for each in possible_variants(ppo.choice) if each.name == change.name][0].question.workload
+        after = rlgraph.compile(PPO, cluster=SMALL, workload=half).choice.search_result.seconds
     assert change.saves == pytest.approx(1 - change.seconds / before)
     assert change.seconds * (1 - COARSE) <= after <= change.seconds / (1 - SPARE), change.name
 
@@ -306,7 +306,7 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART, stream=False)
     [change] = [each for each in plain.explain().changes if "stream" in each.name]
     streamed = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART + change.name.strip("`") + "\n")
-    after, before = (run_steps(make_simulator(each.choice), STEPS).seconds for each in (streamed, plain))
+    after, before = (simulate_steps(make_simulator(each.choice), STEPS).mean_step_seconds for each in (streamed, plain))
     assert (change.seconds, change.beside) == (after, before)
     assert change.saves == 1 - after / before > 0.1
     # Other devices may help more, and are not to be had by a line.
@@ -320,7 +320,7 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
 
 def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> None:
     saves = {change.name: change.saves for change in told.changes}
-    helping = [other.name for other in variants_of(ppo.choice) if other.helps]
+    helping = [other.name for other in possible_variants(ppo.choice) if other.helps]
     assert {"one more node", "a network twice as fast", "twice the memory on each device"} <= set(helping)
     assert all(saves[name] >= 0 for name in helping)
     assert saves["one more node"] > 0.01, "or the test shows nothing"
@@ -330,17 +330,17 @@ def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> Non
 
 def test_what_was_chosen_would_still_do(ppo: Compiled) -> None:
     """Where a coarse search finds nothing better."""
-    [more] = [other for other in variants_of(ppo.choice) if other.name == "one more node"]
+    [more] = [other for other in possible_variants(ppo.choice) if other.name == "one more node"]
     kept = evaluate_change(ppo.choice, more, set())
-    assert (kept.seconds, kept.saves) == (ppo.choice.found.seconds, 0.0)
+    assert (kept.seconds, kept.saves) == (ppo.choice.search_result.seconds, 0.0)
     assert evaluate_change(ppo.choice, replace(more, helps=False), set()).seconds is None
 
 
 def test_half_as_long_answers(ppo: Compiled) -> None:
-    [half] = [each for each in variants_of(ppo.choice) if each.name == "half as long answers"]
+    [half] = [each for each in possible_variants(ppo.choice) if each.name == "half as long answers"]
     workload = half.question.workload
     assert workload.response is not None
-    assert workload.response.mean == pytest.approx(Workload().answers(512).mean / 2)
+    assert workload.response.mean == pytest.approx(Workload().answer_lengths(512).mean / 2)
 
 
 ALGORITHMS = ROOT / "rlgraph" / "algorithms"
@@ -352,19 +352,19 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     """On many devices half of GRPO's step is one process that calls the reward function."""
     cluster, pool = "64x8:h100-80gb", "schedule grpo\npool judges = 64 cpus\nplace correct on judges\n"
     made = rlgraph.compile(GRPO, cluster=cluster)
-    told, seconds = explain(made), made.choice.found.seconds
-    host = defaults("gpu").host
+    told, seconds = explain(made), made.choice.search_result.seconds
+    host = default_constants("gpu").host
     calls = 8192 * host.function_row + host.node
-    assert told.host.functions == {"correct": pytest.approx(calls)} and calls > 0.4 * seconds
+    assert told.host.function_seconds == {"correct": pytest.approx(calls)} and calls > 0.4 * seconds
     [line] = [line for line in str(told).splitlines() if line.startswith("the host works")]
-    assert "of it in `correct`: `place correct on judges`, a pool of cpus" in line and line in summary(made)
+    assert "of it in `correct`: `place correct on judges`, a pool of cpus" in line and line in summary_text(made)
     # What it would save is what is found with that schedule; the function is not told then.
     [change] = [each for each in told.changes if "on cpus of their own" in each.name]
     apart = rlgraph.compile(GRPO, schedule=pool, cluster=cluster)
-    assert change.seconds == pytest.approx(apart.choice.found.seconds, rel=COARSE)
-    assert change.saves == pytest.approx(1 - apart.choice.found.seconds / seconds, abs=COARSE)
+    assert change.seconds == pytest.approx(apart.choice.search_result.seconds, rel=COARSE)
+    assert change.saves == pytest.approx(1 - apart.choice.search_result.seconds / seconds, abs=COARSE)
     told = explain(apart)
-    assert "of it in" not in str(told) and not told.host.functions
+    assert "of it in" not in str(told) and not told.host.function_seconds
     # The simulator says the same of its plan.
     found = simulate(made)
     assert found.host_seconds(calls=True) == pytest.approx(calls, rel=0.01)
@@ -374,11 +374,15 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
 
 def test_devices_of_the_table_are_better() -> None:
     table = {name: listed.device for name, listed in known_devices().items()}
-    found = {name: better.device.name if (better := next_device(device)) else None for name, device in table.items()}
+    found = {
+        name: better.device.name if (better := next_better_device(device)) else None for name, device in table.items()
+    }
     assert (
         found["a100-40gb"] == "a100-80gb" and found["a100-80gb"] == "h100-80gb" and found["h100-80gb"] == "h200-141gb"
     )
-    assert next_device(replace(table["a100-80gb"], memory=64 * 10**9)).device.name == "h100-80gb", "it is to be faster"
+    assert next_better_device(replace(table["a100-80gb"], memory=64 * 10**9)).device.name == "h100-80gb", (
+        "it is to be faster"
+    )
     assert found["b200-180gb"] is None
     assert found["cpu"] is None
 
@@ -386,7 +390,7 @@ def test_devices_of_the_table_are_better() -> None:
 def test_a_change_keeps_what_was_said_of_links() -> None:
     text = "1x2:a100-80gb + 1x2:h20-96gb ~ 1GB/s, 5ms"
     compiled = rlgraph.compile(ALONE, cluster=text)
-    for other in variants_of(compiled.choice):
+    for other in possible_variants(compiled.choice):
         cluster = other.question.cluster
         assert (cluster.between, cluster.between_latency) == (1e9, 5e-3)
         assert read_cluster(cluster.text) == cluster
@@ -394,7 +398,7 @@ def test_a_change_keeps_what_was_said_of_links() -> None:
 
 def test_the_largest_cluster_gets_no_larger(ppo: Compiled) -> None:
     question = replace(ppo.choice.question, cluster=read_cluster("16384x8:a100-80gb"))
-    names = [other.name for other in variants_of(replace(ppo.choice, question=question))]
+    names = [other.name for other in possible_variants(replace(ppo.choice, question=question))]
     assert "one node less" in names and "one more node" not in names
 
 
@@ -455,7 +459,7 @@ def test_more_devices_are_never_slower(alone: Compiled) -> None:
     seconds = [point.seconds for point in found.points]
     assert all(seconds) and seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 1.5 * seconds[-1]
-    assert found.points[1].seconds == pytest.approx(alone.choice.found.seconds, rel=1e-12), (
+    assert found.points[1].seconds == pytest.approx(alone.choice.search_result.seconds, rel=1e-12), (
         "these are the devices it has"
     )
     assert [point.devices for point in found.points][0] == 2
@@ -489,7 +493,7 @@ def test_each_parameter_changes_what_it_says(alone: Compiled) -> None:
     assert mean < fixed
     assert seconds("response_tokens=mean=50,p99=400") == [mean], "one value with a comma"
     given = Workload(response=read_lengths("512"))
-    assert fixed == pytest.approx(rlgraph.compile(ALONE, cluster=SMALL, workload=given).choice.found.seconds)
+    assert fixed == pytest.approx(rlgraph.compile(ALONE, cluster=SMALL, workload=given).choice.search_result.seconds)
 
 
 def test_kept_rows() -> None:
@@ -515,7 +519,7 @@ def test_what_does_not_fit(ppo: Compiled) -> None:
 def test_devices_beside_other_groups() -> None:
     compiled = rlgraph.compile(ALONE, cluster="1x2:a100-80gb + 1x2:h20-96gb")
     one, two = swept(compiled, "devices=4,6").points
-    assert one.seconds == pytest.approx(compiled.choice.found.seconds) and two.seconds <= one.seconds
+    assert one.seconds == pytest.approx(compiled.choice.search_result.seconds) and two.seconds <= one.seconds
     with pytest.raises(ProgramError, match="2 devices are no whole nodes"):
         what_if(compiled, "devices=2")
 
@@ -567,7 +571,7 @@ def test_all_searches_have_one_limit(ppo: Compiled) -> None:
 
 def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     """Explaining changes nothing of what was chosen."""
-    again = choose(replace(ppo.choice.question))
+    again = choose_placement(replace(ppo.choice.question))
     assert again is not None and again.plan == ppo.choice.plan
     assert len(candidate_partitions(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import rlgraph
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.explain.parted import show_chunked
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
 LARGE = {"base": '"Qwen/Qwen2.5-32B-Instruct"'}
@@ -18,14 +18,14 @@ def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
     found = rlgraph.compile(GRPO, cluster="4x8:a100-80gb", set=LARGE).choice
     [(component, option)] = [
         (component, option)
-        for component, option in zip(found.problem.components, found.found.options, strict=True)
-        if option.deployment.chunks > 1
+        for component, option in zip(found.problem.components, found.search_result.options, strict=True)
+        if option.deployment.chunks_per_stage > 1
     ]
     split = dict(option.strategy.deployment.mesh.axes)
-    plain = replace(option.strategy.deployment, mesh=mesh(**(split | {"chunks": 1})))
+    plain = replace(option.strategy.deployment, mesh=make_mesh(**(split | {"chunks": 1})))
     several, single = (
-        sum(each * often for each, often in zip(own.seconds(option.copies), option.often, strict=True))
-        for own in (option.strategy, found.problem.options.strategy(component, plain))
+        sum(each * often for each, often in zip(own.task_seconds(option.copies), option.often, strict=True))
+        for own in (option.strategy, found.problem.options.make_strategy(component, plain))
     )
     assert single > several
     assert list(show_chunked(found)) == [
@@ -37,5 +37,7 @@ def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
 def test_a_schedule_that_says_one_part_has_it() -> None:
     schedule = "schedule grpo\npool all = 32 devices\nplace actor.train on all(engine=megatron, pp=4, chunks=1)\n"
     found = rlgraph.compile(GRPO, schedule=schedule, cluster="4x8:a100-80gb", set=LARGE).choice
-    assert [option.deployment.chunks for option in found.found.options] == [1] * len(found.found.options)
+    assert [option.deployment.chunks_per_stage for option in found.search_result.options] == [1] * len(
+        found.search_result.options
+    )
     assert list(show_chunked(found)) == []

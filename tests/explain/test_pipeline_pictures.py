@@ -9,13 +9,13 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.cli import status
-from rlgraph.explain.pipelines import pipelines
+from rlgraph.cli import run_command
+from rlgraph.explain.pipelines import plan_pipelines
 from rlgraph.passes.compilation.choosing import fusion_timetables
 from rlgraph.passes.pipelines.counted import counted_model
-from rlgraph.passes.pipelines.fuse import best_of_rules
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.published import interleaved, one_f_one_b
+from rlgraph.passes.pipelines.published import interleaved_lists, one_f_one_b_lists
 from tests.viz.charts import bars_of
 
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -60,42 +60,44 @@ def apart(folder: Path) -> Compiled:
 
 def test_a_model_in_chunks_is_interleaved(folder: Path) -> None:
     text = "schedule early\npool all = 8 devices\nplace actor.train on all(engine=megatron, tp=2, pp=2, chunks=2)\n"
-    [one] = pipelines(rlgraph.compile(EARLY, schedule=text, cluster="1x8:h100-80gb"))
+    [one] = plan_pipelines(rlgraph.compile(EARLY, schedule=text, cluster="1x8:h100-80gb"))
     [model] = one.fusion.problem.models
-    assert model.chunks == 2 and one.fusion.lists == interleaved(model)
+    assert model.chunks == 2 and one.fusion.lists == interleaved_lists(model)
 
 
 def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) -> None:
-    configs = together.choice.configs
+    configs = together.choice.model_configs
 
     def seen(name: str, micro_batches: int, turned: bool):  # type: ignore[no-untyped-def]
         config = configs[name]
         return counted_model(config.shape, config.kind, 4, micro_batches, turned=turned)
 
-    [one] = pipelines(together)
+    [one] = plan_pipelines(together)
     sizes = [model.micro_batches for model in one.fusion.problem.models]
-    assert one.fusion.lists == best_of_rules(Problem((seen("actor", sizes[0], False), seen("critic", sizes[1], True))))
+    assert one.fusion.lists == best_rule_schedule(
+        Problem((seen("actor", sizes[0], False), seen("critic", sizes[1], True)))
+    )
     assert one.fusion == fusion_timetables(together.choice)["actor, critic"]
-    alone = {each.fusion.problem.models[0].name: each.fusion for each in pipelines(apart)}
+    alone = {each.fusion.problem.models[0].name: each.fusion for each in plan_pipelines(apart)}
     assert set(alone) == {"actor", "critic"}
     for name, fusion in alone.items():
         [model] = fusion.problem.models
-        assert fusion.lists == one_f_one_b(seen(name, model.micro_batches, False))
+        assert fusion.lists == one_f_one_b_lists(seen(name, model.micro_batches, False))
         # One after the other they take what the cost model says of one that is alone.
         assert fusion.table.makespan == pytest.approx(fusion.bound)
 
 
 def test_the_memory_in_flight_is_the_plans(together: Compiled, apart: Compiled) -> None:
     for made in (together, apart):
-        for each in pipelines(made):
+        for each in plan_pipelines(made):
             peak = made.plan_file_sections["predicted"]["memory"]["learn"]
             assert 0 < each.held < peak["bytes"]
-    [one] = pipelines(together)
-    assert one.held > max(each.held for each in pipelines(apart))
+    [one] = plan_pipelines(together)
+    assert one.held > max(each.held for each in plan_pipelines(apart))
 
 
 def test_the_picture_has_a_bar_for_each_entry(together: Compiled, apart: Compiled) -> None:
-    [one] = pipelines(together)
+    [one] = plan_pipelines(together)
     svg = together.to_svg(picture="pipelines")
     assert len(bars_of(svg)) == one.fusion.problem.forward_backward_count and "@font-face" in svg
     assert ">train actor, critic in one pipeline<" in svg and "of the time is left out" not in svg
@@ -146,7 +148,7 @@ def test_rows_that_come_in_parts_are_told(folder: Path) -> None:
         made = rlgraph.compile(
             folder / "early.rlf", schedule=folder / "early.rls", cluster="2x8:h100-80gb", stream=False
         )
-        [each] = pipelines(made)
+        [each] = plan_pipelines(made)
         assert each.parts == parts and ("rows come in parts" in made.to_svg(picture="pipelines")) == parts
 
 
@@ -155,12 +157,12 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str], tmp_
     files = [str(folder / "ppo.rlf"), str(folder / "fused.rls"), "--cluster", "2x8:h100-80gb"]
     asked = ["compile", *files, "--picture", "pipelines", "--visualize"]
     for name, begins in (("a.svg", b"<svg"), ("a.png", b"\x89PNG"), ("a.html", b"<!doctype")):
-        assert status([*asked, str(tmp_path / name)]) == 0
+        assert run_command([*asked, str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_bytes().startswith(begins)
     capsys.readouterr()
-    assert status([*asked, str(tmp_path / "a.dot")]) == 2
+    assert run_command([*asked, str(tmp_path / "a.dot")]) == 2
     assert "a picture of pipelines is no graph" in capsys.readouterr().err
-    assert status(["compile", *files, "--picture", "pipelines", "--emit", "dot"]) == 2
+    assert run_command(["compile", *files, "--picture", "pipelines", "--emit", "dot"]) == 2
 
 
 def test_the_page_shows_what_is_drawn(together: Compiled, request: pytest.FixtureRequest) -> None:

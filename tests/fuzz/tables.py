@@ -26,7 +26,7 @@ from rlgraph.data.sources import open_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.passes.compilation.compile import check_program
 from rlgraph.passes.compilation.programs import OpenedProgram
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
 Rows = Sequence[Row]
 Number = float | int
@@ -320,7 +320,7 @@ def check_table(raw: bytes, folder: Path) -> object:
     rows = parsed(table)
     opened = OpenedProgram(Source("a.rlf", text_of(use, read)), folder)
     try:
-        source = open_source(Spec("jsonl", ("rows.jsonl",), {}, NO_SPAN), opened.folders)
+        source = open_source(CallSpec("jsonl", ("rows.jsonl",), {}, NO_SPAN), opened.folders)
     except ProgramError:
         assert not rows, "rows that are none"
         raise
@@ -413,11 +413,11 @@ class Streamed:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def read(self, start: int, count: int) -> list[Row]:
+    def read_rows(self, start: int, count: int) -> list[Row]:
         return list(self._rows[start : start + count])
 
 
-def _streamed(spec: Spec, rows: Rows) -> DataSource:
+def _streamed(spec: CallSpec, rows: Rows) -> DataSource:
     return make_source(spec, Streamed(rows), "`rows`")
 
 

@@ -27,8 +27,8 @@ from rlgraph.passes.compilation.schedules import with_schedule
 from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.lengths import read_fitted
-from rlgraph.user_code.spec import Spec
+from rlgraph.profiles.lengths import read_fitted_lengths
+from rlgraph.user_code.spec import CallSpec
 from tests.documents import examples, program
 from tests.dsl.mutants import PAIR, PROGRAMS, RICH
 from tests.fuzz import tables
@@ -224,7 +224,7 @@ def _lengths_file(raw: bytes, folder: Path) -> object:
     try:
         return read_lengths(str(path))
     except ProgramError:
-        return read_fitted(path)
+        return read_fitted_lengths(path)
 
 
 LENGTHS = ("1024", "mean=350, p99=1500", "p50=300,p99=1500", "[1, 2, 3.5, 10]", "mean=3,p99.9=10", "p1=10, p50=100")
@@ -252,7 +252,7 @@ def _rows(raw: bytes, folder: Path) -> object:
     program += "step:\n    a = actor.generate(rows, max_tokens=2)\n    report x = mean(a.length == rows.answer)\n"
     opened = OpenedProgram(Source("a.rlf", program), folder)
     check_program(opened, {})
-    spec = Spec("jsonl", ("rows.jsonl",), {"batch": 1}, NO_SPAN)
+    spec = CallSpec("jsonl", ("rows.jsonl",), {"batch": 1}, NO_SPAN)
     source = open_source(spec, opened.folders)
     return [source.rows[number] for number in range(len(source.rows))]  # type: ignore[index, arg-type]
 

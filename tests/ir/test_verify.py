@@ -11,7 +11,7 @@ from rlgraph.ir.graph import Graph, Node, Program, Value
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.types import Axis, Handle, Tensor
 from rlgraph.ir.verify import BrokenGraph, verify
-from rlgraph.ops import NODES, infer
+from rlgraph.ops import NODES, infer_type
 
 GOOD = """program grpo
 axis prompts
@@ -44,13 +44,13 @@ phase step(actor@0: model<actor>, prompts@0: cursor<prompts>):
 
 def problems(program: Program) -> list[str]:
     with pytest.raises(BrokenGraph) as caught:
-        verify(program, NODES, infer)
+        verify(program, NODES, infer_type)
     assert str(caught.value) == "\n".join(caught.value.problems)
     return caught.value.problems
 
 
 def test_a_good_program_passes() -> None:
-    verify(parse_program(GOOD), NODES, infer)
+    verify(parse_program(GOOD), NODES, infer_type)
 
 
 @pytest.mark.parametrize(

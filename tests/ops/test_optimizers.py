@@ -21,7 +21,7 @@ def test_one_needs_no_name() -> None:
 
 def test_of_several_a_program_names_one_and_its_own_settings() -> None:
     *settings, choice = optimizer_attributes([ADAMW, PLAIN])
-    assert (choice.name, choice.default, choice.choice) == ("optimizer", None, "adamw or plain")
+    assert (choice.name, choice.default, choice.choices_text) == ("optimizer", None, "adamw or plain")
     told = {each.name: each.default for each in settings}
     assert told == {**{each.name: each.default for each in ADAMW.settings}, "momentum": None}
 
@@ -31,4 +31,4 @@ def test_bytes_follow_from_what_it_keeps(item: int, master: int) -> None:
     wide = max(4, item)
     for optimizer in (*OPTIMIZERS.values(), PLAIN):
         found = optimizer_bytes(optimizer, item)
-        assert (found.gradient, found.moments, found.master) == (wide, optimizer.kept * wide, master)
+        assert (found.gradient, found.moments, found.master) == (wide, optimizer.numbers_per_weight * wide, master)

@@ -12,11 +12,11 @@ import pytest
 
 import rlgraph
 from rlgraph.api.target import fit_lengths, workload
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.profiles.censored import Censored
-from rlgraph.profiles.lengths import read_fitted
+from rlgraph.profiles.censored import CensoredLengths
+from rlgraph.profiles.lengths import read_fitted_lengths
 
 LENGTHS = (
     '{"rlgraph_lengths": 1, "source": "x",\n "prompts": {"rows": 2, "cut": 0, "values": [7, 9]},\n "answers": null}'
@@ -38,14 +38,14 @@ def lognormal(rows: int, seed: int = 3) -> list[int]:
     return [max(1, round(generator.lognormvariate(6, 1))) for _ in range(rows)]
 
 
-def cut_at(rows: list[int], limit: int) -> Censored:
-    return Censored([row for row in rows if row < limit], [limit for row in rows if row >= limit])
+def cut_at(rows: list[int], limit: int) -> CensoredLengths:
+    return CensoredLengths([row for row in rows if row < limit], [limit for row in rows if row >= limit])
 
 
 def test_rows_that_were_cut_at_different_limits() -> None:
     """By hand: of 6 rows 1 ends at 3; 1 is cut at 4; of the 4 that are left 2 end at 5, of 2 one at 8, 1 is cut
     there."""
-    found = list(Censored([3, 5, 5, 8], [4, 8])._seen())
+    found = list(CensoredLengths([3, 5, 5, 8], [4, 8])._seen())
     assert [length for length, _ in found] == [3, 5, 8]
     assert [mass for _, mass in found] == pytest.approx([1 / 6, 5 / 6 / 2, 5 / 12 / 2])
 
@@ -55,13 +55,13 @@ def test_a_known_distribution_is_found_again(limit: int) -> None:
     """Of 20,000 rows of a log-normal distribution of which none, one in 18 and one in 3 are cut."""
     rows = lognormal(20_000)
     found = cut_at(rows, limit)
-    fit = found.lognormal
+    fit = found.log_length_distribution
     # Standard errors of both are less than 1 / sqrt(rows that ended); five of them.
     assert fit is not None and len(found.ended) < len(rows) or limit == 10**6
     assert (fit.mean, fit.stdev) == pytest.approx((6, 1), abs=5 / math.sqrt(len(found.ended)))
     # Kolmogorov's distance of so many rows from the distribution that they are of is hardly more.
-    assert 0 < found.distance < 1.63 / math.sqrt(len(rows))
-    made = found.lengths()
+    assert 0 < found.fit_distance < 1.63 / math.sqrt(len(rows))
+    made = found.estimated_lengths()
     assert made.capped(limit).mean == pytest.approx(fmean(min(row, limit) for row in rows), rel=2e-3)
     # What nobody saw is the log-normal's: the mean of all is exp(mu + sigma^2 / 2).
     assert made.mean == pytest.approx(math.exp(6.5), rel=0.05)
@@ -69,15 +69,21 @@ def test_a_known_distribution_is_found_again(limit: int) -> None:
 
 def test_another_distribution_is_far_from_log_normal() -> None:
     generator = random.Random(1)
-    assert Censored([generator.choice((10, 1000)) for _ in range(500)]).distance > 0.2
+    assert CensoredLengths([generator.choice((10, 1000)) for _ in range(500)]).fit_distance > 0.2
 
 
 def test_few_rows() -> None:
-    assert Censored([5]).lengths() == Lengths((5.0,)) and Censored([5]).lognormal is None
-    assert Censored([], [4, 4]).lengths().mean == 4 and Censored([], [4, 4]).lognormal is None
-    assert Censored([2, 9]).lengths().values == (2, 9)
+    assert (
+        CensoredLengths([5]).estimated_lengths() == Lengths((5.0,))
+        and CensoredLengths([5]).log_length_distribution is None
+    )
+    assert (
+        CensoredLengths([], [4, 4]).estimated_lengths().mean == 4
+        and CensoredLengths([], [4, 4]).log_length_distribution is None
+    )
+    assert CensoredLengths([2, 9]).estimated_lengths().values == (2, 9)
     # A spread of nothing beside what was cut far above: no number is infinite.
-    assert all(math.isfinite(value) for value in Censored([1, 2], [100_000] * 50).lengths().values)
+    assert all(math.isfinite(value) for value in CensoredLengths([1, 2], [100_000] * 50).estimated_lengths().values)
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -92,8 +98,8 @@ def test_a_run_and_what_is_predicted_for_it(
     monkeypatch.chdir(tmp_path)
     write(Path("prompts.jsonl"), [{"prompt": text} for text in ("a", "abb", "babab", "bbbbbbb")])
     Path("tiny.rlf").write_text(TINY)
-    assert status(["run", "tiny.rlf", "--steps", "6", "--out", "r", "--record", "rec"]) == 0
-    assert status(["lengths", "r", "-o", "l.json"]) == 0
+    assert run_command(["run", "tiny.rlf", "--steps", "6", "--out", "r", "--record", "rec"]) == 0
+    assert run_command(["lengths", "r", "-o", "l.json"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["prompts", "4"], ["answers", "192"]]
     lengths = [json.loads(line)["length"] for line in Path("r/metrics.jsonl").read_text().splitlines()]
@@ -102,15 +108,15 @@ def test_a_run_and_what_is_predicted_for_it(
     assert sorted(found.prompts.ended) == [1, 3, 5, 7]
     assert set(found.answers.cut) == {6} and len(found.answers.ended) > 20
     both = workload(lengths="l.json")
-    assert both.answers(6).mean == pytest.approx(fmean(lengths), rel=1e-3)
+    assert both.answer_lengths(6).mean == pytest.approx(fmean(lengths), rel=1e-3)
     told = {}
     for given in ([], ["--lengths", "l.json"], ["--lengths", "l.json", "--prompt-tokens", "10"]):
-        assert status(["simulate", "tiny.rlf", "--steps", "20", "--message-format", "json", *given]) == 0
+        assert run_command(["simulate", "tiny.rlf", "--steps", "20", "--message-format", "json", *given]) == 0
         told[len(given)] = json.loads(capsys.readouterr().out.splitlines()[-1])["tokens"]
     # Lengths of whole tokens are rounded each by itself.
     assert told[2] == pytest.approx(32 * (4 + fmean(lengths)), rel=0.02)
     assert told[4] - told[2] == pytest.approx(32 * 6, rel=1e-6) and told[0] > 10 * told[2]
-    assert status(["compile", "tiny.rlf", "--cluster", "1x1:cpu", "--lengths", "l.json"]) == 0
+    assert run_command(["compile", "tiny.rlf", "--cluster", "1x1:cpu", "--lengths", "l.json"]) == 0
     plan = rlgraph.compile("tiny.rlf", cluster="1x1:cpu", workload=both).plan_json()
     assert json.loads(json.loads(plan)["assumptions"]["prompt_tokens"]) == [1, 3, 5, 7]
 
@@ -124,7 +130,7 @@ def test_turns_of_an_episode_are_one_answer(tmp_path: Path) -> None:
     ]
     write(tmp_path / "step-000001.here-1-ff.jsonl", lines)
     found = fit_lengths(tmp_path)
-    assert (found.prompts, found.answers) == (Censored([5]), Censored([4], []))
+    assert (found.prompts, found.answers) == (CensoredLengths([5]), CensoredLengths([4], []))
 
 
 def test_columns_of_files(tmp_path: Path) -> None:
@@ -134,18 +140,18 @@ def test_columns_of_files(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"ids": [[1, 2, 3], [4]], "response": [9, 30]}), path)
     found = fit_lengths(path, prompt="ids", limit=20)
-    assert (found.prompts, found.answers) == (Censored([3, 1]), Censored([9], [20]))
+    assert (found.prompts, found.answers) == (CensoredLengths([3, 1]), CensoredLengths([9], [20]))
 
 
 def test_texts_are_counted_by_a_tokenizer(tmp_path: Path) -> None:
-    from rlgraph.backends.engines.tokenizers import Chars, build_tokenizer
+    from rlgraph.backends.engines.tokenizers import CharTokenizer, build_tokenizer
 
-    build_tokenizer(Chars("ab")).save_pretrained(str(tmp_path / "model"))
+    build_tokenizer(CharTokenizer("ab")).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
     path = write(tmp_path / "rows.jsonl", [{"prompt": "abab", "answer": "ba"}])
     found = fit_lengths(path, answer="answer", model=str(tmp_path / "model"))
     # An answer has its end, too.
-    assert (found.prompts, found.answers) == (Censored([4]), Censored([3], []))
+    assert (found.prompts, found.answers) == (CensoredLengths([4]), CensoredLengths([3], []))
 
 
 @pytest.mark.parametrize(
@@ -175,19 +181,21 @@ def test_what_cannot_be_counted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
-    assert status(["lengths", name, *options]) == 1
+    assert run_command(["lengths", name, *options]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"error[{code}]") and said in err and "^" in err
     assert not Path("lengths.json").exists()
 
 
 def test_folders_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["lengths", str(tmp_path)]) == 2 and "E0815" in capsys.readouterr().err
+    assert run_command(["lengths", str(tmp_path)]) == 2 and "E0815" in capsys.readouterr().err
     (tmp_path / "recording.json").write_text('{"format": 2, "program": "p", "seed": 0}')
-    assert status(["lengths", str(tmp_path)]) == 1 and "has no rows" in capsys.readouterr().err
+    assert run_command(["lengths", str(tmp_path)]) == 1 and "has no rows" in capsys.readouterr().err
     (tmp_path / "step-000001.x.jsonl").write_text('{"node": ')
-    assert status(["lengths", str(tmp_path)]) == 4 and "E0817" in capsys.readouterr().err
-    assert status(["lengths", str(tmp_path), "--model", "m"]) == 2 and "goes with a file" in capsys.readouterr().err
+    assert run_command(["lengths", str(tmp_path)]) == 4 and "E0817" in capsys.readouterr().err
+    assert (
+        run_command(["lengths", str(tmp_path), "--model", "m"]) == 2 and "goes with a file" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +220,7 @@ def test_files_of_lengths_that_are_wrong(old: str, new: str, code: str, said: st
     path = tmp_path / "lengths.json"
     path.write_text(LENGTHS.replace(old, new))
     with pytest.raises(ProgramError) as caught:
-        read_fitted(path)
+        read_fitted_lengths(path)
     assert any(found.code == code and said in found.message for found in caught.value.diagnostics), caught.value
     assert all(found.span.source.path == str(path) for found in caught.value.diagnostics)
 
@@ -221,7 +229,7 @@ def test_a_caret_stands_under_the_number(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     path.write_text(LENGTHS.replace("9", "-9"))
     with pytest.raises(ProgramError) as caught:
-        read_fitted(path)
+        read_fitted_lengths(path)
     assert (caught.value.diagnostics[0].span.line, caught.value.diagnostics[0].span.text) == (2, "-9")
 
 

@@ -13,7 +13,7 @@ from rlgraph.api import compile
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
@@ -21,7 +21,7 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import CoreWaits, Stopwatch, TimedStep, TimedWork
+from rlgraph.profiles.observe import CoreWaitReader, Stopwatch, TimedStep, TimedWork
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 
 POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
@@ -34,11 +34,11 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "known seconds":
             patch.setattr("time.perf_counter", (look / 1000 for look in count()).__next__)
-            patch.setattr(CoreWaits, "waits", lambda cores: [])
+            patch.setattr(CoreWaitReader, "wait_seconds", lambda cores: [])
         patch.setitem(profiling.SIZES, "cpu", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
         patch.setitem(profiling.POINTS, "cpu", POINTS)
         path = tmp_path_factory.mktemp("profile") / "here.json"
-        assert status(["profile", "--quick", "--engines", "transformers", "-o", str(path)]) == 0
+        assert run_command(["profile", "--quick", "--engines", "transformers", "-o", str(path)]) == 0
     return path
 
 
@@ -72,18 +72,18 @@ def test_the_seconds_of_a_known_clock_are_found_again(file: Path, request: pytes
 
 def test_an_order_that_was_sent_behind_weights_says_nothing_of_orders(tmp_path: Path) -> None:
     """Its process has it before it can begin: what passes until the weights are there is theirs."""
-    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).program_text)
     node = next(iter(compile(tmp_path / "p.rlf").program.phases[0].graph.nodes))
     watch = Stopwatch()
     # How long this process waits for a core is no part of it.
-    watch.cores.waits = lambda: []  # type: ignore[method-assign]
+    watch.cores.wait_seconds = lambda: []  # type: ignore[method-assign]
 
     def took(behind: bool) -> TimedWork:
         watch.node_started(node)
         if behind:
-            watch.span("play", 0, "sync m0", "sync", 0.0, 5.0)
+            watch.add_span("play", 0, "sync m0", "sync", 0.0, 5.0)
             watch.weights_sent("m0", "learn", "play", 5.0, 0, 0)
-        watch.span("play", 0, node.name, node.op, 5.0, 6.0)
+        watch.add_span("play", 0, node.name, node.op, 5.0, 6.0)
         watch.node_done(node, 8.0, 0)
         return watch.take_works()[-1]
 
@@ -96,7 +96,7 @@ def test_work_takes_time_however_long_it_waited() -> None:
     """The counter of waits is coarser than the clock: work would seem to have taken none, and nothing fits that."""
     watch = Stopwatch()
     for waited in (0.0, 5e-4, 1e-3, 2e-3):
-        watch.add("x", "tensor", seconds=1e-3, inside=8e-4, waited=waited)
+        watch.add_work("x", "tensor", seconds=1e-3, inside=8e-4, waited=waited)
     assert [each.inside for each in watch.take_works()] == pytest.approx([8e-4, 3e-4, 8e-5, 8e-5])
 
 
@@ -105,7 +105,7 @@ def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(
         "def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n"
     )
-    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).program_text)
     schedule = "schedule probe\npool all = 1 devices\nplace m0, r0 on all(engine=transformers)\n"
     compiled, known = compile(tmp_path / "p.rlf", schedule=schedule), Workload(Lengths((8.0,)))
     found = read_calibration(file)
@@ -116,12 +116,12 @@ def test_a_calibration_changes_a_prediction(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_takes_a_calibration(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
-    assert status(["simulate", str(tmp_path / "p.rlf"), "--cluster", "1x1:cpu", "--calibration", str(file)]) == 0
+    (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).program_text)
+    assert run_command(["simulate", str(tmp_path / "p.rlf"), "--cluster", "1x1:cpu", "--calibration", str(file)]) == 0
     assert str(file) in capsys.readouterr().out
     broken = tmp_path / "broken.json"
     broken.write_text('{"rlgraph_calibration": 99}')
-    assert status(["simulate", str(tmp_path / "p.rlf"), "--calibration", str(broken)]) == 1
+    assert run_command(["simulate", str(tmp_path / "p.rlf"), "--calibration", str(broken)]) == 1
     assert "E0941" in capsys.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_the_command_takes_a_calibration(file: Path, tmp_path: Path, capsys: pyt
     ("given", "said"), [(["--engines", "tensorflow"], "no engine"), (["-o", "nowhere/here.json"], "no folder")]
 )
 def test_wrong_commands(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["profile", *given]) == 2
+    assert run_command(["profile", *given]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
@@ -149,13 +149,15 @@ def test_a_model_is_held_out_from_the_constants_that_predict_it() -> None:
     known, batch = Rates(0.5, 0.5, call=1e-3, layer=1e-4), Batch(8.0, Lengths((64.0,)), Lengths((64.0,)))
     [island] = read_cluster("1x1:cpu").islands
 
-    def sample(hidden: int, rows: float, slower: float) -> profiling.Sample:
+    def sample(hidden: int, rows: float, slower: float) -> profiling.TimedSample:
         shape = Shape("llama", 128, hidden, 2 * hidden, 2, 4, 4, hidden // 4)
         config = ModelConfig("m", shape, "causal_lm")
-        own = profiling.Sample("forward", config, Deployment("transformers", island), replace(batch, rows=rows), 1.0)
+        own = profiling.TimedSample(
+            "forward", config, Deployment("transformers", island), replace(batch, rows=rows), 1.0
+        )
         return replace(own, seconds=slower * profiling.predicted_seconds(own, known))
 
-    def grid(slower: float) -> list[profiling.Sample]:
+    def grid(slower: float) -> list[profiling.TimedSample]:
         sizes = ((64, 1.0), (256, 1.0), (512, slower))
         return [sample(hidden, rows, factor) for hidden, factor in sizes for rows in (1.0, 4.0, 16.0)]
 
@@ -167,6 +169,6 @@ def test_a_model_is_held_out_from_the_constants_that_predict_it() -> None:
 
 def test_a_probe_says_what_it_asks_for() -> None:
     probe = Probe((ProbeModel(32, 1, 32),), POINTS, prompts=6)
-    sampled, trained = probe.batches(POINTS[1])
+    sampled, trained = probe.batches_at(POINTS[1])
     assert (sampled.rows, sampled.samples, trained.rows) == (12, 2, 6)
-    assert sampled.prompt.mean == pytest.approx(sum(map(len, probe.texts())) / 6)
+    assert sampled.prompt.mean == pytest.approx(sum(map(len, probe.prompt_texts())) / 6)

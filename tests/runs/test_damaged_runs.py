@@ -15,10 +15,10 @@ from programs_on_disk import write_tiny
 import rlgraph
 from rlgraph.backends.engines.stored import StoredTensors
 from rlgraph.backends.saved import checking_damage
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake, escape_controls
 from rlgraph.runs.checkpoint import disk, document
-from rlgraph.runs.checkpoint.interval import read_interval
+from rlgraph.runs.checkpoint.interval import parse_interval
 from rlgraph.runs.folder import HOW, RunFolder
 
 NEWEST, BEFORE = "checkpoints/step-000000002", "checkpoints/step-000000001"
@@ -74,7 +74,7 @@ def changed(path: Path, **fields: Any) -> None:
 
 def signed(path: Path, **fields: Any) -> None:
     """A document that somebody has changed who knows how it is written."""
-    path.write_text(document.signed(document.read_document(path.parent) | fields))
+    path.write_text(document.text_with_digest(document.read_document(path.parent) | fields))
 
 
 def flipped(path: Path, bit: int) -> None:
@@ -107,12 +107,12 @@ def test_the_newest_is_taken_where_latest_names_none(damage: Callable[[Path], No
     elsewhere = run.parent / "elsewhere/step-000000001"
     shutil.copytree(run / BEFORE, elsewhere)
     damage(run / LATEST)
-    assert disk.newest(run / "checkpoints") == run / NEWEST
+    assert disk.newest_checkpoint(run / "checkpoints") == run / NEWEST
 
 
 def test_latest_chooses(run: Path) -> None:
     (run / LATEST).write_text("step-000000001\n")
-    assert disk.newest(run / "checkpoints") == run / BEFORE
+    assert disk.newest_checkpoint(run / "checkpoints") == run / BEFORE
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_a_damaged_checkpoint_is_told(
     damage: Callable[[Path], None], told: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run)
-    assert status(["resume", "run", "--steps", "3"]) == 2
+    assert run_command(["resume", "run", "--steps", "3"]) == 2
     said = capsys.readouterr().err
     assert "error[E0827]" in said and told in said and said == escape_controls(said)
 
 
 def read_all(checkpoint: Path) -> None:
-    found = document.read(checkpoint)
+    found = document.read_checkpoint(checkpoint)
     for name in found.models:
-        saved = document.model_of(found, name)
+        saved = document.saved_model_of(found, name)
         with checking_damage(saved):
-            stored = StoredTensors(saved.files("weights") | saved.files("moments"))
+            stored = StoredTensors(saved.files_of_kind("weights") | saved.files_of_kind("moments"))
             for tensor in stored.names:
-                stored.read(tensor, stored.box(tensor))
+                stored.read(tensor, stored.full_box(tensor))
 
 
 def test_a_bit_that_has_changed_is_told_wherever_it_is(run: Path) -> None:
@@ -176,12 +176,12 @@ def test_a_run_does_not_go_on_with_a_bit_that_has_changed(run: Path, capsys: pyt
     flipped(file, 8 * file.stat().st_size - 12)
     ranks = ["run", "tiny.rlf", "--resume", "run", "--backend", "ray", "--debug"]
     for command in (["resume", "run"], ranks):
-        assert status([*command, "--steps", "3"]) == 2
+        assert run_command([*command, "--steps", "3"]) == 2
         said = capsys.readouterr().err
         assert "error[E0827]" in said and "`models/actor/weights.safetensors` is not as it was written" in said
         assert "remove `step-000000002`, and the run goes on from the checkpoint before it" in said
     shutil.rmtree(run / NEWEST)
-    assert status(["resume", "run", "--steps", "3"]) == 0
+    assert run_command(["resume", "run", "--steps", "3"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_how_it_was_run_has_to_be_there(
     damage: Callable[[Path], None], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run / "run.json")
-    assert status(["resume", "run", "--steps", "3"]) == 2
+    assert run_command(["resume", "run", "--steps", "3"]) == 2
     said = capsys.readouterr().err
     assert "error[E0829]" in said and said == escape_controls(said)
 
@@ -227,7 +227,7 @@ def test_what_stands_behind_the_last_whole_line_is_cut_off(tail: bytes, run: Pat
     good = metrics.read_bytes()
     metrics.write_bytes(good + tail)
     folder = RunFolder.open_for_resume(run)
-    assert [line["step"] for line in folder.cut_after(2)] == [1, 2]
+    assert [line["step"] for line in folder.cut_after_step(2)] == [1, 2]
     folder.close()
     assert metrics.read_bytes() == good
 
@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_what_says_how_it_was_run(run: Path, monkeypatch: pyt
     folder = RunFolder.open_for_resume(run)
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(UsageMistake, match="no space left on device"):
-        folder.begin("program", "graph", {})
+        folder.write_run_inputs("program", "graph", {})
     folder.close()
     assert (run / "run.json").read_bytes() == before
     assert not list(run.glob(".*"))
@@ -265,4 +265,4 @@ def test_a_full_disk_leaves_what_says_how_it_was_run(run: Path, monkeypatch: pyt
 def test_a_number_of_5000_digits_does_not_say_how_often() -> None:
     for text in ("9" * 5000, "9" * 5000 + "h", "1." + "9" * 5000):
         with pytest.raises(UsageMistake, match="E0825"):
-            read_interval(text)
+            parse_interval(text)

@@ -29,14 +29,14 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker import saving as process_saving
 from rlgraph.backends.worker.session import Session
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving
 from rlgraph.runs.checkpoint import interval as clock
 from rlgraph.runs.checkpoint.best import REPORTED
-from rlgraph.runs.checkpoint.interval import SaveInterval, read_interval
-from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
+from rlgraph.runs.checkpoint.interval import SaveInterval, parse_interval
+from rlgraph.runs.checkpoint.values import Unsavable, decode_value, encode_value
 from tests.suites import few
 from tests.waits import NEVER
 
@@ -73,7 +73,7 @@ def same(a: rlgraph.Run, b: rlgraph.Run) -> bool:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = status(list(arguments))
+    code = run_command(list(arguments))
     return code, capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     for at in (37, 58, 84):
         with pytest.raises(KeyboardInterrupt):
             ran(steps, f"cut-{at}", program, save_every=99, observer=Breaks(at))
-        if not Path(f"cut-{at}").exists() or not disk.complete(Path(f"cut-{at}/checkpoints")):
+        if not Path(f"cut-{at}").exists() or not disk.complete_checkpoints(Path(f"cut-{at}/checkpoints")):
             continue
         ran(steps, program=program, resume=f"cut-{at}")
         assert kills.differing(kills.result(Path(f"cut-{at}")), wanted) == []
@@ -260,7 +260,7 @@ def test_a_checkpoint_is_written_beside_the_next_step(
     weights_and_moments = ["written"] * 2
     assert slow.told[:6] == ["generate", "train", "generate", *weights_and_moments, "train"]
     for step in range(1, 4):
-        files = [path for path in Path("quick/checkpoints", disk.name(step)).rglob("*") if path.is_file()]
+        files = [path for path in Path("quick/checkpoints", disk.checkpoint_name(step)).rglob("*") if path.is_file()]
         assert len(files) == 6
         for path in files:
             assert path.read_bytes() == Path("slow", path.relative_to("quick")).read_bytes(), path
@@ -339,7 +339,7 @@ def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[s
 
     def left(out: str) -> list[str]:
         place = Path(out, "checkpoints")
-        found = [str(disk.step_of(path)) for path in disk.complete(place)]
+        found = [str(disk.step_of(path)) for path in disk.complete_checkpoints(place)]
         best = (place / "best").read_text().strip() if (place / "best").exists() else "-"
         return [*found, best.lstrip("step-0") or best]
 
@@ -357,7 +357,7 @@ def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[s
     ran(4, "often", "best.rlf", save_every=1, keep=9, keep_best="rare")
     said = {
         disk.step_of(path): json.loads((path / "checkpoint.json").read_text()).get(REPORTED)
-        for path in disk.complete(Path("often/checkpoints"))
+        for path in disk.complete_checkpoints(Path("often/checkpoints"))
     }
     assert said == {1: None, 2: {"rare": 5.0}, 3: None, 4: {"rare": 5.0}}
     # It is as it was begun.
@@ -379,7 +379,7 @@ def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[s
 def test_tensorboard_forgets_what_is_done_again(folder: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     ran(3, "a", save_every=2)
-    disk.remove(Path("a/checkpoints/step-000000003"))
+    disk.remove_folder(Path("a/checkpoints/step-000000003"))
     ran(4, resume="a")
     events = loader.EventAccumulator("a/tensorboard")
     events.Reload()
@@ -390,7 +390,7 @@ def test_tensorboard_forgets_what_is_done_again(folder: Path) -> None:
 def test_a_recording_goes_on(folder: Path) -> None:
     ran(4, "whole", record="whole-rec")
     ran(3, "a", save_every=2, record="rec")
-    disk.remove(Path("a/checkpoints/step-000000003"))
+    disk.remove_folder(Path("a/checkpoints/step-000000003"))
     ran(4, resume="a")
     replayed = ran(4, "again", replay="a")
     assert numbers("again") == numbers("whole") and replayed.folder
@@ -427,7 +427,9 @@ def test_another_program_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
     assert code == 0 and "step 4/4" in err
     last = Path("a/checkpoints/step-000000004")
-    (last / document.DOCUMENT).write_text(document.signed(document.read_document(last) | {"rows": {"prompts": 5}}))
+    (last / document.DOCUMENT).write_text(
+        document.text_with_digest(document.read_document(last) | {"rows": {"prompts": 5}})
+    )
     code, err = told(capsys, "resume", "a", "--steps", "5")
     assert code == 2 and "E0826]: `prompts` has 3 rows, and had 5 rows when the run was saved" in err
 
@@ -520,7 +522,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_good(folder: P
     with pytest.raises(UsageMistake) as refused:
         ran(4, resume="a")
     assert "E0827" in str(refused.value) and "`models/actor/weights.safetensors` has" in str(refused.value)
-    disk.remove(newest)
+    disk.remove_folder(newest)
     assert same(whole, ran(4, resume="a"))
 
 
@@ -533,14 +535,14 @@ def test_steps_of_earlier_phases_are_no_main_steps(folder: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, plain = ran(4), saving.document.write
+    whole, plain = ran(4), saving.document.write_checkpoint
 
     def full(place: Path, header: Mapping[str, Any], *more: Any) -> None:
         plain(place, header, *more)
         if header["step"] == 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving.document, "write", full)
+    monkeypatch.setattr(saving.document, "write_checkpoint", full)
     with pytest.raises(RunError) as failed:
         ran(4, "a", save_every=1)
     assert str(failed.value) == (
@@ -579,7 +581,7 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
     compiled = rlgraph.compile(Path("tiny.rlf"))
     from rlgraph.backends.local.backend import LocalBackend
 
-    plain = LocalBackend.steps
+    plain = LocalBackend.run_steps
 
     def steps(self: LocalBackend, wanted: int | None) -> Any:
         nonlocal model
@@ -588,14 +590,17 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
 
     model: Any = None
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as failed:
-        patch.setattr(LocalBackend, "steps", steps)
+        patch.setattr(LocalBackend, "run_steps", steps)
         compiled.run(5, out="a", threads=1, save_every=1, observer=Diverges())
     # The next step has begun to sample with it.
     assert "error[E0731]: `actor` cannot generate: the model's logits are not finite" in str(failed.value)
     err = capsys.readouterr().err
     assert "error[E0831]: `actor` has diverged in step 3" in err
     assert "the last one is `a/checkpoints/step-000000002`" in err
-    assert [path.name for path in disk.complete(Path("a/checkpoints"))] == ["step-000000001", "step-000000002"]
+    assert [path.name for path in disk.complete_checkpoints(Path("a/checkpoints"))] == [
+        "step-000000001",
+        "step-000000002",
+    ]
 
 
 TAKES = """\
@@ -625,7 +630,7 @@ def test_a_run_whose_folder_is_removed_is_not_lost(
     saved = load_file("a/models/actor/model.safetensors")
     assert all(torch.equal(each, saved[name]) for name, each in weights(whole).items() if name in saved)
     if save_every:
-        assert disk.newest(Path("a/checkpoints")) == Path("a/checkpoints/step-000000004")
+        assert disk.newest_checkpoint(Path("a/checkpoints")) == Path("a/checkpoints/step-000000004")
         assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
 
 
@@ -637,7 +642,7 @@ class Others(SilentObserver):
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op == "train":
-            self.told += [status(words) for words in self.commands]
+            self.told += [run_command(words) for words in self.commands]
 
 
 def test_a_folder_belongs_to_the_run_that_is_at_work_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -688,19 +693,19 @@ def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture
 )
 def test_values_come_back(value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    plain = json.loads(json.dumps(encoded(value, "x", tensors), allow_nan=False))
-    found = decoded(plain, tensors, rlgraph.compile(Path("tiny.rlf")).program)
+    plain = json.loads(json.dumps(encode_value(value, "x", tensors), allow_nan=False))
+    found = decode_value(plain, tensors, rlgraph.compile(Path("tiny.rlf")).program)
     assert repr(found) == repr(value)
 
 
 def test_tensors_come_back() -> None:
     value = {"t": torch.arange(6.0).view(2, 3).T, "h": torch.ones(0, dtype=torch.bfloat16), "n": np.arange(3)}
     tensors: dict[str, torch.Tensor] = {}
-    found = decoded(encoded(value, "x", tensors), tensors, rlgraph.compile(Path("tiny.rlf")).program)
+    found = decode_value(encode_value(value, "x", tensors), tensors, rlgraph.compile(Path("tiny.rlf")).program)
     assert torch.equal(found["t"], value["t"]) and found["h"].dtype == torch.bfloat16
     assert isinstance(found["n"], np.ndarray) and (found["n"] == value["n"]).all()
     with pytest.raises(Unsavable, match="x/0: builtins.set"):
-        encoded({"a": {1}}, "x", {})
+        encode_value({"a": {1}}, "x", {})
 
 
 def test_moments_lie_as_their_parameter_does() -> None:
@@ -722,7 +727,7 @@ def test_moments_lie_as_their_parameter_does() -> None:
     second.data.copy_(first.data)
     kinds = before.state_by_weight()
     steps = kinds.pop("step")["w"]
-    after.begin(kinds, float(steps))
+    after.resume(kinds, float(steps))
     for kind, kept in kinds.items():
         after.state_by_weight()[kind]["w"].copy_(kept["w"].contiguous())
     after.step([gradients[2]], options, 2)
@@ -730,13 +735,17 @@ def test_moments_lie_as_their_parameter_does() -> None:
 
 
 def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [step for step in range(1, 10) if read_interval("3").is_due(step)] == [3, 6, 9]
-    assert (read_interval("10m").seconds, read_interval("1.5h").seconds, read_interval(90).steps) == (600.0, 5400.0, 90)
+    assert [step for step in range(1, 10) if parse_interval("3").is_due(step)] == [3, 6, 9]
+    assert (parse_interval("10m").seconds, parse_interval("1.5h").seconds, parse_interval(90).steps) == (
+        600.0,
+        5400.0,
+        90,
+    )
     often = SaveInterval(seconds=600.0, _last=1000.0)
     for now, due in ((1000.0, False), (1599.0, False), (1600.0, True)):
         monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda now=now: now))
         assert often.is_due(1) == due
-    often.saved()
+    often.note_saved()
     assert not often.is_due(2)
 
 

@@ -42,10 +42,10 @@ def inside(folder: Path) -> list[str]:
 
 
 def test_what_a_run_leaves(here: Path) -> None:
-    folder = RunFolder.take_folder(Path("a/b"))
-    folder.begin("algorithm a\n", "program a\n", {"seed": 1})
-    folder.step({"step": 1, "seconds": 0.5, "reward": 0.25})
-    folder.step({"step": 2, "seconds": 0.5, "reward": math.nan, "best": math.inf})
+    folder = RunFolder.claim_folder(Path("a/b"))
+    folder.write_run_inputs("algorithm a\n", "program a\n", {"seed": 1})
+    folder.append_step({"step": 1, "seconds": 0.5, "reward": 0.25})
+    folder.append_step({"step": 2, "seconds": 0.5, "reward": math.nan, "best": math.inf})
     assert folder.save({"actor": Weights()}) == [Path("a/b/models/actor")]
     folder.close()
     lines = (here / "a/b/metrics.jsonl").read_text().splitlines()
@@ -67,16 +67,16 @@ def test_what_a_run_leaves(here: Path) -> None:
 
 
 def test_a_step_is_on_the_disk_at_once(here: Path) -> None:
-    folder = RunFolder.take_folder(Path("a"))
-    folder.step({"step": 1})
+    folder = RunFolder.claim_folder(Path("a"))
+    folder.append_step({"step": 1})
     assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_tensorboard_reads_the_events(here: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    folder = RunFolder.take_folder(Path("a"))
+    folder = RunFolder.claim_folder(Path("a"))
     for step in (1, 2):
-        folder.step({"step": step, "phase": "step", "seconds": 1.0, "reward": step / 4})
+        folder.append_step({"step": step, "phase": "step", "seconds": 1.0, "reward": step / 4})
     folder.close()
     events = loader.EventAccumulator(str(here / "a/tensorboard"))
     events.Reload()
@@ -104,7 +104,7 @@ def test_a_folder_with_content_is_left_alone(here: Path) -> None:
     (here / "mine/thesis.tex").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(UsageMistake) as refused:
-            RunFolder.take_folder(Path("mine"), overwrite)
+            RunFolder.claim_folder(Path("mine"), overwrite)
         assert str(refused.value) == (
             "error[E0810]: the folder `mine` is not empty\nhelp: take another folder with `--out`"
         )
@@ -112,40 +112,40 @@ def test_a_folder_with_content_is_left_alone(here: Path) -> None:
 
 
 def test_an_earlier_run_is_replaced_if_that_is_wanted(here: Path) -> None:
-    first = RunFolder.take_folder(Path("a"))
-    first.step({"step": 1})
+    first = RunFolder.claim_folder(Path("a"))
+    first.append_step({"step": 1})
     first.save({"actor": Weights()})
     first.close()
     (here / "a/notes.txt").write_text("it was good")
     with pytest.raises(UsageMistake) as refused:
-        RunFolder.take_folder(Path("a"))
+        RunFolder.claim_folder(Path("a"))
     assert str(refused.value) == (
         "error[E0810]: the folder `a` is not empty\n"
         "help: take another folder with `--out`, or replace the run in it with `--overwrite`"
     )
-    RunFolder.take_folder(Path("a"), overwrite=True).close()
+    RunFolder.claim_folder(Path("a"), overwrite=True).close()
     assert inside(here / "a") == ["metrics.jsonl", "notes.txt"]
 
 
 def test_a_link_in_an_earlier_run_is_not_followed(here: Path) -> None:
     (here / "precious").mkdir()
     (here / "precious/weights").write_text("weights")
-    RunFolder.take_folder(Path("a")).close()
+    RunFolder.claim_folder(Path("a")).close()
     (here / "a/models").symlink_to(here / "precious")
-    RunFolder.take_folder(Path("a"), overwrite=True).close()
+    RunFolder.claim_folder(Path("a"), overwrite=True).close()
     assert (here / "precious/weights").read_text() == "weights"
 
 
 def test_one_of_two_runs_in_a_folder_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The second has looked before the first made its file.
-    first = RunFolder.take_folder(Path("a"))
+    first = RunFolder.claim_folder(Path("a"))
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
     with pytest.raises(UsageMistake) as refused:
-        RunFolder.take_folder(Path("a"))
+        RunFolder.claim_folder(Path("a"))
     assert str(refused.value) == (
         "error[E0811]: `a` cannot hold a run: another run has just begun in it\nhelp: take another folder with `--out`"
     )
-    first.step({"step": 1})
+    first.append_step({"step": 1})
     assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_made(path: str, reason: str, here: Path, monkey
 
         monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UsageMistake) as refused:
-        RunFolder.take_folder(Path(path))
+        RunFolder.claim_folder(Path(path))
     assert str(refused.value) == (
         f"error[E0811]: `{path}` cannot hold a run: {reason}\nhelp: take another folder with `--out`"
     )
@@ -177,13 +177,13 @@ def test_a_full_disk(here: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
-    folder = RunFolder.take_folder(Path("a"))
+    folder = RunFolder.claim_folder(Path("a"))
     folder._metrics.close()
     (here / "a/metrics.jsonl").unlink()
     (here / "a/metrics.jsonl").symlink_to(full)
     folder._metrics = full.open("w", encoding="utf-8")
     with pytest.raises(RunError) as failed:
-        folder.step({"step": 1})
+        folder.append_step({"step": 1})
     assert str(failed.value) == (
         "error[E0812]: the metrics cannot be written to `a`: No space left on device\n"
         "help: make room, or take a folder on another disk with `--out`"
@@ -193,7 +193,7 @@ def test_a_full_disk(here: Path) -> None:
 
 
 def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
-    folder = RunFolder.take_folder(Path("a"))
+    folder = RunFolder.claim_folder(Path("a"))
     with pytest.raises(RunError) as failed:
         folder.save({"good": Weights(), "bad": Weights(OSError(28, "No space left on device"))})
     assert str(failed.value) == "error[E0813]: `bad` cannot be saved in `a/models/bad`: No space left on device"
@@ -215,7 +215,7 @@ class Tensors:
 
 @pytest.mark.parametrize("last", [float("nan"), float("-inf")])
 def test_a_model_that_has_diverged_takes_no_good_one_s_place(last: float, here: Path) -> None:
-    folder = RunFolder.take_folder(Path("a"))
+    folder = RunFolder.claim_folder(Path("a"))
     # Where there is none, it is what is left of the run.
     assert folder.save({"lost": Tensors(last), "actor": Tensors(2.0)})
     with pytest.raises(RunError) as failed:
@@ -236,10 +236,10 @@ def lines(folder: Path) -> list[int]:
 
 def begun(path: str) -> tuple[RunFolder, list[str]]:
     """A folder with a step in it, and what will be noted."""
-    folder, notes = RunFolder.take_folder(Path(path)), list[str]()
+    folder, notes = RunFolder.claim_folder(Path(path)), list[str]()
     folder.note = notes.append
-    folder.begin("algorithm a\n", "program a\n", {"seed": 1})
-    folder.step({"step": 1}, {"step": 1})
+    folder.write_run_inputs("algorithm a\n", "program a\n", {"seed": 1})
+    folder.append_step({"step": 1}, {"step": 1})
     return folder, notes
 
 
@@ -250,8 +250,8 @@ def test_a_folder_that_is_taken_away_is_made_again(gone: Callable[[Path], object
     folder, notes = begun("runs/a")
     before = {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")}
     gone(here / "runs/a")
-    folder.step({"step": 2}, {"step": 2})
-    folder.step({"step": 3}, {"step": 3})
+    folder.append_step({"step": 2}, {"step": 2})
+    folder.append_step({"step": 3}, {"step": 3})
     assert lines(here / "runs/a") == [1, 2, 3]
     assert len((here / "runs/a/trace.jsonl").read_text().splitlines()) == 3
     assert {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")} == before
@@ -260,7 +260,7 @@ def test_a_folder_that_is_taken_away_is_made_again(gone: Callable[[Path], object
     assert folder.save({"actor": Weights()}) == [Path("runs/a/models/actor")]
     assert lines(here / "runs/a") == [1, 2, 3] and len(notes) == 2
     with pytest.raises(UsageMistake, match="a run is at work in `runs/a`"):
-        RunFolder.take_folder(Path("runs/a"), overwrite=True)
+        RunFolder.claim_folder(Path("runs/a"), overwrite=True)
     folder.close()
 
 
@@ -287,8 +287,8 @@ def test_a_folder_whose_place_is_taken_is_made_beside_it(here: Path, monkeypatch
     """Nothing of another run is touched; where no place is left the folder for temporary files has one."""
     folder, notes = begun("runs/a")
     shutil.rmtree(here / "runs/a")
-    other = RunFolder.take_folder(Path("runs/a"))
-    folder.step({"step": 2})
+    other = RunFolder.claim_folder(Path("runs/a"))
+    folder.append_step({"step": 2})
     assert lines(here / "runs/a-again") == [1, 2] and lines(here / "runs/a") == []
     assert "`runs/a-again` has the metrics of all steps again" in notes[0]
     other.close()
@@ -296,23 +296,23 @@ def test_a_folder_whose_place_is_taken_is_made_beside_it(here: Path, monkeypatch
     (here / "runs").write_text("a file")
     (here / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(here / "temporary"))
-    folder.step({"step": 3})
+    folder.append_step({"step": 3})
     assert lines(here / "temporary/a-again-again") == [1, 2, 3]
     monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
     shutil.rmtree(here / "temporary")
     (here / "temporary").write_text("a file")
     with pytest.raises(RunError, match="E0812"):
-        folder.step({"step": 4})
+        folder.append_step({"step": 4})
     folder.close()
 
 
 def test_what_was_never_run_is_taken_back(here: Path) -> None:
     new = RunFolder.make_numbered("grpo")
-    new.begin("", "", {})
-    new.discard()
+    new.write_run_inputs("", "", {})
+    new.discard_run()
     assert inside(here) == []
     (here / "mine").mkdir()
-    RunFolder.take_folder(Path("mine")).discard()
+    RunFolder.claim_folder(Path("mine")).discard_run()
     assert inside(here) == ["mine"]
 
 

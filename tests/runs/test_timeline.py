@@ -81,17 +81,19 @@ def slices(events: list[Event], category: str = "") -> list[Event]:
 def test_ranks_and_transfers(folder: Path) -> None:
     trace = Timeline()
     began = time.time()
-    trained = [trace.span("train", rank, "train", "train", began, began + 1, step=1, rows=4) for rank in range(2)]
-    synced = [trace.span("roll", rank, "actor", "sync", began + 1, began + 1.5, bytes=10, peak=7) for rank in range(2)]
-    drawn = trace.span("roll", 0, "rollout", "generate", began + 1.5, began + 3.5, step=2, tokens=600)
+    trained = [trace.add_span("train", rank, "train", "train", began, began + 1, step=1, rows=4) for rank in range(2)]
+    synced = [
+        trace.add_span("roll", rank, "actor", "sync", began + 1, began + 1.5, bytes=10, peak=7) for rank in range(2)
+    ]
+    drawn = trace.add_span("roll", 0, "rollout", "generate", began + 1.5, began + 3.5, step=2, tokens=600)
     for source, target in zip(trained, synced, strict=True):
-        trace.flow(source, target, "actor", 10)
+        trace.add_flow(source, target, "actor", 10)
     # The clock of the other machine is behind: its slice seems to begin before the rows were made.
-    behind = trace.span("train", 1, "logprobs", "logprobs", began + 3, began + 4)
-    trace.flow(drawn, behind, "rollout", 99)
+    behind = trace.add_span("train", 1, "logprobs", "logprobs", began + 3, began + 4)
+    trace.add_flow(drawn, behind, "rollout", 99)
     # So far behind that no arrow can be drawn.
-    trace.flow(drawn, trained[0], "never", 1)
-    trace.write(folder / "t.json")
+    trace.add_flow(drawn, trained[0], "never", 1)
+    trace.write_file(folder / "t.json")
     events = read(folder / "t.json")
     named = {
         (event["name"], event["pid"]): event["args"]["name"] for event in events if event["name"] == "process_name"
@@ -116,9 +118,9 @@ def test_ranks_and_transfers(folder: Path) -> None:
 
 def test_slices_that_begin_together(folder: Path) -> None:
     trace = Timeline()
-    trace.span("pool", 0, "inner", "train", 5.0, 6.0)
-    trace.span("pool", 0, "outer", "minibatch", 5.0, 7.0)
-    trace.write(folder / "t.json")
+    trace.add_span("pool", 0, "inner", "train", 5.0, 6.0)
+    trace.add_span("pool", 0, "outer", "minibatch", 5.0, 7.0)
+    trace.write_file(folder / "t.json")
     assert [event["name"] for event in slices(read(folder / "t.json"))] == ["outer", "inner"]
 
 
@@ -126,9 +128,9 @@ def test_work_that_is_done_together(folder: Path) -> None:
     """What does not nest is on tracks beside each other, which are used again."""
     trace = Timeline()
     works = [(0.0, 4.0), (1.0, 5.0), (2.0, 6.0), (5.0, 7.0), (5.5, 6.5), (6.5, 8.0)]
-    ids = [trace.span("play", 0, str(number), "generate", *work) for number, work in enumerate(works)]
-    trace.flow(ids[1], ids[5], "rows", 1)
-    trace.write(folder / "t.json")
+    ids = [trace.add_span("play", 0, str(number), "generate", *work) for number, work in enumerate(works)]
+    trace.add_flow(ids[1], ids[5], "rows", 1)
+    trace.write_file(folder / "t.json")
     events = read(folder / "t.json")
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     found = {event["name"]: names[event["tid"]] for event in slices(events)}
@@ -206,10 +208,10 @@ def test_many_events(folder: Path) -> None:
     def work(spans: int) -> None:
         trace = Timeline()
         for at in range(spans):
-            trace.span("pool", at % 8, "work", "logprobs", at / 1e3, (at + 7) / 1e3, step=at, rows=3)
+            trace.add_span("pool", at % 8, "work", "logprobs", at / 1e3, (at + 7) / 1e3, step=at, rows=3)
             if at:
-                trace.flow(at - 1, at, "rows", 8)
-        trace.write(folder / "t.json")
+                trace.add_flow(at - 1, at, "rows", 8)
+        trace.write_file(folder / "t.json")
         assert len(json.loads((folder / "t.json").read_text())["traceEvents"]) == 9 + spans + 2 * (spans - 1)
 
     assert grows_with_its_size(work, 500)

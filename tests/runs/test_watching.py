@@ -13,9 +13,9 @@ from rich.console import Console
 import rlgraph
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Node
-from rlgraph.runs.observer import Interrupts, RunObserver
-from rlgraph.runs.progress import Lines
-from rlgraph.runs.progress_bar import Bar
+from rlgraph.runs.observer import InterruptHandler, RunObserver
+from rlgraph.runs.progress import LinesDisplay
+from rlgraph.runs.progress_bar import BarDisplay
 from rlgraph.runs.trained_models import RemoteWeights, TrainedModel
 from rlgraph.user_code.files import Folders
 
@@ -24,13 +24,13 @@ SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 
 def test_a_line_tells_what_weights_cost() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
-    lines.begin({"step": 2})
+    lines = LinesDisplay(stream)
+    lines.run_started({"step": 2})
     lines.node_done(SAMPLE, 0.5, 300, "roll")
     lines.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
     lines.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
-    lines.step(StepResult(1, "step", 2.0, {"reward": 0.5}))
-    lines.step(StepResult(2, "step", 2.0))
+    lines.step_done(StepResult(1, "step", 2.0, {"reward": 0.5}))
+    lines.step_done(StepResult(2, "step", 2.0))
     assert stream.getvalue().splitlines() == [
         "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
         "step 2/2  2 s",
@@ -38,9 +38,9 @@ def test_a_line_tells_what_weights_cost() -> None:
 
 
 def test_a_bar_has_a_line_for_each_pool() -> None:
-    bar = Bar()
+    bar = BarDisplay()
     bar.live.stop()
-    bar.begin({"step": 2})
+    bar.run_started({"step": 2})
 
     def drawn() -> list[str]:
         console = Console(file=io.StringIO(), width=120)
@@ -57,8 +57,8 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
 
 
 def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
-    interrupts = Interrupts(Lines(io.StringIO()))
-    watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
+    interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
     watch.node_started(TRAIN, "actor")
     watch.node_started(TRAIN, "critic")
     watch.node_started(SAMPLE, "roll")
@@ -73,8 +73,8 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
 
 def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update() -> None:
     """It was raised where what is raised is lost, as in `__del__`."""
-    interrupts = Interrupts(Lines(io.StringIO()))
-    watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
+    interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
     watch.node_started(SAMPLE, "roll")
     interrupts.seen = True
     for lost in (lambda: watch.node_done(SAMPLE, 1.0, 5, "roll"), lambda: watch.node_started(SAMPLE, "roll")):
@@ -101,14 +101,14 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     compiled = rlgraph.compile(write_tiny(tmp_path))
     backend = LocalBackend(compiled.program, Settings(folder=compiled.folder))
     if not frozen:
-        list(backend.steps(2))
+        list(backend.run_steps(2))
     expected = backend.session.models["actor"].engine.state()
     spec = model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path))
     weights = RemoteWeights(partial(backend.save, "actor"), spec, frozen)
     saved = tmp_path / to if to else None
     if saved:
         weights.save(saved)
-    weights.leave(saved)
+    weights.prepare_exit(saved)
     backend.close()
     model = TrainedModel("actor", 2, weights)
     found = model.engine.state()

@@ -11,10 +11,10 @@ import pytest
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.user_code import Environment, Workers, open_environment, worker
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 from tests.waits import NEVER
 
-Declare = Callable[[str], Spec]
+Declare = Callable[[str], CallSpec]
 Write = Callable[[str], Path]
 
 SHELL = """

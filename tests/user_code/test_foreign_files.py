@@ -11,19 +11,19 @@ import pytest
 from rlgraph.dsl.check import check as check_program
 from rlgraph.dsl.signatures import OUTSIDE
 from rlgraph.errors import ProgramError, RunError, Source
-from rlgraph.passes.compilation.programs import fault_finder
+from rlgraph.passes.compilation.programs import make_reference_checker
 from rlgraph.user_code import Workers, open_function
 from rlgraph.user_code.files import Folders, find_file, find_module
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.unread import declaration_faults
 
-Declare = Callable[[str], Spec]
+Declare = Callable[[str], CallSpec]
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
     found = Folders(tmp_path / "program", tmp_path / "here")
-    for folder in found.all():
+    for folder in found.all_folders():
         folder.mkdir()
     return found
 
@@ -182,7 +182,7 @@ def test_a_check_points_at_the_option(folders: Folders) -> None:
     text = 'algorithm a\nfunc f = python("r.py:reward", timout=60)\ndata d = jsonl("d.jsonl")\nstep:\n'
     text += "    report x = mean(f(d))\n"
     with pytest.raises(ProgramError) as caught:
-        check_program(Source("p.rlf", text), faults=fault_finder(folders))
+        check_program(Source("p.rlf", text), faults=make_reference_checker(folders))
     first, *_ = caught.value.diagnostics
     assert (first.code, first.span.text) == ("E0702", "timout=60")
 

@@ -15,11 +15,11 @@ from rlgraph.errors import ProgramError, RlgraphError, RunError
 from rlgraph.user_code import RewardFunction, Workers, check_function, functions, open_function
 from rlgraph.user_code import worker as worker_module
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.worker import Worker
 from tests.waits import NEVER
 
-Declare = Callable[[str], Spec]
+Declare = Callable[[str], CallSpec]
 Write = Callable[[str], Path]
 
 
@@ -331,7 +331,7 @@ def test_values_that_are_not_numbers(opened: Callable[..., RewardFunction], retu
 def test_a_column_that_the_data_lack(opened: Callable[..., RewardFunction]) -> None:
     f = opened("def f(completions, answr):\n    return [1]\n")
     with pytest.raises(ProgramError) as caught:
-        f.check(["prompt", "answer"])
+        f.check_columns(["prompt", "answer"])
     assert str(caught.value) == (
         "error[E0724]: `f` asks for a column 'answr', which the data do not have\n"
         " --> p.rlf:1:17\n  |\n"
@@ -538,10 +538,10 @@ def _read(pipe: int) -> bytes:
 
 
 def gym_rows(declare: Declare) -> list[dict[str, Any]]:
-    from rlgraph.data import Cursor, Reader, open_source
+    from rlgraph.data import BatchReader, Cursor, open_source
 
     spec = declare('data d = reasoning_gym("spell_backward", size=4, batch=4, shuffle=False)')
-    return Reader(open_source(spec, Folders(Path())), "d", 0).next(Cursor())[0]
+    return BatchReader(open_source(spec, Folders(Path())), "d", 0).read_batch(Cursor())[0]
 
 
 def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers) -> None:
@@ -550,7 +550,7 @@ def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers)
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns["prompt"]
     right = columns["answer"]
-    score.check(columns)
+    score.check_columns(columns)
     assert score(prompts, right, columns=columns) == [1.0] * 4
     assert score(prompts, [f"so <answer> {a}\n</answer>." for a in right], columns=columns) == [1.0] * 4
     assert score(prompts, ["", "#", "?", "!"], columns=columns) == [0.0] * 4

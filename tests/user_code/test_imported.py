@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlgraph.errors import NO_SPAN
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.imported import code_files
+from rlgraph.user_code.imported import imported_files
 
 FILES = {
     "rewards.py": "import os, json\nimport rlgraph\nfrom helper import letter\n",
@@ -24,10 +24,10 @@ def test_a_function_is_made_of_its_file_and_of_what_that_imports_beside_it(tmp_p
     folders = Folders(tmp_path, tmp_path)
 
     def names(reference: str) -> set[str]:
-        return {str(file.relative_to(tmp_path)) for file in code_files(reference, folders, NO_SPAN)}
+        return {str(file.relative_to(tmp_path)) for file in imported_files(reference, folders, NO_SPAN)}
 
     assert names("rewards.py:f") == FILES.keys() - {"unused.py"}
     assert names("rewards:f") == FILES.keys() - {"unused.py"}
     assert names("deep/other.py:f") == {"deep/other.py"}
     assert names("gone.py:f") == names("rewards.py") == set()
-    assert [file.name for file in code_files("rlgraph.rewards:f", folders, NO_SPAN)] == ["rewards.py"]
+    assert [file.name for file in imported_files("rlgraph.rewards:f", folders, NO_SPAN)] == ["rewards.py"]

@@ -14,15 +14,15 @@ from rlgraph.errors import Source
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.text.text import print_node
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import one_f_one_b
-from rlgraph.passes.pipelines.timetable import timetable
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.timetable import compute_timetable
 from rlgraph.viz.boxes import Box
-from rlgraph.viz.gantt import gantt
+from rlgraph.viz.gantt import gantt_svg
 from rlgraph.viz.html import to_html
 from rlgraph.viz.marks import with_fonts
-from rlgraph.viz.pipeline import pipeline
+from rlgraph.viz.pipeline import draw_pipeline
 from rlgraph.viz.scene import to_scene
 from tests.viz.browser import CHROMIUM, Browser
 from tests.viz.programs import AWKWARD, program
@@ -80,7 +80,7 @@ def test_a_click_opens_the_lines_of_its_node(name: str, browser: Browser, tmp_pa
             for node in phase.graph.walk()
             if node.span.source.path == compiled.source.path
         }
-        for box in to_scene(stage.program).walk():
+        for box in to_scene(stage.program).walk_boxes():
             browser.click(*browser.run(f"{PLACE}('g{at}-{box.id}')"))
             chosen, title, marked = browser.run(OPENED)
             assert (chosen, title) == (f"g{at}-{box.id}", box.title)
@@ -115,7 +115,7 @@ def test_a_line_of_another_file_marks_none(browser: Browser, tmp_path: Path) -> 
     page = to_html([("all", compiled.program)], Source("another.rlf", compiled.source.text))
     (tmp_path / "page.html").write_text(page)
     browser.open(tmp_path / "page.html")
-    for box in to_scene(compiled.program).walk():
+    for box in to_scene(compiled.program).walk_boxes():
         browser.click(*browser.run(f"{PLACE}('g0-{box.id}')"))
         assert browser.run(OPENED) == [f"g0-{box.id}", box.title, []]
 
@@ -127,7 +127,7 @@ def test_a_page_shows_the_plan_or_the_dataflow(browser: Browser, tmp_path: Path)
     shown = "[...document.querySelectorAll('.picture')].filter((p) => !p.hidden).map((p) => p.dataset.title)"
     after = "getComputedStyle(document.getElementById('after')).display"
     assert browser.run(shown) == ["plan"] and browser.run(after) == "none"
-    for work in compiled.lanes().works():
+    for work in compiled.lanes().all_works():
         browser.click(*browser.run(f"{PLACE}('p-{work.id}')"))
         chosen, title, marked = browser.run(OPENED)
         assert (chosen, title) == (f"p-{work.id}", work.title)
@@ -216,11 +216,13 @@ def test_every_text_of_pipelines_and_of_a_step_fits(browser: Browser, tmp_path: 
     assert overlaps(browser, tmp_path / "pipelines.svg") == []
     (tmp_path / "step.svg").write_text(with_fonts(simulate(made).to_svg()))
     assert overlaps(browser, tmp_path / "step.svg") == []
-    long = Problem((Model("a" * 40, 16, 300, 2.0, 4.0), Model("critic", 16, 300, 0.1, 0.2, reverse=True)))
+    long = Problem(
+        (PipelineModel("a" * 40, 16, 300, 2.0, 4.0), PipelineModel("critic", 16, 300, 0.1, 0.2, reverse=True))
+    )
     for problem in (long, Problem((replace(long.models[0], micro_batches=5),))):
-        lists = best_of_rules(problem) if len(problem.models) > 1 else one_f_one_b(problem.models[0])
-        chart = pipeline(problem, lists, timetable(problem, lists), "a title", ["a long note " * 40])
-        (tmp_path / "long.svg").write_text(with_fonts(gantt("ppo", "a note", [chart])))
+        lists = best_rule_schedule(problem) if len(problem.models) > 1 else one_f_one_b_lists(problem.models[0])
+        chart = draw_pipeline(problem, lists, compute_timetable(problem, lists), "a title", ["a long note " * 40])
+        (tmp_path / "long.svg").write_text(with_fonts(gantt_svg("ppo", "a note", [chart])))
         assert overlaps(browser, tmp_path / "long.svg") == []
 
 

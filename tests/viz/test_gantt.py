@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, Lane, gantt, tick_seconds, wrapped_lines
+from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, Lane, gantt_svg, tick_seconds, wrapped_lines
 from rlgraph.viz.measure import text_width
-from rlgraph.viz.png import render
+from rlgraph.viz.png import svg_to_png
 from rlgraph.viz.theme import NOTE
 from rlgraph.viz.timeline import LOOKS, work_bar
 from tests.viz.charts import bars_of
@@ -27,7 +27,7 @@ BARS = [
 
 def drawn(bars: list[Bar] = BARS, **changes: object) -> str:
     chart = Chart(LANES, bars, 10.0, [*LOOKS.values()], **changes)  # type: ignore[arg-type]
-    return gantt("ppo", "10 s a step", [chart])
+    return gantt_svg("ppo", "10 s a step", [chart])
 
 
 def written(svg: str) -> list[str]:
@@ -72,7 +72,7 @@ def test_what_is_left_out_takes_no_room() -> None:
 def test_charts_stand_one_below_the_other() -> None:
     chart = Chart(LANES, BARS, 10.0, [*LOOKS.values()])
     low = Chart(LANES[:1], BARS[:1], 1.0, [*LOOKS.values()], "a title", ["a note " * 60], tall=18, gap=3)
-    svg = gantt("ppo", "", [chart, low])
+    svg = gantt_svg("ppo", "", [chart, low])
     found = bars_of(svg)
     assert max(bar.y for bar in found[:-1]) + 34 < found[-1].y and "a title" in written(svg)
     assert sum("a note" in line for line in written(svg)) > 1
@@ -96,6 +96,6 @@ def test_ticks_are_round_and_few(seconds: float) -> None:
 
 def test_it_is_drawn() -> None:
     ET.fromstring(drawn())
-    assert render(drawn(), 1.0).startswith(b"\x89PNG")
+    assert svg_to_png(drawn(), 1.0).startswith(b"\x89PNG")
     for charts in ([], [Chart([], [], 0.0, [])]):
-        assert render(gantt("nothing", "", charts), 1.0).startswith(b"\x89PNG")
+        assert svg_to_png(gantt_svg("nothing", "", charts), 1.0).startswith(b"\x89PNG")

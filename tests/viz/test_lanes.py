@@ -15,16 +15,16 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.api.summary import summary
+from rlgraph.api.summary import summary_text
 from rlgraph.api.target import workload
-from rlgraph.cli import status
-from rlgraph.explain.lanes import lanes
+from rlgraph.cli import run_command
+from rlgraph.explain.lanes import plan_lanes
 from rlgraph.ops import NODES
 from rlgraph.passes.resharding.edges import group_edges
 from rlgraph.viz import lanes_svg
-from rlgraph.viz.fonts import width
-from rlgraph.viz.lanes import LaneEdge, Lanes, LaneWork, Stage
-from rlgraph.viz.lanes_layout import LanesDrawing, edge_label, lay_out
+from rlgraph.viz.fonts import text_width_bound
+from rlgraph.viz.lanes import LaneEdge, Lanes, LaneStage, LaneWork
+from rlgraph.viz.lanes_layout import LanesDrawing, edge_label, lay_out_lanes
 from rlgraph.viz.theme import LABEL
 from tests.viz.test_outputs import size, svg_size
 
@@ -112,18 +112,18 @@ def case(request: pytest.FixtureRequest) -> Compiled:
 
 
 def test_every_work_stands_in_the_lane_where_it_runs(case: Compiled) -> None:
-    picture, plan = lanes(case), case.plan
+    picture, plan = plan_lanes(case), case.plan
     assert [lane.name for lane in picture.lanes] == [pool.name for pool in plan.pools]
     of_models = {(role.model, role.operation): plan.group(role.group).pool for role in plan.roles}
     texts: dict[str, list[LaneWork]] = {}
-    for work in picture.works():
+    for work in picture.all_works():
         texts.setdefault(work.text.split("\n")[0], []).append(work)
     shown = "\n".join(texts)
     for phase in case.program.phases:
         for node in phase.graph.nodes:
-            if NODES[node.op].with_model and not NODES[node.op].loop:
+            if NODES[node.op].uses_model and not NODES[node.op].loop:
                 assert node.name in shown, node.name
-    for work in picture.works():
+    for work in picture.all_works():
         found = next((role for role in of_models if work.note.startswith(f"{role[0]}.{role[1]}")), None)
         if work.title.startswith("train "):
             found = (work.title.split()[1], "train")
@@ -132,7 +132,7 @@ def test_every_work_stands_in_the_lane_where_it_runs(case: Compiled) -> None:
 
 
 def test_it_has_every_value_that_travels_once(case: Compiled) -> None:
-    picture, plan = lanes(case), case.plan
+    picture, plan = plan_lanes(case), case.plan
     drawn = [(name, way) for stage in picture.stages for way in stage.ways for name in way.names]
     # How many rows there are is counted beside the tables, and is no value of its own.
     sent = [edge.value for edge in group_edges(case.program, plan) if not edge.value.endswith(".size")]
@@ -147,7 +147,7 @@ def test_it_has_every_value_that_travels_once(case: Compiled) -> None:
 
 def test_its_figures_are_those_of_compile() -> None:
     found = chosen()
-    picture, printed = lanes(found), summary(found)
+    picture, printed = plan_lanes(found), summary_text(found)
     assert picture.notes[0] in printed
     for lane in picture.lanes[1:]:
         devices = lane.note.split(",")[0]
@@ -155,7 +155,7 @@ def test_its_figures_are_those_of_compile() -> None:
         for each in lane.deployed:
             row = rf"^  {re.escape(each.title.replace('.train', ''))} +{re.escape(each.seconds)}  {each.how[0].split(',')[0]}, "
             assert re.search(row, printed, re.MULTILINE), (each, printed)
-    works = {work.title: work for work in picture.works()}
+    works = {work.title: work for work in picture.all_works()}
     assert works["train actor"].seconds == next(
         each.seconds for lane in picture.lanes for each in lane.deployed if each.title == "actor.train"
     )
@@ -176,8 +176,8 @@ place actor.generate on play(engine=vllm, tp=2)
 """
     found = rlgraph.compile(source, schedule=schedule)
     picture = found.lanes()
-    assert [work.note for work in picture.works() if work.title == "weights of actor"] == [told]
-    assert not any(work.seconds for work in picture.works()) and not any(lane.memory for lane in picture.lanes)
+    assert [work.note for work in picture.all_works() if work.title == "weights of actor"] == [told]
+    assert not any(work.seconds for work in picture.all_works()) and not any(lane.memory for lane in picture.lanes)
     listed = found.transfers()
     assert "predicted" not in listed
     assert ("bytes are counted in float32: the program says no `dtype` of `actor`" in listed) == (not dtype)
@@ -201,12 +201,12 @@ def test_seconds_that_cannot_be_known_again_are_left_out(tmp_path: Path) -> None
     document = json.loads(chosen().plan_json(tmp_path))
     document["assumptions"]["constants"] = "another machine"
     (tmp_path / "ppo.plan.json").write_text(json.dumps(document))
-    picture = lanes(rlgraph.load_plan(tmp_path / "ppo.plan.json"))
-    assert "a step" in picture.notes[0] and not any(work.seconds for work in picture.works())
+    picture = plan_lanes(rlgraph.load_plan(tmp_path / "ppo.plan.json"))
+    assert "a step" in picture.notes[0] and not any(work.seconds for work in picture.all_works())
 
 
 def test_work_that_needs_chosen_rows_is_below_what_chooses_them() -> None:
-    found = lay_out(lanes(compiled("online_dpo")))
+    found = lay_out_lanes(plan_lanes(compiled("online_dpo")))
     tops = {work.title: where[1] for work, where in found.works}
     assert tops["best"] < tops["ref.logprobs"] and tops["worst"] < tops["ref.logprobs.2"]
 
@@ -214,7 +214,7 @@ def test_work_that_needs_chosen_rows_is_below_what_chooses_them() -> None:
 def test_off_loaded_models_are_told() -> None:
     found = rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster="1x8:a100-40gb")
     assert any(each.offload for each in found.plan.holdings)
-    assert any("off-loaded" in line for lane in lanes(found).lanes for each in lane.deployed for line in each.how)
+    assert any("off-loaded" in line for lane in plan_lanes(found).lanes for each in lane.deployed for line in each.how)
 
 
 # Where it is
@@ -230,7 +230,7 @@ def labels(d: LanesDrawing) -> list[tuple[float, float, float, float]]:
     for path in d.paths:
         if path.label:
             lines = [line for lines in edge_label(path.way) for line in lines]
-            wide = max(width(line, LABEL.face, LABEL.size) for line in lines)
+            wide = max(text_width_bound(line, LABEL.face, LABEL.size) for line in lines)
             found.append((path.label[0] - wide / 2, path.label[1], wide, len(lines) * LABEL.height))
     return found
 
@@ -244,12 +244,12 @@ def crowded() -> Lanes:
         for a, b in combinations(works, 2)
         if a.lane != b.lane
     )
-    return Lanes("crowded", ("a note",), picture.lanes, (Stage("step", "", works, ways),))
+    return Lanes("crowded", ("a note",), picture.lanes, (LaneStage("step", "", works, ways),))
 
 
 @pytest.mark.parametrize("name", [*CASES, "crowded"])
 def test_nothing_is_over_anything_else(name: str) -> None:
-    d = lay_out(crowded() if name == "crowded" else compiled(name).lanes())
+    d = lay_out_lanes(crowded() if name == "crowded" else compiled(name).lanes())
     boxes = [where for _, where in d.works]
     for a, b in combinations([*boxes, *labels(d)], 2):
         assert not over(a, b), (a, b)
@@ -280,14 +280,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_draws_the_plan_where_there_is_one(folder: Path) -> None:
     ppo, rls = str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")
     for ending in ("svg", "html"):
-        assert not status(["compile", ppo, "--visualize", f"plain.{ending}"])
-        assert not status(["compile", ppo, rls, "--visualize", f"plan.{ending}"])
-        assert not status(["compile", ppo, rls, "--visualize", f"flow.{ending}", "--picture", "dataflow"])
-        assert not status(["compile", ppo, "--visualize", f"all.{ending}", "--picture", "plan"])
+        assert not run_command(["compile", ppo, "--visualize", f"plain.{ending}"])
+        assert not run_command(["compile", ppo, rls, "--visualize", f"plan.{ending}"])
+        assert not run_command(["compile", ppo, rls, "--visualize", f"flow.{ending}", "--picture", "dataflow"])
+        assert not run_command(["compile", ppo, "--visualize", f"all.{ending}", "--picture", "plan"])
         data = {name: (folder / f"{name}.{ending}").read_bytes() for name in ("plain", "plan", "flow", "all")}
         assert len({data["plan"], data["plain"], data["all"]}) == 3
         assert (data["flow"] == data["plain"]) == (ending == "svg")
-    assert not status(["compile", ppo, rls, "--emit", "png", "--emit", "dot", "-o", "."])
+    assert not run_command(["compile", ppo, rls, "--emit", "png", "--emit", "dot", "-o", "."])
     assert size((folder / "ppo.png").read_bytes()) == tuple(
         2 * side for side in svg_size((folder / "plan.svg").read_text())
     )
@@ -302,7 +302,7 @@ def test_the_command_draws_the_plan_where_there_is_one(folder: Path) -> None:
 
 def test_where_nothing_fits_the_errors_are_all_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = str(ALGORITHMS / "sft.rlf")
-    assert status(["compile", program, "--cluster", "1x1:l4(memory=4GiB)", "--visualize", "plan.svg"]) == 1
+    assert run_command(["compile", program, "--cluster", "1x1:l4(memory=4GiB)", "--visualize", "plan.svg"]) == 1
     assert "E0930" in capsys.readouterr().err and not (folder / "plan.svg").exists()
 
 
@@ -321,12 +321,12 @@ def test_dot_has_a_cluster_for_each_lane() -> None:
     clusters = graphs[0].get_subgraphs()
     assert len(clusters) == len(found.plan.pools)
     nodes = {node.get_name() for cluster in clusters for node in cluster.get_nodes()}
-    assert {work.id for work in found.lanes().works()} <= nodes
+    assert {work.id for work in found.lanes().all_works()} <= nodes
     assert len(graphs[0].get_edges()) == sum(len(stage.ways) for stage in found.lanes().stages)
 
 
 def test_signs_are_escaped() -> None:
     work = LaneWork("w1", 0, "<b>&", kind="tensor", text='"</title><script>')
-    picture = Lanes("<i>", ("a & b",), compiled("schedule").lanes().lanes, (Stage("step", "", (work,), ()),))
+    picture = Lanes("<i>", ("a & b",), compiled("schedule").lanes().lanes, (LaneStage("step", "", (work,), ()),))
     svg = lanes_svg.to_svg(picture)
     assert "<script>" not in svg and "<b>" not in svg and "&lt;b&gt;&amp;" in svg

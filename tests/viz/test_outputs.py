@@ -43,13 +43,13 @@ def test_dot_holds_every_box(name: str) -> None:
     graphs = list(graphs_in(parsed(to_dot(found))))
     nodes = {node.get_name() for graph in graphs for node in graph.get_nodes()}
     clusters = {graph.get_name().strip('"') for graph in graphs}
-    for box in to_scene(found).walk():
+    for box in to_scene(found).walk_boxes():
         assert (f"cluster_{box.id}" in clusters) if box.body else (box.id in nodes)
 
 
 def test_dot_joins_boxes_through_frames() -> None:
     scene = to_scene(program(PPO))
-    names = {box.id: box.title for box in scene.walk()}
+    names = {box.id: box.title for box in scene.walk_boxes()}
     edges = {
         (names[e.get_source()], names[e.get_destination()], (e.get("label") or '""').strip('"'))
         for e in parsed(to_dot(program(PPO))).get_edges()
@@ -63,7 +63,7 @@ def test_dot_joins_boxes_through_frames() -> None:
 
 def test_every_use_of_a_value_is_an_edge() -> None:
     scene = to_scene(program(GRPO))
-    used = {(box.id, port.value) for box in scene.walk() if box.body is None for port in box.inputs}
+    used = {(box.id, port.value) for box in scene.walk_boxes() if box.body is None for port in box.inputs}
     assert len(parsed(to_dot(program(GRPO))).get_edges()) >= len(used)
 
 
@@ -107,7 +107,9 @@ def test_png_has_text_on_a_machine_without_fonts() -> None:
     svg = to_svg(program(EMPTY))
     bare = bytes(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))
     ours = bytes(
-        resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, font_files=fonts.files(), font_family="Inter")
+        resvg_py.svg_to_bytes(
+            svg_string=svg, skip_system_fonts=True, font_files=fonts.font_files(), font_family="Inter"
+        )
     )
     assert len(ours) > len(bare)
 
@@ -119,7 +121,7 @@ def test_the_widths_are_those_of_the_fonts() -> None:
         ("sans", "Inter-Regular"),
         ("strong", "JetBrainsMono-SemiBold"),
     ):
-        font = ttf(next(path for path in fonts.files() if name in path))
+        font = ttf(next(path for path in fonts.font_files() if name in path))
         for words in (
             "mean(score, to=prompts)",
             "waits for the batch",
@@ -127,7 +129,7 @@ def test_the_widths_are_those_of_the_fonts() -> None:
             "float[rollout, token]",
         ):
             real = sum(font["hmtx"][font.getBestCmap()[ord(c)]][0] for c in words) / font["head"].unitsPerEm
-            told = fonts.width(words, face, 1)  # type: ignore[arg-type]
+            told = fonts.text_width_bound(words, face, 1)  # type: ignore[arg-type]
             assert real <= told + 0.01 and told <= real * 1.08
 
 
@@ -173,7 +175,7 @@ def test_a_page_tells_of_every_box() -> None:
     found = program(GRPO)
     page = Page(to_html([("check", found)], Source("p.rlf", "one\ntwo\n")))
     told = json.loads(page.texts["nodes"])
-    assert set(told) == {f"g0-{box.id}" for box in to_scene(found).walk()}
+    assert set(told) == {f"g0-{box.id}" for box in to_scene(found).walk_boxes()}
     adv = next(node for node in told.values() if node["title"] == "adv")
     assert adv["reason"].startswith("mean(score") and adv["text"].startswith("adv: float[rollout] =")
 

@@ -11,21 +11,24 @@ from itertools import pairwise
 
 import pytest
 
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import published_lists, serial_lists
-from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, timed_entries, timetable
+from rlgraph.passes.pipelines.timetable import WAYS, Lists, ScheduleEntry, Timetable, compute_timetable, timed_entries
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import CUT, ROOM, gantt
-from rlgraph.viz.pipeline import idles, in_flight, pipeline
-from rlgraph.viz.png import render
+from rlgraph.viz.gantt import CUT, ROOM, gantt_svg
+from rlgraph.viz.pipeline import draw_pipeline, idle_fractions, peak_in_flight
+from rlgraph.viz.png import svg_to_png
 from rlgraph.viz.theme import HUES, ROLES
 from tests.viz.charts import bars_of
 
-ACTOR = Model("actor", 4, 8, 5.0, 10.0, memory=2.0)
-CRITIC = Model("critic", 2, 4, 3.0, 6.0, copies=2, memory=1.0, reverse=True)
+ACTOR = PipelineModel("actor", 4, 8, 5.0, 10.0, memory=2.0)
+CRITIC = PipelineModel("critic", 2, 4, 3.0, 6.0, copies=2, memory=1.0, reverse=True)
 LONG = Problem(
-    (Model("actor", 16, 300, 2.0, 4.0, memory=1.5), Model("critic", 16, 200, 1.0, 2.0, memory=1.0, reverse=True))
+    (
+        PipelineModel("actor", 16, 300, 2.0, 4.0, memory=1.5),
+        PipelineModel("critic", 16, 200, 1.0, 2.0, memory=1.0, reverse=True),
+    )
 )
 
 
@@ -33,19 +36,19 @@ def scheduled(problem: Problem) -> tuple[Problem, Lists, Timetable]:
     if problem is LONG:
         lists = serial_lists(problem)
     else:
-        lists = published_lists(problem.models[0]) if len(problem.replicas) == 1 else best_of_rules(problem)
-    return problem, lists, timetable(problem, lists)
+        lists = published_lists(problem.models[0]) if len(problem.replicas) == 1 else best_rule_schedule(problem)
+    return problem, lists, compute_timetable(problem, lists)
 
 
 def picture(problem: Problem, roles: Sequence[Role] = ()) -> str:
-    return gantt("ppo", "", [pipeline(*scheduled(problem), "in one pipeline", ["a note"], roles)])
+    return gantt_svg("ppo", "", [draw_pipeline(*scheduled(problem), "in one pipeline", ["a note"], roles)])
 
 
 PROBLEMS = [
     Problem((ACTOR,)),
     Problem((ACTOR, CRITIC)),
     Problem((ACTOR, replace(ACTOR, name="other", reverse=True), replace(CRITIC, copies=1, micro_batches=3))),
-    Problem((Model("one", 1, 1, 0.001, 0.002),)),
+    Problem((PipelineModel("one", 1, 1, 0.001, 0.002),)),
     Problem((replace(ACTOR, chunks=2),)),
     Problem((replace(ACTOR, weight=4.0),)),
     Problem((replace(ACTOR, weight=4.0, chunks=3), replace(ACTOR, name="other", reverse=True))),
@@ -66,10 +69,10 @@ def test_every_entry_has_one_bar_where_the_timetable_has_it(problem: Problem) ->
         lane = sorted((bar for bar in found if bar.y == y), key=lambda bar: bar.x)
         assert len(lane) == len(own)
         assert all(before.right <= after.x + 0.02 for before, after in pairwise(lane)), "bars of a stage do not overlap"
-        count = Counter[Entry]()
+        count = Counter[ScheduleEntry]()
         for bar, entry, start in zip(lane, own, starts, strict=True):
-            model = problem.replicas[entry.line].model
-            end = start + model.seconds(entry.part)
+            model = problem.replicas[entry.replica].model
+            end = start + model.part_seconds(entry.part)
             count[entry] += 1
             assert (bar.x, bar.right) == pytest.approx((left + start * scale, left + end * scale), abs=0.02)
             name, way = re.escape(model.name), re.escape(WAYS[entry.part])
@@ -107,7 +110,7 @@ def test_colours_are_those_of_roles_and_two_models_never_have_the_same(
 
 
 def test_more_models_than_colours_are_drawn_all_the_same() -> None:
-    many = Problem(tuple(Model(f"m{number}", 2, 1, 1.0, 2.0) for number in range(len(HUES) + 3)))
+    many = Problem(tuple(PipelineModel(f"m{number}", 2, 1, 1.0, 2.0) for number in range(len(HUES) + 3)))
     assert len(bars_of(picture(many))) == many.forward_backward_count
     assert len({bar.fill[0] for bar in bars_of(picture(many))}) == len(HUES)
 
@@ -125,16 +128,16 @@ def test_what_is_said_is_what_the_lists_come_to() -> None:
     held = [Counter[str]() for _ in work]
     most: list[tuple[float, int]] = [(0.0, 0)] * problem.stages
     for piece in sorted(timed_entries(problem, lists, table), key=lambda piece: (piece.start, piece.entry.part == "F")):
-        model = problem.replicas[piece.entry.line].model
+        model = problem.replicas[piece.entry.replica].model
         work[piece.stage] += piece.end - piece.start
         own = held[piece.stage]
         own[model.name] += 1 if piece.entry.part == "F" else -1
         memory = own["actor"] * ACTOR.memory + own["critic"] * CRITIC.memory
         most[piece.stage] = max(most[piece.stage], (memory, own.total()))
     for stage, (memory, count) in enumerate(most):
-        actor, critic = in_flight(problem, lists)[stage]
+        actor, critic = peak_in_flight(problem, lists)[stage]
         assert (actor * ACTOR.memory + critic * CRITIC.memory, actor + critic) == (memory, count)
-        assert memory == table.peaks[stage] and idles(problem, table)[stage] == pytest.approx(
+        assert memory == table.peaks[stage] and idle_fractions(problem, table)[stage] == pytest.approx(
             1 - work[stage] / table.makespan
         )
         share = f"{1 - work[stage] / table.makespan:.0%}"
@@ -155,7 +158,7 @@ def test_chunks_and_halves_are_told_apart() -> None:
     assert len({bar.fill for bar in bars_of(svg)}) == 3 and {"1a", "1b", "8b"} <= set(shown)
     assert any(words.endswith(", 2 times: its chunks on a stage are a to b") for words in shown)
     _, lists, table = scheduled(problem)
-    for counts, peak in zip(in_flight(problem, lists), table.peaks, strict=True):
+    for counts, peak in zip(peak_in_flight(problem, lists), table.peaks, strict=True):
         assert counts[0] * ACTOR.memory == pytest.approx(peak)
 
 
@@ -192,7 +195,7 @@ def test_a_long_pipeline_is_cut() -> None:
     told = Counter(bar.told for bar in found)
     assert max(told.values()) == 1 and table.makespan in {bar.seconds[1] for bar in found}
     known = {
-        f"{LONG.replicas[piece.entry.line].model.name} {WAYS[piece.entry.part]} {piece.number + 1}: "
+        f"{LONG.replicas[piece.entry.replica].model.name} {WAYS[piece.entry.part]} {piece.number + 1}: "
         f"{piece.start:.4g} s to {piece.end:.4g} s"
         for piece in timed_entries(problem, lists, table)
     }
@@ -210,4 +213,4 @@ def test_a_long_pipeline_is_cut() -> None:
 
 @pytest.mark.parametrize("problem", [*PROBLEMS, LONG])
 def test_it_is_drawn(problem: Problem) -> None:
-    assert render(picture(problem), 1.0).startswith(b"\x89PNG")
+    assert svg_to_png(picture(problem), 1.0).startswith(b"\x89PNG")

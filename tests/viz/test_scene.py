@@ -6,15 +6,15 @@ import pytest
 
 from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import UNIT, verify
-from rlgraph.ops import NODES, infer
+from rlgraph.ops import NODES, infer_type
 from rlgraph.viz import captions
-from rlgraph.viz.boxes import Body, Box, walk
+from rlgraph.viz.boxes import Body, Box, walk_boxes
 from rlgraph.viz.scene import to_scene
 from tests.viz.programs import ALL, EMPTY, GRPO, LOOPS, PPO, program
 
 
 def boxes(text: str) -> list[Box]:
-    return list(to_scene(program(text)).walk())
+    return list(to_scene(program(text)).walk_boxes())
 
 
 def box(text: str, title: str, kind: str = "") -> Box:
@@ -23,13 +23,13 @@ def box(text: str, title: str, kind: str = "") -> Box:
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_the_test_programs_are_well_formed(name: str) -> None:
-    verify(program(ALL[name]), NODES, infer, {UNIT})
+    verify(program(ALL[name]), NODES, infer_type, {UNIT})
 
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_every_node_has_a_box(name: str) -> None:
     found = program(ALL[name])
-    texts = "\n".join(b.text for b in to_scene(found).walk())
+    texts = "\n".join(b.text for b in to_scene(found).walk_boxes())
     for phase in found.phases:
         for node in phase.graph.walk():
             first = next(line for line in print_program(found).splitlines() if node.name in line)
@@ -136,13 +136,13 @@ def test_phases_are_sections() -> None:
 
 
 def test_an_empty_graph_is_an_empty_section() -> None:
-    assert not list(walk(to_scene(program(EMPTY)).sections[0].body))
+    assert not list(walk_boxes(to_scene(program(EMPTY)).sections[0].body))
 
 
 def test_formulas_break_where_few_brackets_are_open() -> None:
     text = "-minimum(ratio * adv, clip(ratio, 1 - 0.2, 1 + 0.2) * adv)"
-    assert captions.wrap(text, 44) == ["-minimum(ratio * adv,", "  clip(ratio, 1 - 0.2, 1 + 0.2) * adv)"]
-    assert captions.wrap("a" * 100, 44) == ["a" * 44, "  " + "a" * 42, "  " + "a" * 14]
+    assert captions.wrap_formula(text, 44) == ["-minimum(ratio * adv,", "  clip(ratio, 1 - 0.2, 1 + 0.2) * adv)"]
+    assert captions.wrap_formula("a" * 100, 44) == ["a" * 44, "  " + "a" * 42, "  " + "a" * 14]
 
 
 def test_long_formulas_are_cut_and_whole_in_the_tooltip() -> None:

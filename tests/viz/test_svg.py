@@ -10,10 +10,10 @@ from itertools import combinations
 import pytest
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz.boxes import walk
-from rlgraph.viz.layout import Drawing, Shape, to_drawing
+from rlgraph.viz.boxes import walk_boxes
+from rlgraph.viz.layout import Drawing, PlacedBox, lay_out_scene
 from rlgraph.viz.marks import NAMESPACE
-from rlgraph.viz.png import render
+from rlgraph.viz.png import svg_to_png
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import to_svg
 from tests.counting import grows_with_its_size
@@ -24,10 +24,10 @@ PIXEL = 0.6
 
 def drawing(name: str) -> Drawing:
     if name == "long":
-        return to_drawing(to_scene(long_program(40)))
+        return lay_out_scene(to_scene(long_program(40)))
     if name == "wide":
-        return to_drawing(to_scene(wide_program(60)))
-    return to_drawing(to_scene(program(ALL[name])))
+        return lay_out_scene(to_scene(wide_program(60)))
+    return lay_out_scene(to_scene(program(ALL[name])))
 
 
 DRAWINGS = [*ALL, "long", "wide"]
@@ -43,12 +43,12 @@ def apart(a: tuple[float, float, float, float], b: tuple[float, float, float, fl
     )
 
 
-def around(s: Shape) -> tuple[float, float, float, float]:
+def around(s: PlacedBox) -> tuple[float, float, float, float]:
     return (s.x, s.y, s.width, s.height)
 
 
-def holds(outer: Shape, inner: Shape) -> bool:
-    return outer.box.body is not None and any(box.id == inner.box.id for box in walk(outer.box.body))
+def holds(outer: PlacedBox, inner: PlacedBox) -> bool:
+    return outer.box.body is not None and any(box.id == inner.box.id for box in walk_boxes(outer.box.body))
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -57,7 +57,7 @@ def test_it_is_xml_with_every_box(name: str) -> None:
     root = ET.fromstring(to_svg(found, "p-"))
     assert root.tag == f"{{{NAMESPACE}}}svg"
     ids = {element.get("id") for element in root.iter() if element.get("id")}
-    assert {f"p-{box.id}" for box in to_scene(found).walk()} <= ids
+    assert {f"p-{box.id}" for box in to_scene(found).walk_boxes()} <= ids
     assert root.find(f"{{{NAMESPACE}}}title").text == found.name
 
 
@@ -136,7 +136,7 @@ def test_signs_are_escaped() -> None:
 def test_signs_that_no_xml_can_have_are_replaced() -> None:
     svg = to_svg(program(AWKWARD.replace("<a>", "<a>\uffff")), embed=False)
     assert "<a>\ufffd&" in "".join(ET.fromstring(svg).itertext())
-    assert render(svg).startswith(b"\x89PNG")
+    assert svg_to_png(svg).startswith(b"\x89PNG")
 
 
 def test_it_names_what_waits_and_why() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.batches import last_settled_step
-from rlgraph.backends.blocks import BlockSizes, table_blocks
+from rlgraph.backends.blocks import BlockSizes, table_blocks_by_node
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
 from rlgraph.backends.distributed.weights import WeightLedger
@@ -26,7 +26,7 @@ from rlgraph.backends.steps import Observer, StepRunner
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.types import Type
-from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
+from rlgraph.ops.nodes import NODES, model_of, placement_operation, user_code_of
 
 HANDS = 2
 """Blocks that a replica has at a time where they go to free replicas and it samples rows of several requests together:
@@ -36,7 +36,7 @@ those of the second block come in where rows of the first have ended."""
 class DistributedBackend(StepRunner):
     """A backend on groups of processes. In its frames stand remote rows for those that the groups have."""
 
-    elsewhere = True
+    values_are_remote = True
 
     def __init__(
         self,
@@ -59,25 +59,33 @@ class DistributedBackend(StepRunner):
         # The value of a model is its name, wherever it is; the surplus of a `collect` is a frame, and none at first.
         named: dict[str, Any] = {model.name: model.name for model in program.models}
         surplus = {thing.name: None for thing in program.outside if thing.record.name == "surplus"}
-        self.first = {**first, **named, **surplus}
+        self.initial_things = {**first, **named, **surplus}
         self.weights = WeightLedger(program, plan, transport, clock, observer, self.versions)
         blocks = BlockSizes(block) if block else BlockSizes(tables=dict(plan.blocks))
         self._to_free_replica = _nodes_for_free_replicas(program, plan)
         self._copies = {
-            (group.name, together): clock.lock(group.mesh.length("dp") * (HANDS if together else 1))
+            (group.name, together): clock.lock(group.mesh.axis_size("dp") * (HANDS if together else 1))
             for group in plan.groups
             for together in (False, True)
         }
         most = (
-            HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._to_free_replica else 1
+            HANDS * max((group.mesh.axis_size("dp") for group in plan.groups), default=1)
+            if self._to_free_replica
+            else 1
         )
-        together = FusedTrainings([fused.models for fused in plan.fused], self.fire_together) if plan.fused else None
-        self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)), together)
+        together = (
+            FusedTrainings([fused.models for fused in plan.fused], self.run_fused_trainings) if plan.fused else None
+        )
+        self.executor = Executor(
+            self, blocks, clock, max(most, *(pool.concurrent_requests for pool in plan.pools)), together
+        )
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
-        return self.weights.finish(step, last_settled_step(step, things)) | self.transport.finish(step, things)
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
+        return self.weights.take_step_costs(step, last_settled_step(step, things)) | self.transport.finish_step(
+            step, things
+        )
 
-    def update_counts(self) -> dict[str, int]:
+    def optimizer_step_counts(self) -> dict[str, int]:
         """Return for each model how many optimizer steps it took."""
         return dict(self.weights.updates)
 
@@ -85,9 +93,9 @@ class DistributedBackend(StepRunner):
         """Write a folder that a model source can name; also after a failure, if the model is whole."""
         self.transport.save(model, self.plan.owner(model), folder.resolve())
 
-    def abort(self, why: BaseException) -> None:
-        self.notes.clear()
-        self.transport.abort(why)
+    def fail_pending_work(self, why: BaseException) -> None:
+        self.trace_notes.clear()
+        self.transport.fail_pending_work(why)
 
     def close(self) -> None:
         """Stop the transport."""
@@ -95,69 +103,69 @@ class DistributedBackend(StepRunner):
 
     # Nodes
 
-    def streams(self, node: Node, frame: Frame) -> bool:
+    def streams_output(self, node: Node, frame: Frame) -> bool:
         """Whether rows leave the engine as soon as they end; a recording is read at once."""
         if not NODES[node.op].streams or self.replays:
             return False
         return engine(self._group(node, frame).engine).streams
 
-    def lanes(self, node: Node, frame: Frame) -> int:
+    def max_concurrent_blocks(self, node: Node, frame: Frame) -> int:
         """Return how many ranks that run the user's code take rows by themselves, or how many replicas of a model,
         where the plan says so."""
-        if NODES[node.op].with_model:
+        if NODES[node.op].uses_model:
             if node.id not in self._to_free_replica:
                 return 1
             group = self._group(node, frame)
-            copies = group.mesh.length("dp")
+            copies = group.mesh.axis_size("dp")
             if copies == 1:
                 return 1
             return copies * (HANDS if self._together(node, frame, group) else 1)
-        runner = self.plan.runs(code_of(node))
-        return runner.mesh.size if runner else 1
+        runner = self.plan.runs(user_code_of(node))
+        return runner.mesh.rank_count if runner else 1
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         with ExitStack() as stack:
             request = self._request(node, frame, stack)
-            tail = None if request.sampling else self._tail(node, request.group)
-            yield from self.transport.parts(replace(request, tail=tail), sizes)
+            tail = None if request.refresh_state else self._tail(node, request.group)
+            yield from self.transport.run_in_parts(replace(request, tail=tail), sizes)
 
-    def work(self, node: Node, frame: Frame) -> NodeOutput:
+    def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         op = NODES[node.op]
-        if op.with_model:
+        if op.uses_model:
             return self._compute(node, frame)
         if op.updates:
             target, source = (frame.values[name] for name in node.inputs)
-            self.weights.update(target, source, node, frame.step)
+            self.weights.update_from_model(target, source, node, frame.step)
             return NodeOutput({node.name: target})
         if op.counts and node.attr("axis") in frame.rows:
-            return NodeOutput({node.name: frame.size(node.attr("axis"))})
+            return NodeOutput({node.name: frame.row_count(node.attr("axis"))})
         # An age depends on the step, which the process that has the rows does not learn when these are fetched.
         if op.selects and op.chooses is None and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
             if isinstance(table, RemoteRows):
                 assert node.id is not None
-                return NodeOutput({node.name: table.select(node.id)})
+                return NodeOutput({node.name: table.select_column(node.id)})
         if op.weighs:
             return NodeOutput(
-                {node.name: list(self.transport.row_weights(NodeRequest(node, frame, self._group(node, frame))))}
+                {node.name: list(self.transport.row_loads(NodeRequest(node, frame, self._group(node, frame))))}
             )
         if op.chooses is not None:
-            return select_rows(node, frame, self.choose(node, frame))
-        return self.transport.fire(NodeRequest(node, frame, self._group(node, frame)))
+            return select_rows(node, frame, self.choose_rows(node, frame))
+        return self.transport.run_request(NodeRequest(node, frame, self._group(node, frame)))
 
-    def choose(self, node: Node, frame: Frame) -> np.ndarray:
-        return self.transport.choose(NodeRequest(node, frame, self._group(node, frame)))
+    def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
+        return self.transport.choose_rows(NodeRequest(node, frame, self._group(node, frame)))
 
-    def fire_together(self, nodes: Sequence[Node], frame: Frame) -> Sequence[NodeOutput]:
+    def run_fused_trainings(self, nodes: Sequence[Node], frame: Frame) -> Sequence[NodeOutput]:
         """Do the work of trainings that share a pipeline, all of one group."""
-        made = self._fire_with_weights(nodes, frame, self.transport.fire_together)
+        made = self._fire_with_weights(nodes, frame, self.transport.run_fused_trainings)
         for node in nodes:
-            self.changed(node, frame)
+            self.note_changed_models(node, frame)
         return made
 
     def _compute(self, node: Node, frame: Frame) -> NodeOutput:
         """Do work with a model's weights, where the plan puts it, once the weights have come."""
-        [made] = self._fire_with_weights([node], frame, lambda requests: [self.transport.fire(requests[0])])
+        [made] = self._fire_with_weights([node], frame, lambda requests: [self.transport.run_request(requests[0])])
         return made
 
     def _fire_with_weights(
@@ -185,24 +193,26 @@ class DistributedBackend(StepRunner):
         refreshes = self._refreshes(node, model, group)
         together = self._together(node, frame, group)
         replica = None
-        if node.id in self._to_free_replica and group.mesh.length("dp") > 1:
+        if node.id in self._to_free_replica and group.mesh.axis_size("dp") > 1:
             place = stack.enter_context(self._copies[group.name, together].acquire(frame.step.number))
-            replica = place % group.mesh.length("dp")
-        lent = stack.enter_context(self.weights.lend(model, group, node, frame.step, refreshes, replica, together))
-        shifting = self.weights.beds.change_before(model, group, replica)
-        sampled = lent.version, lent.sampling, replica, lent.arrived, lent.key, shifting
+            replica = place % group.mesh.axis_size("dp")
+        lent = stack.enter_context(
+            self.weights.lend_weights(model, group, node, frame.step, refreshes, replica, together)
+        )
+        shifting = self.weights.beds.offload_change_for(model, group, replica)
+        sampled = lent.version, lent.refresh_state, replica, lent.wait_for_arrival, lent.weights_key, shifting
         return NodeRequest(node, frame, group, *sampled)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
         """Whether newer weights come to a group while it does a node's work: the program lets rows span versions, and
         the plan says so."""
-        if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.together:
+        if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.concurrent:
             return False
-        return self.plan.holding(model, group.name).refreshes
+        return self.plan.holding(model, group.name).refreshes_while_sampling
 
     def _together(self, node: Node, frame: Frame, group: Group) -> bool:
         """Whether a group takes rows of other requests that may have the same weights while it does a node's work."""
-        if not NODES[node.op].generates or self.replays or not self.executor.clock.together:
+        if not NODES[node.op].generates or self.replays or not self.executor.clock.concurrent:
             return False
         # Newer weights that come at the beginning of a turn would wait for other rows that are in the middle of one.
         turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
@@ -216,12 +226,12 @@ class DistributedBackend(StepRunner):
 
     def publish_weights(self, model: str) -> None:
         """Send a new version of a model to the groups that sample with it."""
-        self.weights.refresh(model)
+        self.weights.refresh_samplers(model)
 
     def _group(self, node: Node, frame: Frame) -> Group:
         """Return the group that does the work of a node."""
-        model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
-        return self.plan.group_for(model, planned_as(node.op), code_of(node))
+        model = frame.values[model_of(node)] if NODES[node.op].uses_model else ""
+        return self.plan.group_for(model, placement_operation(node.op), user_code_of(node))
 
 
 def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
@@ -239,9 +249,9 @@ def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
 
 def _working_with_model(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
     """Yield the nodes that work with a model, without training it, on blocks of these tables."""
-    for node, node_cuts in zip(graph.nodes, table_blocks(graph, types, tables), strict=True):
+    for node, node_cuts in zip(graph.nodes, table_blocks_by_node(graph, types, tables), strict=True):
         op = NODES[node.op]
-        if node_cuts and op.with_model and not op.trains:
+        if node_cuts and op.uses_model and not op.trains:
             yield node
         for region in node.regions if not op.trains else ():
             yield from _working_with_model(region, types, tables)

@@ -14,11 +14,11 @@ class LentWeights:
     """The weights that a request works with."""
 
     version: int
-    sampling: RefreshState | None = None
+    refresh_state: RefreshState | None = None
     """Given where newer weights may come meanwhile."""
-    arrived: Callable[[], None] = lambda: None
+    wait_for_arrival: Callable[[], None] = lambda: None
     """Waits until the weights have come: what is requested before that is done after it."""
-    key: Hashable = None
+    weights_key: Hashable = None
     """A key, the same for all who sample with the same weights in the same place, where they may do so together."""
 
 
@@ -27,10 +27,10 @@ Place = tuple[str, str, int]
 
 
 @dataclass(eq=False)
-class WeightUser:
+class WeightBorrower:
     """A request that works with weights of a group."""
 
-    move: WeightTransfer
+    transfer: WeightTransfer
     """The transfer of its weights; the version is set when they go."""
     lock: Lock
     """A lock for newer weights on their way, and for the note that the group's work has ended."""
@@ -38,9 +38,9 @@ class WeightUser:
     """The version with which it began, in each place that it has."""
 
     @property
-    def at_work(self) -> bool:
+    def can_be_refreshed(self) -> bool:
         """Whether newer weights may come, and it has been sent."""
-        return self.move.sampling is not None and self.move.sampling.sent.done()
+        return self.transfer.refresh_state is not None and self.transfer.refresh_state.sent.done()
 
 
 @dataclass(eq=False)
@@ -50,10 +50,10 @@ class WeightArrival:
 
     wait: Callable[[], None]
     lock: Lock
-    over: bool = False
+    received: bool = False
 
     def __call__(self) -> None:
         with self.lock.acquire():
-            if not self.over:
+            if not self.received:
                 self.wait()
-                self.over = True
+                self.received = True

@@ -61,14 +61,14 @@ class OffloadedModels:
         for holding in plan.holdings:
             if holding.offload:
                 group = plan.group(holding.group)
-                copies = range(group.mesh.length("dp"))
+                copies = range(group.mesh.axis_size("dp"))
                 self._beds[holding.model, group.name] = tuple(
                     OffloadedReplica(holding.model, group, copy) for copy in copies
                 )
         self._awake: list[OffloadedReplica] = []
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
-    def change_before(self, model: str, group: Group, copy: int | None = None) -> Shifting:
+    def offload_change_for(self, model: str, group: Group, copy: int | None = None) -> Shifting:
         """Return the shift before a group, or one of its replicas, does something with a model."""
         return lambda: self._shift(model, group, copy)
 

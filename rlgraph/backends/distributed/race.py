@@ -19,16 +19,16 @@ class LengthLimit:
         """Of those that have ended the wanted ones: tokens of the longest answer of each, ascending."""
 
     @property
-    def limit(self) -> int | None:
+    def token_limit(self) -> int | None:
         """How many tokens an answer can have without an end before it is not needed; None: any may be needed."""
         return self._ends[-1] if len(self._ends) == self.wanted else None
 
-    def ended(self, longest: Sequence[int]) -> bool:
+    def note_ended_rows(self, longest: Sequence[int]) -> bool:
         """Note rows that have ended, with so many tokens in their longest answers; 0: the row was given up. Returns
         whether the limit has changed."""
-        before = self.limit
+        before = self.token_limit
         for tokens in longest:
             if tokens:
                 insort(self._ends, tokens)
         del self._ends[self.wanted :]
-        return self.limit != before
+        return self.token_limit != before

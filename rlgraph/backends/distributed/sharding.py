@@ -14,7 +14,7 @@ from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, read_inputs
+from rlgraph.ops.nodes import NODES, inputs_read
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class RequestNeeds:
 def request_needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> RequestNeeds:
     """Return what a node's work on the rows of a frame needs; `axes` are all axes of the program. notes: whether it is
     told which rows are trained on."""
-    op, names = NODES[node.op], read_inputs(node)
-    about = {axis: axes[axis] for axis in (shard_axis(node), node.attr("axis")) if axis}
+    op, names = NODES[node.op], inputs_read(node)
+    about = {axis: axes[axis] for axis in (sharded_axis(node), node.attr("axis")) if axis}
     if op.chooses is not None and op.unit == "group":
         kind = frame.types[node.inputs[0]]
         assert isinstance(kind, Table)
@@ -41,7 +41,7 @@ def request_needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: 
     return RequestNeeds(names, row_axes(frame, names, about.values()), not op.scores and (notes or not op.trains))
 
 
-def shard_axis(node: Node) -> str | None:
+def sharded_axis(node: Node) -> str | None:
     """Return the axis whose rows can be sharded."""
     return node.attr("micro") or (node.unit.axis if node.unit else None)
 
@@ -50,8 +50,11 @@ def row_axes(frame: Frame, names: Iterable[str], more: Iterable[Axis]) -> list[A
     """Return the axes of rows that some values need to be understood, outer ones first; `more` are needed in any
     case."""
     by_key: dict[str, Axis] = {}
-    for value_axis in [*(axis for name in names for axis in axes_of(frame.types[name])), *(axis.row for axis in more)]:
-        for axis in value_axis.path():
+    for value_axis in [
+        *(axis for name in names for axis in axes_of(frame.types[name])),
+        *(axis.row_axis for axis in more),
+    ]:
+        for axis in value_axis.path_to_root():
             if not axis.inner:
                 by_key[axis.key] = axis
     return sorted(by_key.values(), key=lambda axis: axis.depth)
@@ -88,10 +91,10 @@ class RowShards:
             body.values.update(replica_made.values)
             metrics.update(replica_made.metrics)
             parts.append((body, self.places[replica]))
-        joined, outputs = self.frame.child(), self.node.outputs
+        joined, outputs = self.frame.child_frame(), self.node.outputs
         names = {value.name: value.name for value in outputs if axis_of(value.type) is not None}
         single = {value.name: parts[0][0].values[value.name] for value in outputs if value.name not in names}
-        joined.assemble(parts, self.axis, names)
+        joined.assemble_slices(parts, self.axis, names)
         new_rows = [rows for key, rows in joined.rows.items() if key not in self.frame.rows]
         new_rows.sort(key=lambda rows: rows.axis.depth)
         return NodeOutput(single | {name: joined.values[name] for name in names}, new_rows, metrics)
@@ -101,9 +104,9 @@ def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[in
     """Shard the rows of a request over the data-parallel replicas of a group; `axes` are all axes of the program.
     living: the replicas that there are; None: all."""
     node, frame = order.node, order.frame
-    living = range(order.group.mesh.length("dp")) if living is None else living
+    living = range(order.group.mesh.axis_size("dp")) if living is None else living
     copies = len(living)
-    axis, trains = shard_axis(node), NODES[node.op].trains
+    axis, trains = sharded_axis(node), NODES[node.op].trains
     if trains and not node.regions:
         # The optimizer step itself: each replica has gradients of its own, and needs the whole frame.
         return RowShards(node, frame, None, dict.fromkeys(living, frame), {})
@@ -114,11 +117,11 @@ def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[in
         return RowShards(node, frame, None, idle | {living[0]: frame}, {})
     # In a later block the frame has the axes that the node makes already, without rows of this block.
     wanted = {row_axis.key for row_axis in row_axes(frame, node.inputs, [axes[axis]])}
-    frame = frame.child()
+    frame = frame.child_frame()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    sharded = zip(living, rows_by_replica(order, frame.size(axis), copies), strict=True)
+    sharded = zip(living, rows_by_replica(order, frame.row_count(axis), copies), strict=True)
     parts = {replica: slice_rows(frame, axis, rows, node.inputs) for replica, rows in sharded}
-    busy = {replica: body for replica, (body, _) in parts.items() if replica == living[0] or body.size(axis)}
+    busy = {replica: body for replica, (body, _) in parts.items() if replica == living[0] or body.row_count(axis)}
     return RowShards(node, frame, axis, idle | busy, {replica: parts[replica][1] for replica in busy})
 
 
@@ -133,15 +136,15 @@ def rows_by_replica(order: NodeRequest, size: int, copies: int) -> list[np.ndarr
 def slice_rows(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
     """Return a frame with some rows of an axis, ascending, with all that lies in them, and of the outer axes only the
     rows that these lie in. Values without rows stay as they are. Also returns the places of its rows."""
-    path = [ancestor.key for ancestor in frame.rows[axis].axis.path()]
+    path = [ancestor.key for ancestor in frame.rows[axis].axis.path_to_root()]
     used: Places = {axis: rows}
     for outer in path[1:]:
-        used[outer] = np.unique(frame.index(axis, outer)[rows])
+        used[outer] = np.unique(frame.ancestor_rows(axis, outer)[rows])
     rows_left: Places = {}
     for key in reversed(path):
         # Outer cuts have changed the places of rows; those that are left are ascending.
         remaining = np.searchsorted(rows_left[key], used[key]) if key in rows_left else used[key]
-        frame, chosen = frame.slice(key, remaining, names)
+        frame, chosen = frame.slice_rows(key, remaining, names)
         for sliced_key, places in chosen.items():
             rows_left[sliced_key] = rows_left[sliced_key][places] if sliced_key in rows_left else places
     return frame, rows_left

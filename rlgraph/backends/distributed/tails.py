@@ -23,19 +23,19 @@ class TailMoves:
         """The replica that each block is with."""
 
     @classmethod
-    def of(
+    def for_request(
         cls, order: NodeRequest, turn: HeldDevices, rows: Sequence[int], dealt: Sequence[Sequence[int]]
     ) -> TailMoves | None:
         """Return the ending of a request that has a tail; None for one without."""
         return None if order.tail is None else cls(order, turn, rows, dealt)
 
-    def ended(self, block: int) -> Mapping[int, int] | None:
+    def end_block(self, block: int) -> Mapping[int, int] | None:
         """Note that a block has ended. Returns for each block that moves now the replica that goes on with it; None: no
         replica leaves."""
-        freed = self.replicas_to_free_after(block)
+        freed = self.drop_ended_block(block)
         if freed is None:
             return None
-        destinations = self.new_replicas([moving for moving, replica in self.left.items() if replica in freed], freed)
+        destinations = self.assign_blocks([moving for moving, replica in self.left.items() if replica in freed], freed)
         remaining = {**self.left, **destinations}
         freed = [replica for replica in self.here if replica not in remaining.values()]
         if not freed or not all(self.turn.release_some(device_set(self.order.group, replica)) for replica in freed):
@@ -43,7 +43,7 @@ class TailMoves:
         self.left, self.here = remaining, [replica for replica in self.here if replica not in freed]
         return destinations
 
-    def replicas_to_free_after(self, block: int) -> list[int] | None:
+    def drop_ended_block(self, block: int) -> list[int] | None:
         """Note that a block has ended. Returns the replicas that need not go on now."""
         del self.left[block]
         return self.replicas_to_free()
@@ -51,16 +51,16 @@ class TailMoves:
     def replicas_to_free(self) -> list[int] | None:
         """Return the replicas that need not go on, once so few rows are left; None: not yet. Those that have most to do
         stay, so that their rows need not move."""
-        if not 0 < sum(self.rows[block] for block in self.left) < self.tail.rows(sum(self.rows)):
+        if not 0 < sum(self.rows[block] for block in self.left) < self.tail.row_limit(sum(self.rows)):
             return None
-        load = self.rows_by_replica(self.here)
+        load = self.remaining_row_counts(self.here)
         return sorted(self.here, key=lambda replica: (-load[replica], replica))[self.tail.on :]
 
-    def new_replicas(self, blocks: Collection[int], freed: Collection[int]) -> dict[int, int]:
+    def assign_blocks(self, blocks: Collection[int], freed: Collection[int]) -> dict[int, int]:
         """Return for each block that is given up the replica that goes on with it: the one that has the fewest rows by
         then."""
         load, destinations = (
-            self.rows_by_replica([replica for replica in self.here if replica not in freed]),
+            self.remaining_row_counts([replica for replica in self.here if replica not in freed]),
             dict[int, int](),
         )
         for block in sorted(blocks):
@@ -68,7 +68,7 @@ class TailMoves:
             load[destinations[block]] += self.rows[block]
         return destinations
 
-    def rows_by_replica(self, copies: Collection[int]) -> dict[int, int]:
+    def remaining_row_counts(self, copies: Collection[int]) -> dict[int, int]:
         """Return the rows that these replicas have in blocks that have not ended."""
         rows_of = dict.fromkeys(copies, 0)
         for block, replica in self.left.items():

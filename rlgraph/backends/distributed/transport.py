@@ -33,7 +33,7 @@ class RemoteRows(RemoteEntries):
     """Rows of a value that a group has."""
 
     @abstractmethod
-    def select(self, column: int) -> RemoteRows:
+    def select_column(self, column: int) -> RemoteRows:
         """Return what the node of this number asks of these tables: it is computed where it is needed, or where the
         rows are."""
 
@@ -60,16 +60,16 @@ class NodeRequest:
     """The group that does it."""
     version: int | None = None
     """The version of the weights that it samples with."""
-    sampling: RefreshState | None = None
+    refresh_state: RefreshState | None = None
     """Given where newer weights may come meanwhile."""
     copy: int | None = None
     """The data-parallel replica of the group that does it; None: all of them share the rows."""
-    arrived: Callable[[], None] = lambda: None
+    wait_for_arrival: Callable[[], None] = lambda: None
     """Waits for the weights that it works with, which were sent before it."""
-    key: Hashable = None
+    weights_key: Hashable = None
     """A key of the weights that it samples with, where rows of other requests with the same ones come in between its
     own."""
-    shifting: Shifting = no_offload_change
+    offload_change: Shifting = no_offload_change
     """The models to off-load and to load back before it is done."""
     tail: Tail | None = None
     """What becomes of the last rows that it samples."""
@@ -89,7 +89,7 @@ class NodeRequest:
     def wanted_rows(self) -> int | None:
         """How many of the rows that are asked are wanted, those whose answers end first: the sampler gives the others
         up. None: all are wanted, or the sampler cannot be told."""
-        return None if self.key is None else self.frame.soonest
+        return None if self.weights_key is None else self.frame.soonest
 
     @property
     def replica_count(self) -> int | None:
@@ -117,15 +117,15 @@ class WeightTransfer:
     """The step in which it needs them."""
     version: int | None = None
     """Which weights; None: as they are now."""
-    average: float | None = None
+    ema_decay: float | None = None
     """The share of its own weights that the target keeps where it moves towards them, as a moving average."""
-    update: Step | None = None
+    update_step: Step | None = None
     """The step in which this changes the target; None: the weights are only brought there."""
     copy: int | None = None
     """The data-parallel replica of the receiver that they go to; None: all."""
-    sampling: RefreshState | None = None
+    refresh_state: RefreshState | None = None
     """What the receiver is at work on, where they come meanwhile."""
-    shifting: Shifting = no_offload_change
+    offload_change: Shifting = no_offload_change
     """The models to off-load and to load back before they come."""
 
     @property
@@ -144,9 +144,9 @@ class TransferCost:
     """The cost of a transfer of weights."""
 
     seconds: float
-    sent: int = 0
+    sent_bytes: int = 0
     """Bytes that left a process."""
-    peak: int = 0
+    peak_buffer_bytes: int = 0
     """Bytes of buffers of the fullest process."""
 
 
@@ -157,24 +157,24 @@ Coming = Callable[[], TransferCost]
 class Transport(Protocol):
     """Carries requests to groups, and weights between them."""
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         """Have a request done, and return its output as remote rows."""
         ...
 
-    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
+    def run_fused_trainings(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
         """Have requests done, as `fire`, that are trainings which share the pipeline of a group."""
         ...
 
-    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Have a request done part by part, and yield each part when it is done, in whatever order: the output of the
         first `sizes[0]` rows of the node's unit, of the next `sizes[1]`, and so on."""
         ...
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
         """Return which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 
-    def row_weights(self, order: NodeRequest) -> Sequence[float]:
+    def row_loads(self, order: NodeRequest) -> Sequence[float]:
         """Return a number for each row, by which rows are sharded. The rows themselves stay where they are."""
         ...
 
@@ -183,11 +183,11 @@ class Transport(Protocol):
         wait."""
         ...
 
-    def connect(self, move: WeightTransfer) -> None:
+    def prepare_transfer(self, move: WeightTransfer) -> None:
         """Do all that has to be done before a transfer can be made while its receiver is at work."""
         ...
 
-    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
+    def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         """Make a transfer to a group that samples with the model, between two tokens. `going` is entered once the
         sender is free, and says which version goes then: None where the receiver has no use for it any more."""
         ...
@@ -196,7 +196,7 @@ class Transport(Protocol):
         """Give a model the weights of another one of the same group, as an `update` says."""
         ...
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
         """Forget what a step that is over made, but for what these things need. Returns numbers about the machine."""
         ...
 
@@ -204,7 +204,7 @@ class Transport(Protocol):
         """Write a folder that a model source can name; also after a failure, if the model is whole."""
         ...
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         """Make all give up that wait for an answer."""
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.distributed.lending import LentWeights, Place, WeightArrival, WeightUser
+from rlgraph.backends.distributed.lending import LentWeights, Place, WeightArrival, WeightBorrower
 from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedReplica
 from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
 from rlgraph.backends.step import Step
@@ -58,7 +58,9 @@ class WeightLedger:
         self._replicas = {(holding.model, holding.group) for holding in plan.holdings if holding.replica}
         """Models and groups whose replicas take new weights one after the other."""
         separate = {group for _, group in self._replicas} | {group.name for group in plan.groups if plan.free}
-        self._copies = {group.name: group.mesh.length("dp") if group.name in separate else 1 for group in plan.groups}
+        self._copies = {
+            group.name: group.mesh.axis_size("dp") if group.name in separate else 1 for group in plan.groups
+        }
         self._lent = {
             (model, group, copy): clock.lock()
             for model in names
@@ -72,7 +74,7 @@ class WeightLedger:
         }
         self._lenders = Counter[Place]()
         """How many work with the weights of a place, or are about to."""
-        self._users: list[WeightUser] = []
+        self._users: list[WeightBorrower] = []
         """Users of groups to which newer weights can come now."""
         self._coming: dict[Place, int] = {}
         """Versions that are on their way to each place."""
@@ -91,7 +93,7 @@ class WeightLedger:
             self.updates[model] += 1
             self._change(model, step)
 
-    def restore(self, model: str, updates: int, past: Collection[int]) -> None:
+    def note_restored(self, model: str, updates: int, past: Collection[int]) -> None:
         """Note that the owner of a model has the weights of another run, and these earlier versions; other groups do
         not."""
         with self._lock:
@@ -115,23 +117,23 @@ class WeightLedger:
         self._changes[model] += 1
         self._hold(model, self.plan.owner(model), None, self._changes[model])
 
-    def finish(self, step: Step, over: Step) -> dict[str, float]:
+    def take_step_costs(self, step: Step, over: Step) -> dict[str, float]:
         """Return what the transfers of a step cost. over: after this step no weights are asked for that only it and
         those before could ask for."""
         with self._lock:
             self._oldest |= {model: self.versions.oldest_needed(model, over.number + 1) for model in self.changing}
             self._ends = {end: count for end, count in self._ends.items() if end[1] >= self._oldest[end[0]]}
         moved = self._moved.pop(step.number, [])
-        seconds, sent = sum(transfer.seconds for transfer in moved), sum(transfer.sent for transfer in moved)
+        seconds, sent = sum(transfer.seconds for transfer in moved), sum(transfer.sent_bytes for transfer in moved)
         if not seconds:
             return {}
-        peak = max(transfer.peak for transfer in moved)
+        peak = max(transfer.peak_buffer_bytes for transfer in moved)
         return {"sync/seconds": seconds, "sync/bytes": float(sent), "sync/peak_bytes": float(peak)}
 
     # Moving
 
     @contextmanager
-    def lend(
+    def lend_weights(
         self,
         model: str,
         group: Group,
@@ -149,11 +151,13 @@ class WeightLedger:
         owner = self.plan.owner(model)
         if owner.name == group.name:
             version = self.versions.newest_allowed(model, step, node)
-            yield LentWeights(version, key=self._key(together, model, group, version if oldest_weights(node) else None))
+            yield LentWeights(
+                version, weights_key=self._key(together, model, group, version if oldest_weights(node) else None)
+            )
             return
         sampling = RefreshState() if refreshes else None
-        user = WeightUser(
-            WeightTransfer(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock()
+        user = WeightBorrower(
+            WeightTransfer(model, owner, model, group, node, step, copy=copy, refresh_state=sampling), self._new_lock()
         )
         places, key = self._places(model, group, copy), refreshes if together else None
         with ExitStack() as stack, self._counted(places):
@@ -167,11 +171,11 @@ class WeightLedger:
             for place in places:
                 # Those that wait and would be given what has been brought now can go on.
                 self._lent[place].recheck_joins()
-            shared = self._key(together, model, group, user.move.version, refreshes)
+            shared = self._key(together, model, group, user.transfer.version, refreshes)
             if sampling is not None:
                 sampling.versions.update({place[-1]: version for place, version in user.versions.items()})
                 stack.callback(self._end_refreshes, user)
-            elif not self.versions.keeps_past(model):
+            elif not self.versions.reads_past_versions(model):
                 # All steps in flight work with the same weights.
                 stack.close()
 
@@ -209,40 +213,40 @@ class WeightLedger:
         """Return the key of the present weights, or of a version of them, or of those that newer ones follow."""
         return (model, group.name, None if refreshes else self._count(model, version)) if together else None
 
-    def _may_join(self, user: WeightUser, place: Place) -> bool:
+    def _may_join(self, user: WeightBorrower, place: Place) -> bool:
         """Whether the weights that others work with in a place are those that this user would be given there: the
         newest version that it may have; where newer ones come meanwhile any that it may have."""
-        move = user.move
+        move = user.transfer
         with self._lock:
             granted = self.versions.allowed_versions(move.target, move.step, move.node)
-            if move.sampling is not None and self._coming.get(place, granted[-1]) not in granted:
+            if move.refresh_state is not None and self._coming.get(place, granted[-1]) not in granted:
                 return False
-            allowed = granted[::-1] if move.sampling is not None else [*user.versions.values(), granted[-1]][:1]
+            allowed = granted[::-1] if move.refresh_state is not None else [*user.versions.values(), granted[-1]][:1]
             held = self._held.get(place, 0)
             version = next((candidate for candidate in allowed if self._wanted(move, candidate) == held), None)
             if version is None:
                 return False
             user.versions[place] = version
-            if move.sampling is not None and user not in self._users:
+            if move.refresh_state is not None and user not in self._users:
                 self._users.append(user)
             return True
 
-    def _give(self, user: WeightUser) -> None:
+    def _give(self, user: WeightBorrower) -> None:
         """Bring the weights that are lacking where nobody else works with them."""
-        move = user.move
+        move = user.transfer
         places = [place for place in self._places(move.target, move.receiver, move.copy) if place not in user.versions]
-        if move.sampling is None:
+        if move.refresh_state is None:
             chosen = self.versions.newest_allowed(move.target, move.step, move.node)
             version = next(iter(user.versions.values()), chosen)
             user.versions |= dict.fromkeys(places, version)
-            user.move = replace(move, version=version if oldest_weights(move.node) else None)
-            self._bring(user.move, places)
+            user.transfer = replace(move, version=version if oldest_weights(move.node) else None)
+            self._bring(user.transfer, places)
             return
         replicas = [way.copy for way in self._transfers_of(move)]
         if self._copies[move.receiver.name] > 1:
             replicas += [copy for *_, copy in self._places(move.target, move.receiver, move.copy)]
         for copy in dict.fromkeys(replicas):
-            self.transport.connect(replace(move, copy=copy))
+            self.transport.prepare_transfer(replace(move, copy=copy))
         while True:
             with self._lock:
                 newest = self.versions.newest_allowed(move.target, move.step, move.node)
@@ -252,46 +256,46 @@ class WeightLedger:
                     if user not in self._users:
                         self._users.append(user)
                     return
-            self._bring(replace(move, version=newest, sampling=None), places)
+            self._bring(replace(move, version=newest, refresh_state=None), places)
 
-    def _end_refreshes(self, user: WeightUser) -> None:
+    def _end_refreshes(self, user: WeightBorrower) -> None:
         """Let no more newer weights come to a user."""
-        if user.move.sampling is None:
+        if user.transfer.refresh_state is None:
             return
-        if not user.move.sampling.sent.done():
+        if not user.transfer.refresh_state.sent.done():
             # It was never sent.
-            user.move.sampling.sent.set_result(None)
+            user.transfer.refresh_state.sent.set_result(None)
         with user.lock.acquire(), self._lock:
             self._users = [other for other in self._users if other is not user]
 
-    def refresh(self, model: str) -> None:
+    def refresh_samplers(self, model: str) -> None:
         """Send a new version of a model to those who sample with it, and can take it."""
         while behind := self._behind(model):
             user, move = behind
-            moved = self.transport.refresh(move, self._going(user, move))
+            moved = self.transport.refresh_weights(move, self._going(user, move))
             if moved is not None:
                 self._report(move, moved)
                 for place in self._places(model, move.receiver, move.copy):
                     self._lent[place].recheck_joins()
 
-    def _behind(self, model: str) -> tuple[WeightUser, WeightTransfer] | None:
+    def _behind(self, model: str) -> tuple[WeightBorrower, WeightTransfer] | None:
         """Return a user who samples with weights that there are newer ones of, and where these go."""
         with self._lock:
             # How soon those begin that are not at work yet is unknown: they come last.
-            users = sorted(self._users, key=lambda other: not other.at_work)
+            users = sorted(self._users, key=lambda other: not other.can_be_refreshed)
             behind = (
                 (user, move)
                 for user in users
-                if user.move.target == model
-                for move in self._to(user.move, self._stale(user))
+                if user.transfer.target == model
+                for move in self._to(user.transfer, self._stale(user))
                 if user.versions.keys() >= {*self._places(model, move.receiver, move.copy)}
             )
             return next(behind, None)
 
-    def _stale(self, user: WeightUser) -> list[int]:
+    def _stale(self, user: WeightBorrower) -> list[int]:
         """Return the replicas of a user for which there are newer weights."""
         copies = [place[-1] for place in user.versions]
-        moves = [replace(user.move, copy=replica) for replica in copies]
+        moves = [replace(user.transfer, copy=replica) for replica in copies]
         return [
             replica
             for replica, move in zip(copies, moves, strict=True)
@@ -299,7 +303,7 @@ class WeightLedger:
         ]
 
     @contextmanager
-    def _going(self, user: WeightUser, move: WeightTransfer) -> Iterator[int | None]:
+    def _going(self, user: WeightBorrower, move: WeightTransfer) -> Iterator[int | None]:
         """Yield the version that goes now: until it has come, the group's request is not over."""
         places = self._places(move.target, move.receiver, move.copy)
         with user.lock.acquire():
@@ -325,7 +329,7 @@ class WeightLedger:
         """Return the newest version that all can take who sample where a transfer goes."""
         places = {*self._places(move.target, move.receiver, move.copy)}
         return min(
-            self.versions.newest_allowed(user.move.target, user.move.step, user.move.node)
+            self.versions.newest_allowed(user.transfer.target, user.transfer.step, user.transfer.node)
             for user in self._users
             if places & user.versions.keys()
         )
@@ -377,10 +381,12 @@ class WeightLedger:
             return _GONE
         return self._ends.get((model, version), self._changes[model])
 
-    def update(self, target: str, source: str, node: Node, step: Step) -> None:
+    def update_from_model(self, target: str, source: str, node: Node, step: Step) -> None:
         """Do the `update` of a program: take another model's weights, or a moving average with them."""
         sender, receiver = self.plan.owner(source), self.plan.owner(target)
-        move = WeightTransfer(source, sender, target, receiver, node, step, average=node.attr("ema"), update=step)
+        move = WeightTransfer(
+            source, sender, target, receiver, node, step, ema_decay=node.attr("ema"), update_step=step
+        )
         if sender.name == receiver.name:
             self.transport.assign_weights(move)
         else:
@@ -390,9 +396,9 @@ class WeightLedger:
 
     def _move(self, move: WeightTransfer) -> Callable[[], None]:
         """Begin a transfer. Returns a function that waits for it."""
-        if move.update is None:
+        if move.update_step is None:
             # Weights that are brought are worked with next; what an update makes may stay off-loaded.
-            move = replace(move, shifting=self.beds.change_before(move.target, move.receiver, move.copy))
+            move = replace(move, offload_change=self.beds.offload_change_for(move.target, move.receiver, move.copy))
         coming = self.transport.send_weights(move)
         return lambda: self._report(move, coming())
 
@@ -400,5 +406,5 @@ class WeightLedger:
         with self._lock:
             self._moved.setdefault(move.step.number, []).append(moved)
         self.observer.weights_sent(
-            move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak
+            move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent_bytes, moved.peak_buffer_bytes
         )

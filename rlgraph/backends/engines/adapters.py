@@ -28,7 +28,7 @@ from rlgraph.catalog.models.adapters import (
     WEIGHTS,
     Adapters,
     factor_names,
-    model_names,
+    names_in_model,
     target_names,
 )
 from rlgraph.catalog.models.families import ModelKind
@@ -38,24 +38,24 @@ _HEADS = ("score", "classifier")
 _TASKS = {"causal_lm": "CAUSAL_LM", "value_lm": "TOKEN_CLS", "reward_lm": "SEQ_CLS"}
 
 
-def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
+def attach_adapters(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
     """Give a model adapters, which are all that is trained from then on, beside the head of a value or reward model.
     Raises EngineError where they do not fit it."""
-    linear = linear_layers(model)
+    linear = adaptable_layers(model)
     for target in adapters.unmatched_targets(linear):
         raise EngineError(_unknown_target(model, target, list(linear)))
     model.requires_grad_(False)
     for name in adapters.adapted_layers(linear):
         layer = linear[name]
         outputs, inputs = _sizes(layer)
-        wide = wide_dtype(layer.weight.dtype)
+        wide = adapter_dtype(layer.weight.dtype)
         options = {"dtype": wide, "device": layer.weight.device}
         layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
         layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
         first, _ = factor_names(name)
         with torch.no_grad():
-            layer.lora_A.weight.copy_(initial_matrix(first, (adapters.rank, inputs), adapters.seed))
+            layer.lora_A.weight.copy_(initial_lora_a(first, (adapters.rank, inputs), adapters.seed))
             layer.lora_B.weight.zero_()
         # The hook runs before ranks that split the layer add up its outputs.
         layer.register_forward_hook(_add_adapter, prepend=True)
@@ -63,7 +63,7 @@ def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
         if isinstance(head := getattr(model, name, None), nn.Module):
             head.requires_grad_(True)
     if adapters.start:
-        _load_into(trained(model), adapters.start)
+        _load_into(trained_parameters(model), adapters.start)
 
 
 def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
@@ -82,7 +82,7 @@ def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
     return copied
 
 
-def duplicate(model: PreTrainedModel) -> PreTrainedModel:
+def copy_with_shared_base(model: PreTrainedModel) -> PreTrainedModel:
     """Return the same model with adapters of its own on the same base; a model without adapters gets weights of its
     own."""
     return copy.deepcopy(
@@ -90,7 +90,7 @@ def duplicate(model: PreTrainedModel) -> PreTrainedModel:
     )
 
 
-def trained(model: nn.Module) -> dict[str, Tensor]:
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that training changes: of a model with adapters only these, else all."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -100,7 +100,7 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+def initial_lora_a(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). It is the same
     in every process; no two matrices have the same."""
     generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
@@ -108,12 +108,12 @@ def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+def adapter_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the adapters of weights of this dtype."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, Any]:
+def adaptable_layers(model: PreTrainedModel) -> dict[str, Any]:
     """Return the layers that can have an adapter, by name: all linear ones but the head."""
     output = model.get_output_embeddings()
     heads = {id(module) for module in (output, *(getattr(model, name, None) for name in _HEADS)) if module is not None}
@@ -174,7 +174,7 @@ def save(
 ) -> None:
     """Write the adapters of a model, which are these tensors, as PEFT does. model: its weights are not read. base: the
     folder or hub name of the model that they are for."""
-    linear, path = linear_layers(model), Path(folder)
+    linear, path = adaptable_layers(model), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     chosen = adapters.adapted_layers(linear)
     stored = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
@@ -195,7 +195,7 @@ def save(
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def base_of(source: object, folder: Path) -> tuple[str, bool]:
+def base_location(source: object, folder: Path) -> tuple[str, bool]:
     """Return where the base of adapters that are saved in a folder is, and whether somebody has to write it there: a
     base that has no folder or name is put beside them."""
     if isinstance(source, str):
@@ -210,7 +210,7 @@ def load_adapter(folder: str) -> dict[str, Tensor]:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
-    return {name: tensors[key] for key, name in model_names(tensors)}
+    return {name: tensors[key] for key, name in names_in_model(tensors)}
 
 
 @torch.no_grad()

@@ -2,10 +2,10 @@
 
 from rlgraph.backends.engines.errors import EngineError as EngineError
 from rlgraph.backends.engines.errors import HubError as HubError
+from rlgraph.backends.engines.errors import MissingHead as MissingHead
 from rlgraph.backends.engines.errors import ModelRefused as ModelRefused
-from rlgraph.backends.engines.errors import NoHead as NoHead
+from rlgraph.backends.engines.errors import NonFiniteGradient as NonFiniteGradient
 from rlgraph.backends.engines.errors import NoRows as NoRows
-from rlgraph.backends.engines.errors import NotFinite as NotFinite
 from rlgraph.backends.engines.errors import PartialUpdate as PartialUpdate
 from rlgraph.backends.engines.records import Admission as Admission
 from rlgraph.backends.engines.records import Generation as Generation
@@ -17,9 +17,9 @@ from rlgraph.backends.engines.records import RowsAbandoned as RowsAbandoned
 from rlgraph.backends.engines.records import Sampling as Sampling
 from rlgraph.backends.engines.records import State as State
 from rlgraph.backends.engines.records import TrainOptions as TrainOptions
-from rlgraph.backends.engines.roles import Accumulates as Accumulates
-from rlgraph.backends.engines.roles import Admits as Admits
-from rlgraph.backends.engines.roles import Embedded as Embedded
+from rlgraph.backends.engines.roles import AccumulatesGradients as AccumulatesGradients
+from rlgraph.backends.engines.roles import AdmitsCalls as AdmitsCalls
+from rlgraph.backends.engines.roles import EmbeddedEngine as EmbeddedEngine
 from rlgraph.backends.engines.roles import Engine as Engine
 from rlgraph.backends.engines.roles import FusesPipelines as FusesPipelines
 from rlgraph.backends.engines.roles import Generates as Generates
@@ -30,7 +30,7 @@ from rlgraph.backends.engines.roles import Offloads as Offloads
 from rlgraph.backends.engines.roles import PipelineNeighbours as PipelineNeighbours
 from rlgraph.backends.engines.roles import Saves as Saves
 from rlgraph.backends.engines.roles import Scores as Scores
-from rlgraph.backends.engines.roles import Streams as Streams
+from rlgraph.backends.engines.roles import StreamsRows as StreamsRows
 from rlgraph.backends.engines.roles import Training as Training
 from rlgraph.backends.engines.roles import Trains as Trains
 from rlgraph.backends.engines.roles import WeightRefresh as WeightRefresh

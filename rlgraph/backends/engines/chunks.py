@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def in_chunks(read: Callable[..., Sequence[Tensor]], most: int, *columns: Tensor) -> Sequence[Tensor]:
+def compute_in_chunks(read: Callable[..., Sequence[Tensor]], most: int, *columns: Tensor) -> Sequence[Tensor]:
     """Return `read(*columns)`, computed for at most `most` entries at a time.
 
     columns: [M, ...] each. read: gives tensors of as many entries as it gets, each made of its own entry alone.

@@ -33,9 +33,9 @@ class Collective:
 class CollectiveState:
     """The collectives of a process in each of its torch groups."""
 
-    last: Mapping[Key, int]
+    last_numbers: Mapping[Key, int]
     """For each group the number of the last one that it has entered, of the newest 2,000."""
-    open: tuple[Collective, ...]
+    unfinished: tuple[Collective, ...]
     """For each group the first that is not over."""
 
 

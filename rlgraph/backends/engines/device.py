@@ -7,7 +7,7 @@ import torch
 from rlgraph.backends.engines.errors import EngineError
 
 
-def device_here(wanted: str | None) -> str:
+def choose_visible_device(wanted: str | None) -> str:
     """Return `choose_device` among the devices that this process sees."""
     return choose_device(wanted, torch.cuda.device_count())
 

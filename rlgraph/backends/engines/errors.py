@@ -19,7 +19,7 @@ class HubError(EngineError):
         """What to do."""
 
 
-class NotFinite(EngineError):
+class NonFiniteGradient(EngineError):
     """A gradient has NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 
 
@@ -34,7 +34,7 @@ class PartialUpdate(EngineError):
     """An update failed after it had begun to write: the weights are neither the old ones nor the new ones."""
 
 
-class NoHead(EngineError):
+class MissingHead(EngineError):
     """A value or reward model has no head in its files, and nothing trains one: it would give 0 for every row."""
 
     def __init__(self, kind: str, source: str) -> None:

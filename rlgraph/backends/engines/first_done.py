@@ -16,18 +16,18 @@ from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.sequences import ragged_index
 
 
-def select_first(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
+def select_first_finished(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
     """Return the rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: as many samples of each
     prompt have ended as are kept; of a generation that was given up rows without tokens are kept, too."""
-    counts = made.sequences.counts()
-    if not sampling.first:
+    counts = made.sequences.scored_counts()
+    if not sampling.samples_wanted:
         return torch.arange(counts.shape[0])
     ended = made.finished | (counts == sampling.max_tokens)
     lengths = torch.where(ended, counts, sampling.max_tokens + 1).view(-1, n)
-    assert not whole or bool((ended.view(-1, n).sum(1) >= sampling.first).all()), (
+    assert not whole or bool((ended.view(-1, n).sum(1) >= sampling.samples_wanted).all()), (
         "the engine gave up samples that are wanted"
     )
-    order = lengths.argsort(dim=1, stable=True)[:, : sampling.first].sort(dim=1).values
+    order = lengths.argsort(dim=1, stable=True)[:, : sampling.samples_wanted].sort(dim=1).values
     return (order + torch.arange(order.shape[0])[:, None] * n).reshape(-1)
 
 
@@ -35,7 +35,7 @@ def take_rows(made: Generation, rows: Tensor) -> Generation:
     """Return some rows of what was generated; `rows`, int64 ascending, are their numbers."""
     if rows.shape[0] == len(made.sequences):
         return made
-    counts = made.sequences.counts()
+    counts = made.sequences.scored_counts()
     places = ragged_index((counts.cumsum(0) - counts)[rows], counts[rows])
     return replace(
         made,

@@ -15,21 +15,21 @@ import torch
 
 from rlgraph.backends.engines.errors import first_line
 from rlgraph.backends.engines.sources import quiet_transformers
-from rlgraph.catalog.models.gguf import UnusableFile, gguf_config
-from rlgraph.digests import fingerprint
+from rlgraph.catalog.models.gguf import UnusableGguf, gguf_config
+from rlgraph.digests import file_fingerprint
 from rlgraph.files import failure_reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def folder_of(file: Path) -> Path:
+def dequantized_folder(file: Path) -> Path:
     """Return the folder with the model of a GGUF file: its weights, dequantized to float32, and its tokenizer. It is
     written if it is not in the cache. Raises UnusableFile, OSError."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_ASSETS_CACHE) / "rlgraph" / "gguf"
-    folder = cache / f"{file.stem}-{fingerprint(file)}"
+    folder = cache / f"{file.stem}-{file_fingerprint(file)}"
     if folder.is_dir():
         return folder
     gguf_config(file)  # Says what is wrong with the file itself.
@@ -42,7 +42,7 @@ def folder_of(file: Path) -> Path:
                 _write(file, folder)
     except OSError as error:
         hint = "the environment variable `HF_HOME` names another folder for what is kept"
-        raise UnusableFile(f"cannot be kept in {str(cache)!r}: {failure_reason(error)}", hint) from None
+        raise UnusableGguf(f"cannot be kept in {str(cache)!r}: {failure_reason(error)}", hint) from None
     return folder
 
 
@@ -80,10 +80,10 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         # Files from elsewhere can make the code that reads them fail in any way.
         except Exception as error:
             message = f"cannot be read: {(first_line(error) or repr(error))[:300]}"
-            raise UnusableFile(message, "take the Hugging Face folder that it was made of") from None
+            raise UnusableGguf(message, "take the Hugging Face folder that it was made of") from None
         if info["missing_keys"]:
             message = f"lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}"
-            raise UnusableFile(message, "take the Hugging Face folder that it was made of")
+            raise UnusableGguf(message, "take the Hugging Face folder that it was made of")
         # What was read counts as quantized, and cannot be saved: its weights go into a plain model.
         fields = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
         with torch.device("meta"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.adapters import initial_matrix, load_adapter, wide_dtype
+from rlgraph.backends.engines.adapters import adapter_dtype, initial_lora_a, load_adapter
 from rlgraph.backends.engines.weights import split_layers
 from rlgraph.catalog.models.adapters import Adapters, factor_names
 from rlgraph.ir.layout import LocalTensor
@@ -42,15 +42,15 @@ class MergedAdapters:
                     live = own[local.name][row : row + bottom - top, column : column + right - left]
                     parts = self.tensors[b][top:bottom], self.tensors[a][:, left:right]
                     self._parts.append((live, live.clone(), *parts))
-        self.update_adapters()
+        self.apply_new_adapters()
 
-    def held_tensors(self) -> Iterator[Tensor]:
+    def all_tensors(self) -> Iterator[Tensor]:
         """Yield the adapters, and the copies of the base."""
         yield from self.tensors.values()
         yield from (base for _, base, _, _ in self._parts)
 
     @torch.no_grad()
-    def update_adapters(self) -> None:
+    def apply_new_adapters(self) -> None:
         """Merge the adapters into the matrices again after new ones came."""
         for live, base, b, a in self._parts:
             live.copy_(base.to(b.dtype).addmm(b, a, alpha=self.scale))
@@ -59,13 +59,13 @@ class MergedAdapters:
 def initial_adapters(adapters: Adapters, carried: Sequence[LocalTensor], like: Tensor) -> dict[str, Tensor]:
     """Return all of each adapter as it is at first, on the device of a tensor of the engine, as wide as an adapter
     beside it."""
-    start, dtype = load_adapter(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
+    start, dtype = load_adapter(adapters.start) if adapters.start else {}, adapter_dtype(like.dtype)
     tensors = {}
     for local in (local for stacked in carried for local in split_layers(stacked)):
         if start:
             tensor = start[local.name]
         else:
             is_a = ".lora_A." in local.name
-            tensor = initial_matrix(local.name, local.shape, adapters.seed) if is_a else torch.zeros(local.shape)
+            tensor = initial_lora_a(local.name, local.shape, adapters.seed) if is_a else torch.zeros(local.shape)
         tensors[local.name] = tensor.to(like.device, dtype)
     return tensors

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlgraph.ir.layout import Box, LocalTensor, full_box, volume
+from rlgraph.ir.layout import Box, LocalTensor, box_elements, full_box
 
 MASTER = "master"
 """The kind of the wide copy of a narrow weight; the others are called as torch calls what its optimizers keep."""
@@ -20,7 +20,7 @@ class Moments:
 
     layout: tuple[LocalTensor, ...] = ()
     """The tensors of each kind: which parts of the global parameters they are of. Layers are named one by one."""
-    kinds: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    tensors_by_kind: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """The live tensors by kind (`exp_avg`, `exp_avg_sq`, `master`), then by the names of the layout."""
     steps: float = 0.0
 
@@ -30,10 +30,10 @@ def flat_range_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[
     sharded over replicas have such ranges of parameters."""
     if start >= stop:
         return
-    if (start, stop) == (0, volume(full_box(shape))):
+    if (start, stop) == (0, box_elements(full_box(shape))):
         yield full_box(shape)
         return
-    row = volume(full_box(shape[1:]))
+    row = box_elements(full_box(shape[1:]))
     first, last = -(-start // row), stop // row
     if first > last:
         yield from _in_row(shape, start // row, start % row, stop % row)

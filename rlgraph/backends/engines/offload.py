@@ -25,7 +25,7 @@ class MemoryCounter:
     peak: int = 0
     """The most bytes there were at a time."""
 
-    def add(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """Add bytes, or take them away if negative."""
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
@@ -47,7 +47,7 @@ class OffloadRecord:
     """A record of offloading a model, or of bringing it back."""
 
     seconds: float
-    moved: int
+    moved_bytes: int
     """Bytes that went to the host, or came from there."""
     start: float = 0.0
     """When it began, by the process's clock, in seconds since 1970."""
@@ -127,7 +127,7 @@ class Offloader:
                     if keeps:
                         to_copy.append((copy, storage))
         # Copies of storages that no longer exist make room for others.
-        self.arenas.host.add(-sum(copy.size for copy in previous.values() if copy.data is not None))
+        self.arenas.host.add_bytes(-sum(copy.size for copy in previous.values() if copy.data is not None))
         previous.clear()
         # The copies have to be complete before others use the memory.
         with _copying(wait=True):
@@ -177,7 +177,7 @@ class Offloader:
                     moved += copy.size
         self._count(sum(copy.size for copy in self._copies.values()))
         temporary = [copy for copy in self._copies.values() if not copy.lasts and copy.data is not None]
-        self.arenas.host.add(-sum(copy.size for copy in temporary))
+        self.arenas.host.add_bytes(-sum(copy.size for copy in temporary))
         self._copies = {key: copy for key, copy in self._copies.items() if copy.lasts}
         for copy in self._copies.values():
             # An engine that makes new tensors must be able to drop these.
@@ -186,7 +186,7 @@ class Offloader:
         return OffloadRecord(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
-    def prefetch(self, tensor: Tensor) -> Iterator[Tensor]:
+    def pinned_in_place(self, tensor: Tensor) -> Iterator[Tensor]:
         """Give a thread beside the one that works with the model a tensor where it is now, and stays meanwhile."""
         with self._lock:
             yield self._host_copy(tensor) if self.asleep else tensor
@@ -204,11 +204,11 @@ class Offloader:
         return torch.empty(0, dtype=tensor.dtype).set_(copy.data.untyped_storage(), *placement)
 
     def _allocate(self, storage: UntypedStorage) -> Tensor:
-        self.arenas.host.add(storage.nbytes())
+        self.arenas.host.add_bytes(storage.nbytes())
         return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
 
     def _count(self, size: int) -> None:
-        self.arenas.device.add(size - self._device_bytes)
+        self.arenas.device.add_bytes(size - self._device_bytes)
         self._device_bytes = size
 
 

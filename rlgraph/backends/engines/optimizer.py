@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.errors import NotFinite, PartialUpdate
+from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.moments import MASTER
 from rlgraph.backends.engines.records import TrainOptions
 
 
-def adamw(options: TrainOptions) -> dict[str, Any]:
+def adamw_settings(options: TrainOptions) -> dict[str, Any]:
     """Return the settings of AdamW as torch calls them."""
-    betas = options.setting("beta1"), options.setting("beta2")
-    return {"weight_decay": options.setting("weight_decay"), "betas": betas, "eps": options.setting("eps")}
+    betas = options.optimizer_setting("beta1"), options.optimizer_setting("beta2")
+    return {
+        "weight_decay": options.optimizer_setting("weight_decay"),
+        "betas": betas,
+        "eps": options.optimizer_setting("eps"),
+    }
 
 
 TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
-    "adamw": (torch.optim.AdamW, adamw),
+    "adamw": (torch.optim.AdamW, adamw_settings),
 }
 """By an optimizer's name: torch's class, and a function that returns its settings as torch calls them."""
 
@@ -56,7 +60,7 @@ class Optimizer:
         """Update the weights with a gradient (None is 0), and return the gradient's norm before clipping and the
         learning rate.
 
-        A gradient that is not finite raises `NotFinite` and leaves the weights as they are.
+        A gradient that is not finite raises `NonFiniteGradient` and leaves the weights as they are.
         """
         targets = self._masters or self._parameters
         grads = [
@@ -102,7 +106,7 @@ class Optimizer:
         for master, parameter in zip(self._masters or [], self._parameters, strict=False):
             master.copy_(parameter.detach())
 
-    def tensors(self) -> Iterator[Tensor]:
+    def state_tensors(self) -> Iterator[Tensor]:
         """Yield what it keeps: moments and wide copies."""
         states = self._loaded if self._torch is None else self._torch.state
         yield from (value for state in states.values() for value in state.values() if isinstance(value, Tensor))
@@ -119,7 +123,7 @@ class Optimizer:
                 kinds.setdefault(MASTER, {})[name] = target
         return kinds
 
-    def begin(self, kinds: Iterable[str], steps: float) -> None:
+    def resume(self, kinds: Iterable[str], steps: float) -> None:
         """Continue after so many updates, with what is then written into the tensors of `state_by_weight`."""
         self._torch, self._loaded = None, {}
         state_kinds = [kind for kind in kinds if kind != MASTER]
@@ -134,11 +138,11 @@ class Optimizer:
             not_finite = self._sum(not_finite)
         bad = [name for name, ranks in zip(self._names, not_finite.tolist(), strict=True) if ranks]
         if not bad:
-            raise NotFinite(
+            raise NonFiniteGradient(
                 "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise NotFinite(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+        raise NonFiniteGradient(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
 
 
 def _like_target(gradient: Tensor, target: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
-from rlgraph.passes.pipelines.timetable import Entry
+from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 Arrive = Callable[[Tensor], Tensor]
 """Fills an empty tensor with what the stage before has sent."""
@@ -38,7 +38,7 @@ class ModelPipeline:
     stage: int
     """The stage of this process."""
     chunks: int = 1
-    last: Callable[[int], None] | None = None
+    before_last_backward: Callable[[int], None] | None = None
     """Called before the last micro-batch goes backward through a chunk."""
 
     def neighbour_rank(self, chunk: int, by: int) -> tuple[int, int] | None:
@@ -53,28 +53,31 @@ Channel = Callable[[int], dist.ProcessGroup]
 be one; NCCL does not, and needs one for each."""
 
 
-def take_turns(turns: Sequence[ProcessTurn], beside: PipelineNeighbours) -> Iterator[Entry]:
+def entries_in_turn(turns: Sequence[ProcessTurn], beside: PipelineNeighbours) -> Iterator[ScheduleEntry]:
     """Yield each entry when it is its turn on the device; once it has been done, the turn goes to others."""
     for turn in turns:
-        if turn.after is not None:
-            beside.wait_for_turn(turn.after)
+        if turn.previous_model is not None:
+            beside.wait_for_turn(turn.previous_model)
         yield turn.entry
-        if turn.then is not None:
+        if turn.next_model is not None:
             if torch.cuda.is_available():
                 # The work that was launched has to end before others begin.
                 torch.cuda.current_stream().synchronize()
-            beside.pass_turn(turn.then)
+            beside.pass_turn(turn.next_model)
 
 
 def run_schedule(
-    entries: Sequence[Entry], lines: Sequence[ModelPipeline], channel: Channel, turns: Iterable[Entry] | None = None
+    entries: Sequence[ScheduleEntry],
+    lines: Sequence[ModelPipeline],
+    channel: Channel,
+    turns: Iterable[ScheduleEntry] | None = None,
 ) -> None:
     """Do what the stage has to do, in the order of its list. Gradients add up where autograd leaves them.
 
     All stages call it, with the lists of one schedule. Outputs that never go backward are not kept. turns: the same
     entries, each of which comes when it is to be done; None: one after the other.
     """
-    to_come = Counter((entry.line, entry.chunk) for entry in entries if entry.part == "B")
+    to_come = Counter((entry.replica, entry.chunk) for entry in entries if entry.part == "B")
     trained, begun = set(to_come), Counter[tuple[int, int]]()
     flights: dict[tuple[int, int], deque[tuple[Tensor | None, Tensor, Any]]] = defaultdict(deque)
     under_way: list[tuple[Any, Tensor]] = []
@@ -105,8 +108,8 @@ def run_schedule(
         if part == "B":
             received, output, sent = flights[chunk_key].popleft()
             to_come[chunk_key] -= 1
-            if not to_come[chunk_key] and line.last:
-                line.last(chunk)
+            if not to_come[chunk_key] and line.before_last_backward:
+                line.before_last_backward(chunk)
             gradient = later and receive(torch.empty_like(output), later[0], tag_of(number, chunk, True))
             if sent is not None:
                 # The gradient's arrival shows that the output arrived. With gloo one has to wait to learn of it.

@@ -42,12 +42,12 @@ class RendezvousStore:
         self.listener.close()
 
 
-def loopback() -> str | None:
+def loopback_interface() -> str | None:
     """Return the name of the interface that no other machine reaches."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
-def listen(host: str) -> RendezvousStore:
+def open_store(host: str) -> RendezvousStore:
     """Open a store on one address of this machine, which answers those who know the token that is drawn here.
 
     Its port is the one that it is bound to, and is never given back: a port that was only seen to be free may be taken
@@ -58,7 +58,7 @@ def listen(host: str) -> RendezvousStore:
     return RendezvousStore(f"{host}:{listener.port}/{token}", listener)
 
 
-def connect(address: str, seconds: float) -> StoreClient:
+def connect_to_store(address: str, seconds: float) -> StoreClient:
     """Connect to the store of somebody who listens; raises torch's error where nobody does. Waits for keys end after
     `seconds`.
 
@@ -69,14 +69,14 @@ def connect(address: str, seconds: float) -> StoreClient:
     return StoreClient(host, int(port), bytes.fromhex(token), seconds)
 
 
-def join(rank: int, world: int, address: str, seconds: float) -> None:
+def join_process_group(rank: int, world: int, address: str, seconds: float) -> None:
     """Make this process a rank of torch's default process group; one that waits longer than `seconds` for another
     fails.
 
     address: where somebody listens.
     """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    store = connect(address, seconds)
+    store = connect_to_store(address, seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
     _default[:] = [store]
 
@@ -94,7 +94,7 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> 
 
     parts = urlsplit(url)
     query = parse_qs(parts.query)
-    store = connect(f"{parts.netloc}/{_tokens[parts.netloc]}", timeout.total_seconds())
+    store = connect_to_store(f"{parts.netloc}/{_tokens[parts.netloc]}", timeout.total_seconds())
     _default[:] = [store]
     yield store, int(query["rank"][0]), int(query["world_size"][0])
 

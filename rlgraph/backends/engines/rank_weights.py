@@ -22,7 +22,7 @@ class RankWeights:
         """Return what `HasWeights.tensors` says."""
         raise NotImplementedError
 
-    def weights_were_written(self) -> None:
+    def note_weights_written(self) -> None:
         """Do what `HasWeights.weights_were_written` says."""
         raise NotImplementedError
 
@@ -33,19 +33,19 @@ class RankWeights:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
         overwrite_weights(self.tensors(), state)
-        self.weights_were_written()
+        self.note_weights_written()
 
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
         """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
         blend_weights(self.tensors(), other, ema)
-        self.weights_were_written()
+        self.note_weights_written()
 
     def wake(self) -> OffloadRecord:
         """Take the memory again."""
-        return self.offloader.wake(self.weights_were_written)
+        return self.offloader.wake(self.note_weights_written)
 
     @contextmanager
-    def weights(self, state: State) -> Iterator[None]:
+    def temporary_weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a
         time."""
         tensors = self.tensors()

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
 from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 State = dict[str, Tensor]
@@ -24,9 +24,9 @@ State = dict[str, Tensor]
 class Rank:
     """The rank of a group that an engine is opened for, and how the group holds the model."""
 
-    mesh: Mesh = field(default_factory=mesh)
+    mesh: Mesh = field(default_factory=make_mesh)
     number: int = 0
-    holding: Holding = field(default=Holding("", ""))
+    holding: ModelHolding = field(default=ModelHolding("", ""))
     threads: int = 1
     """Micro-batches that are computed side by side, in an engine that does so."""
     join: Callable[[], None] = lambda: None
@@ -34,17 +34,17 @@ class Rank:
     of a process."""
     address: str | None = None
     """Where the ranks of this data-parallel replica can meet: an address of
-    `rlgraph.backends.engines.process_groups.listen` on the machine of its first rank."""
+    `rlgraph.backends.engines.process_groups.open_store` on the machine of its first rank."""
     device: str | None = None
     """The device as torch names it; None: see `rlgraph.backends.engines.device`."""
     base_engine: Any = None
     """An engine in this process that has the same base, whose weights never change: both can hold it together."""
-    arenas: MemoryCounters = field(default_factory=MemoryCounters)
+    memory_counters: MemoryCounters = field(default_factory=MemoryCounters)
     """Counts what the offloaded models of this process have in each memory."""
     reversed_stages: bool = False
     """The model's pipeline stages lie in reverse, the first one on the last ranks: only in an engine that `fuses`."""
 
-    def blocks(self) -> dict[str, Any]:
+    def block_options(self) -> dict[str, Any]:
         """Return the padded tokens of a micro-batch as a keyword argument, where the plan says how many."""
         return {"block_tokens": self.holding.micro_tokens} if self.holding.micro_tokens else {}
 
@@ -65,7 +65,7 @@ class Sampling:
     """No end-of-sequence or stop token before this many tokens."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the model's own end-of-sequence tokens."""
-    first: int = 0
+    samples_wanted: int = 0
     """How many of each prompt's samples are wanted, those that end first: see `rlgraph.backends.engines.first_done`. An
     engine may give the others up once it is certain which those are. 0: all are wanted."""
 
@@ -122,9 +122,9 @@ class TrainOptions:
             f"the {self.schedule} schedule needs total_steps",
         )
 
-    def setting(self, name: str) -> float:
+    def optimizer_setting(self, name: str) -> float:
         """Return one of the optimizer's numbers."""
-        return self.settings.get(name, self.optimizer.default(name))
+        return self.settings.get(name, self.optimizer.default_of(name))
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of update `step`, counted from 0."""
@@ -170,7 +170,7 @@ class PartialRow:
 
     tokens: list[int]
     logprobs: list[float]
-    over: bool = False
+    needs_no_more: bool = False
     """The row has ended, or nobody wants more of it."""
     finished: bool = False
     """The row ended by itself, not at `max_tokens`."""
@@ -192,20 +192,20 @@ class Admission:
     """The number of the call, the same at all ranks of a replica."""
     join_call: bool
     """Its rows come in while the rows of other calls are sampled; else when those have ended."""
-    more: bool = False
+    may_continue: bool = False
     """When its rows have ended others of the same number may follow, until it is dismissed."""
     concurrent_calls: int = 0
     """The most rows of other calls for which a token was sampled together with rows of this one: the engine counts
     them."""
-    leaves: bool = False
+    may_be_given_up: bool = False
     """The call may be given up: it is made with `parts`, even where it has a single part."""
-    begun: Sequence[PartialRow] | None = None
+    partial_rows: Sequence[PartialRow] | None = None
     """What exists of each row: it goes on from there. Rows that others have begun are sampled beside those of other
     calls, not in their places."""
-    limit: int | None = None
+    token_limit: int | None = None
     """Unfinished rows with as many tokens are given up, and come without tokens (`Admits.give_up_longer_rows`);
     None: there is no limit. The engine sets it."""
-    left: Mapping[int, Sequence[PartialRow]] = field(default_factory=dict)
+    rows_given_up: Mapping[int, Sequence[PartialRow]] = field(default_factory=dict)
     """What exists of the rows of each part that had not ended when a call of `parts` was given up
     (`Admits.give_up_rows`). The engine sets it."""
 

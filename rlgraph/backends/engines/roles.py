@@ -16,8 +16,8 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.plan import Holding
-from rlgraph.passes.pipelines.problem import Model
+from rlgraph.ir.plan import ModelHolding
+from rlgraph.passes.pipelines.problem import PipelineModel
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 
 
@@ -55,7 +55,7 @@ class HasWeights(Protocol):
         `*`."""
         ...
 
-    def weights_were_written(self) -> None:
+    def note_weights_written(self) -> None:
         """Take note that somebody wrote into `tensors`: wide copies are read again, caches of old weights dropped."""
         ...
 
@@ -83,12 +83,12 @@ class WeightRefresh(Protocol):
         ...
 
     @property
-    def can_take(self) -> bool:
+    def can_take_weights(self) -> bool:
         """Whether new weights can be taken now. All ranks of a replica take them before the same token: once they wait
         at each of them."""
         ...
 
-    def take(self) -> int:
+    def take_weights(self) -> int:
         """Take the new weights and return their version."""
         ...
 
@@ -122,16 +122,16 @@ class Generates(HasWeights, Protocol):
 class LimitsCache(Generates, Protocol):
     """The role of an engine whose spec has the setting `kv_bytes`."""
 
-    def larger_cache(self, tokens: int) -> Holding | None:
+    def larger_cache(self, tokens: int) -> ModelHolding | None:
         """Return what the plan has to say of the model for a cache that has room for a row of so many tokens. None: the
         plan says nothing of a cache, or no cache would do, because positions do not reach as far."""
         ...
 
 
-class Streams(Generates, Protocol):
+class StreamsRows(Generates, Protocol):
     """The role of an engine that `streams`."""
 
-    def parts(
+    def generate_in_parts(
         self,
         prompts: Sequences,
         n: int,
@@ -145,7 +145,7 @@ class Streams(Generates, Protocol):
         ...
 
 
-class Admits(Streams, Protocol):
+class AdmitsCalls(StreamsRows, Protocol):
     """The role of an engine that `admits`. Its `generate` and `parts` take an `admission: Admission | None`: with one,
     the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the thread that calls
     `sample_until_done` samples."""
@@ -218,7 +218,7 @@ class Trains(HasWeights, Protocol):
         ...
 
 
-class Accumulates(Trains, Protocol):
+class AccumulatesGradients(Trains, Protocol):
     """The role of an engine that `accumulates`. `train_step` calls these three one after the other."""
 
     def clear_gradients(self) -> None:
@@ -245,7 +245,7 @@ class PipelineNeighbours(Protocol):
     """Other processes on this one's device, which have other models of its pipeline: models that are split
     differently."""
 
-    def plan_turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[ProcessTurn]:
+    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> Sequence[ProcessTurn]:
         """Return what this process does when, after and before whom. models: its own, as
         `rlgraph.passes.pipelines.counted` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
@@ -260,7 +260,7 @@ class PipelineNeighbours(Protocol):
         ...
 
 
-class FusesPipelines(Accumulates, Protocol):
+class FusesPipelines(AccumulatesGradients, Protocol):
     """The role of an engine that `fuses`: models of one group can have their stages one way or the other
     (`Rank.reversed_stages`)."""
 
@@ -317,7 +317,7 @@ class Engine(Generates, Scores, Trains, Protocol):
     it no other work."""
 
 
-class Embedded(Engine, KeepsMoments, Saves, Protocol):
+class EmbeddedEngine(Engine, KeepsMoments, Saves, Protocol):
     """The engine of the user's own process, with a Hugging Face model."""
 
     @property
@@ -325,6 +325,6 @@ class Embedded(Engine, KeepsMoments, Saves, Protocol):
         """The Hugging Face model."""
         ...
 
-    def copy(self) -> Embedded:
+    def copy(self) -> EmbeddedEngine:
         """Return the same model with weights of its own and no optimizer."""
         ...

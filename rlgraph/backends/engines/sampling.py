@@ -24,7 +24,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
+def uniform_numbers(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
     """Return a number in [0, 1) for each row: a pure function of the row's key and the token's place, float64 [N].
 
     keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams. place: int64 [N], or
@@ -61,7 +61,7 @@ def sample(
         if sampling.top_k or sampling.top_p < 1:
             cumulative = _restrict(weights, sampling).cumsum(1)
         total = cumulative[:, -1]
-        point = uniforms(keys, place).to(device=total.device, dtype=total.dtype) * total
+        point = uniform_numbers(keys, place).to(device=total.device, dtype=total.dtype) * total
         # Rounding may lift the point to the total itself, past the last token that has any weight.
         point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
         token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
@@ -86,7 +86,7 @@ def check_row_keys(keys: np.ndarray, prompts: Sequences, n: int) -> None:
         raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
 
 
-def with_start(prompts: Sequences, start_id: int | None) -> Sequences:
+def with_start_token(prompts: Sequences, start_id: int | None) -> Sequences:
     """Return `prompts`, an empty one begun with the token that begins a text. Raises EngineError where there is
     none."""
     if not len(prompts) or int(prompts.lengths.min()) > 0:

@@ -21,7 +21,7 @@ _ANSWERS = {
 """The kind of model that answers an operation, and what the answer is called."""
 
 
-class RowScores:
+class ScoringMixin:
     """Implements `Scores` by what `_answer` returns."""
 
     spec: ModelSpec

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.ragged import ragged_positions
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Sequences:
     def take(self, index: Tensor) -> Sequences:
         """Return the rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
         lengths = self.lengths[index]
-        flat = ragged_index(self.starts[index], lengths)
+        flat = ragged_index(self.row_starts[index], lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
     def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
-        flat = ragged_index(self.starts, lengths)
+        flat = ragged_index(self.row_starts, lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
     def rows(self) -> list[list[int]]:
@@ -81,7 +81,7 @@ class Sequences:
 
     def scored_rows(self) -> list[list[int]]:
         """Return the scored tokens as N lists."""
-        return [row.tolist() for row in self.tokens[self.scored].split(self.counts().tolist())]
+        return [row.tolist() for row in self.tokens[self.scored].split(self.scored_counts().tolist())]
 
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
         """Return the rows padded on the right: ids int64 [N, T] and a mask that is False at padding, bool [N, T]."""
@@ -91,13 +91,13 @@ class Sequences:
         ids[mask] = self.tokens
         return ids, mask
 
-    def counts(self) -> Tensor:
+    def scored_counts(self) -> Tensor:
         """Return the scored tokens in each row, int64 [N]."""
         sums = torch.cat([torch.zeros(1, dtype=torch.long), self.scored.long().cumsum(0)])
-        return sums[self.starts + self.lengths] - sums[self.starts]
+        return sums[self.row_starts + self.lengths] - sums[self.row_starts]
 
     @cached_property
-    def starts(self) -> Tensor:
+    def row_starts(self) -> Tensor:
         """Where each row begins in `tokens`, int64 [N]."""
         return self.lengths.cumsum(0) - self.lengths
 
@@ -109,9 +109,9 @@ class Sequences:
     @cached_property
     def token_positions(self) -> Tensor:
         """Each token's place in its row, counted from 0, int64 [total]."""
-        return torch.arange(self.tokens.shape[0]) - self.starts[self.row_of_token]
+        return torch.arange(self.tokens.shape[0]) - self.row_starts[self.row_of_token]
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Return `ragged_places` of tensors on the CPU."""
-    return torch.from_numpy(ragged_places(starts.numpy(), lengths.numpy()))
+    """Return `ragged_positions` of tensors on the CPU."""
+    return torch.from_numpy(ragged_positions(starts.numpy(), lengths.numpy()))

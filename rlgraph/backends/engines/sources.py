@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.backends.engines.errors import EngineError, HubError, NoHead, first_line
+from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, first_line
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.config_shape import longest_row
+from rlgraph.catalog.models.config_shape import max_row_tokens
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.errors import closest_match, quoted_list
 
@@ -66,15 +66,17 @@ class ModelSpec:
     """It is asked to continue rows, for which an architecture needs more than for reading them."""
     adapters: Adapters | None = None
     """What is trained in place of the model itself; the source is their base."""
-    learns: bool = True
+    is_trained: bool = True
     """It is trained, or a copy of it: a head that the source does not have begins with 0. Else the source has to have
     one."""
 
     @property
-    def begins_with_head(self) -> bool:
+    def needs_saved_head(self) -> bool:
         """Whether a value or reward model's head has to be in the files of its source; that of a saved adapter is
         beside it."""
-        return self.kind != "causal_lm" and not self.learns and (self.adapters is None or self.adapters.start is None)
+        return (
+            self.kind != "causal_lm" and not self.is_trained and (self.adapters is None or self.adapters.start is None)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,12 @@ def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
             model = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, dtype)
-            if spec.begins_with_head and {*_head(model)} <= {*new}:
-                raise NoHead(spec.kind, spec.source)
+            if spec.needs_saved_head and {*_head(model)} <= {*new}:
+                raise MissingHead(spec.kind, spec.source)
     if spec.adapters is not None:
-        from rlgraph.backends.engines.adapters import attach
+        from rlgraph.backends.engines.adapters import attach_adapters
 
-        attach(model, spec.adapters, spec.kind)
+        attach_adapters(model, spec.adapters, spec.kind)
     # Dropout would make the log-probability of a row depend on the pass that computes it.
     return LoadedModel(model.eval().to(device), codec, new)
 
@@ -135,18 +137,18 @@ def max_positions(spec: ModelSpec) -> int | None:
             from transformers import AutoConfig
 
             config = _read(spec.source, "model", AutoConfig)
-    return max_positions_of(config)
+    return max_positions_in_config(config)
 
 
-def max_positions_of(config: PretrainedConfig) -> int | None:
+def max_positions_in_config(config: PretrainedConfig) -> int | None:
     """Return the most tokens of a row from a configuration, which knows the names that GPT-2 and others have for it."""
     text_config = config.get_text_config()
-    return longest_row(
+    return max_row_tokens(
         {name: getattr(text_config, name, None) for name in ("max_position_embeddings", "rope_parameters")}
     )
 
 
-def skeleton(spec: ModelSpec) -> PreTrainedModel:
+def model_without_weights(spec: ModelSpec) -> PreTrainedModel:
     """Return the model of a source without its weights, and without adapters."""
     from transformers import AutoConfig
 
@@ -162,7 +164,7 @@ def skeleton(spec: ModelSpec) -> PreTrainedModel:
 
 def save_config(spec: ModelSpec, folder: str | Path) -> None:
     """Write the configuration of a model into a folder, without its weights."""
-    model = skeleton(spec)
+    model = model_without_weights(spec)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
     settings = getattr(model, "generation_config", None)
@@ -323,7 +325,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def saving_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
+def save_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
     """Make a model save on any rank: where processes are ranks of torch's, transformers writes on the first one alone,
     which may be gone."""
     attributes: dict[str, object] = model.__dict__

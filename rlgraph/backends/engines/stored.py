@@ -22,8 +22,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.digests import STRETCH, Digests, DigestWriter, VerifiedFile
-from rlgraph.ir.layout import Box, LocalTensor, full_box, intersection, shape_of_box, slices_of, volume, within
+from rlgraph.digests import STRETCH, DigestWriter, FileDigests, VerifiedFile
+from rlgraph.ir.layout import (
+    Box,
+    LocalTensor,
+    box_elements,
+    box_intersection,
+    full_box,
+    relative_box,
+    shape_of_box,
+    slices_of,
+)
 from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
@@ -58,14 +67,14 @@ Reading = Callable[[Tensor], AbstractContextManager[Tensor]]
 class TensorView:
     """A part of a tensor. It is cut out where the tensor is when it is read: a tensor that sleeps cannot be cut."""
 
-    of: Tensor
-    at: tuple[slice, ...]
+    tensor: Tensor
+    index: tuple[slice, ...]
     """The range of each dimension."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the part."""
-        return tuple(span.stop - span.start for span in self.at)
+        return tuple(span.stop - span.start for span in self.index)
 
 
 def write_tensors(
@@ -75,7 +84,7 @@ def write_tensors(
     reading: Reading = nullcontext,
     *,
     looks: bool = True,
-) -> tuple[Digests, str]:
+) -> tuple[FileDigests, str]:
     """Write tensors to a file and flush it to the disk. Return the file's digests, and the name of the first tensor
     that has NaN or infinity in it; empty: none. No more than a bucket is copied at a time, and nothing that lies on the
     host in one piece: safetensors' own writer needs contiguous tensors, which parts of others are not. May be called
@@ -87,20 +96,20 @@ def write_tensors(
         for name, tensor in sorted(tensors.items())
     }
     for name, view in views.items():
-        start, end = end, end + math.prod(view.shape) * view.of.element_size()
-        header[name] = {"dtype": _TYPES[view.of.dtype], "shape": list(view.shape), "data_offsets": [start, end]}
+        start, end = end, end + math.prod(view.shape) * view.tensor.element_size()
+        header[name] = {"dtype": _TYPES[view.tensor.dtype], "shape": list(view.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     with file.open("wb") as opened:
         out = DigestWriter(opened)
         out.write(len(encoded).to_bytes(_COUNT, "little") + encoded)
         for name, view in views.items():
-            cuts = _cuts(view.shape, view.of.element_size(), bucket)
+            cuts = _cuts(view.shape, view.tensor.element_size(), bucket)
             finite = [_write_cut(out, view, cut, reading, looks) for cut in cuts]
             first_bad = first_bad if all(finite) or first_bad else name
         opened.flush()
         os.fsync(opened.fileno())
-    return out.digests(), first_bad
+    return out.written_digests(), first_bad
 
 
 def _full_view(tensor: Tensor) -> TensorView:
@@ -127,8 +136,8 @@ def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
 
 def _write_cut(out: DigestWriter, view: TensorView, cut: Cut, reading: Reading, looks: bool) -> bool:
     """Write a piece, and return whether all of it is finite."""
-    with reading(view.of) as current, _copy_stream(current):
-        numbers = current.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
+    with reading(view.tensor) as current, _copy_stream(current):
+        numbers = current.detach()[view.index][cut].to("cpu").contiguous().reshape(-1)
         # As a numpy array its storage could no longer be emptied when its model is offloaded.
         out.write((c_ubyte * (numbers.numel() * numbers.element_size())).from_address(numbers.data_ptr()))
         return not looks or not numbers.is_floating_point() or all(map(_finite, numbers.split(_CHECKED)))
@@ -167,7 +176,7 @@ def select_views(
     for local in layout:
         for piece in local.pieces:
             for box in wanted.get(piece.name, ()):
-                inner = intersection(piece.box, box)
+                inner = box_intersection(piece.box, box)
                 if inner is not None:
                     sides = zip(inner, piece.box, piece.at, strict=True)
                     at = tuple(
@@ -195,7 +204,7 @@ def full_boxes(layouts: Iterable[Iterable[LocalTensor]]) -> dict[str, Box]:
 class _File:
     """One of the files. What is read of it is checked against its digests first."""
 
-    def __init__(self, path: Path, digests: Digests) -> None:
+    def __init__(self, path: Path, digests: FileDigests) -> None:
         """Raises OSError, Damaged."""
         self._checked = VerifiedFile(path, digests)
         self._checked.verify_range(0, min(_COUNT, digests.bytes))
@@ -234,7 +243,7 @@ def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, i
 class StoredTensors:
     """The contents of several ranks' files. Only what is asked for is read, and all of that is as it was written."""
 
-    def __init__(self, files: Mapping[Path, Digests]) -> None:
+    def __init__(self, files: Mapping[Path, FileDigests]) -> None:
         """Raises OSError, and Damaged where a file is not as it was written."""
         self._parts: dict[str, list[tuple[Box, _File, str]]] = {}
         for path, digests in files.items():
@@ -249,7 +258,7 @@ class StoredTensors:
         """The names of the tensors."""
         return list(self._parts)
 
-    def box(self, name: str) -> Box:
+    def full_box(self, name: str) -> Box:
         """Return all of a tensor, as a box."""
         return full_box(
             tuple(map(max, zip(*([stop for _, stop in box] for box, *_ in self._parts[name]), strict=True)))
@@ -261,28 +270,28 @@ class StoredTensors:
         parts = self._parts.get(name, ())
         if not parts:
             raise EngineError(f"there is no tensor {name}")
-        missing, result = volume(box), None
+        missing, result = box_elements(box), None
         for part_box, file, stored in parts:
             if len(part_box) != len(box):
                 break
             if not box:
                 return file.read(stored, box)
-            inner = intersection(part_box, box)
+            inner = box_intersection(part_box, box)
             if inner is None:
                 continue
-            values = file.read(stored, within(part_box, inner))
+            values = file.read(stored, relative_box(part_box, inner))
             if inner == box:
                 return values
             if result is None:
                 result = torch.empty(shape_of_box(box), dtype=values.dtype)
-            result[slices_of(within(box, inner))] = values
-            missing -= volume(inner)
+            result[slices_of(relative_box(box, inner))] = values
+            missing -= box_elements(inner)
         if result is None or missing:
-            shape = " x ".join(str(stop) for _, stop in self.box(name)) or "a number"
+            shape = " x ".join(str(stop) for _, stop in self.full_box(name)) or "a number"
             raise EngineError(f"the tensor {name} has another shape there: {shape}")
         return result
 
-    def under(self, kind: str) -> StoredKind:
+    def tensors_of_kind(self, kind: str) -> StoredKind:
         """Return the tensors of one kind, among those that are called `KIND:NAME`."""
         return StoredKind(self, kind)
 

@@ -22,25 +22,25 @@ Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Chars:
+class CharTokenizer:
     """A tokenizer with one token for each character of `alphabet`, from id 3 on."""
 
     alphabet: str
 
 
 @dataclass(frozen=True)
-class Words:
+class WordTokenizer:
     """A tokenizer with one token for each word of a text separated by blanks, from id 3 on."""
 
     words: str
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """A tokenizer with one token for each byte of the text in UTF-8, from id 3 on."""
 
 
-TokenizerSpec = Chars | Words | Bytes
+TokenizerSpec = CharTokenizer | WordTokenizer | ByteTokenizer
 
 
 def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
@@ -49,14 +49,14 @@ def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
 
     special = [PAD, EOS, UNK]
     match spec:
-        case Chars(alphabet):
+        case CharTokenizer(alphabet):
             backend = Tokenizer(models.WordLevel(_vocabulary(special, list(alphabet), "character"), unk_token=UNK))
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
             backend.decoder = decoders.Fuse()
-        case Words(words):
+        case WordTokenizer(words):
             backend = Tokenizer(models.WordLevel(_vocabulary(special, words.split(), "word"), unk_token=UNK))
             backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        case Bytes():
+        case ByteTokenizer():
             letters = sorted(pre_tokenizers.ByteLevel.alphabet())
             backend = Tokenizer(models.BPE(_vocabulary(special, letters, "byte"), [], unk_token=UNK))
             backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,7 +91,7 @@ class Codec:
         """The token that ends a text."""
         return _token_id(self.tokenizer.eos_token_id)
 
-    def end_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+    def end_token_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
         """Return the tokens that end a response: the tokenizer's, and those of the model's generation settings."""
         model_ids = [of_model] if isinstance(of_model, int) else of_model or []
         return tuple(sorted({*model_ids, *([] if self.eos_id is None else [self.eos_id])}))
@@ -135,7 +135,7 @@ class Codec:
             raise EngineError(str(error)) from None
 
     @property
-    def most_tokens_a_byte(self) -> int:
+    def max_tokens_per_byte(self) -> int:
         """The most tokens that a text has for each of its bytes in UTF-8, but for the special ones: the tokenizer may
         first have written it in another form of Unicode, which has up to 3 bytes for one (NFC) or 11 (NFKD)."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)

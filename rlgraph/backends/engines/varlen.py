@@ -22,7 +22,7 @@ class AttentionOptions:
     """The factor of scores; None: 1 by the root of the size of a head."""
     window: int | None = None
     """How many tokens a token sees, itself included."""
-    cap: float | None = None
+    score_cap: float | None = None
     """Scores are kept between the cap and its negative: cap * tanh(score / cap)."""
 
 
@@ -37,30 +37,30 @@ def attend(
     how = how or AttentionOptions()
     key, value = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
     rows = zip(*(tensor.transpose(0, 1)[None].split(list(lengths), 2) for tensor in (query, key, value)), strict=True)
-    outputs = [causal(q, k, v, how) for q, k, v in rows]
+    outputs = [causal_attention(q, k, v, how) for q, k, v in rows]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))[0].transpose(0, 1)
 
 
-def causal(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
     """Return the causal attention of rows of equal length, from queries, [N, heads, T, size], and keys and values, [N,
     groups, T, size], to [N, heads, T, size]. Masks and scores exist for no more than a part of a row at a time, and
     none are kept."""
     length = query.shape[2]
-    if how.cap is None and (how.window is None or length <= how.window):
+    if how.score_cap is None and (how.window is None or length <= how.window):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale, enable_gqa=True)
 
     def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mask = causal_mask(query.shape[2], key.shape[2], how.window, query.device)
-        if how.cap is None:
+        if how.score_cap is None:
             return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
         scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
-        return capped_attention(query, key.contiguous(), value.contiguous(), mask, scale, how.cap)
+        return capped_attention(query, key.contiguous(), value.contiguous(), mask, scale, how.score_cap)
 
-    outputs = by_queries(part, query, key, value, how.window, torch.is_grad_enabled())
+    outputs = attend_by_queries(part, query, key, value, how.window, torch.is_grad_enabled())
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def by_queries(
+def attend_by_queries(
     part: Callable[[Tensor, Tensor, Tensor], Tensor],
     query: Tensor,
     key: Tensor,

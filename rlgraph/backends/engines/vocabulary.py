@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def tempered(logits: Tensor, temperature: float) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Return logits / temperature; temperature 0, greedy decoding, is scored at temperature 1."""
     return logits if temperature in (0, 1) else logits / temperature
 

@@ -16,8 +16,17 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import State
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
-from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, full_box, shape_of_box, slices_of, volume
+from rlgraph.catalog.models.families import HEAD, parameters_by_layer, stored_names
+from rlgraph.ir.layout import (
+    Box,
+    LocalTensor,
+    TensorPiece,
+    box_elements,
+    full_box,
+    layer_tensor_name,
+    shape_of_box,
+    slices_of,
+)
 
 
 def clone_tensors(tensors: Mapping[str, Tensor]) -> State:
@@ -84,7 +93,7 @@ class FolderWeights:
         self._shapes = {
             tensor.name: tensor.shape
             for kind in ("causal_lm", "value_lm", "reward_lm")
-            for tensor in layer_tensors(shape, kind)
+            for tensor in parameters_by_layer(shape, kind)
         }
         self._files = _files(self._folder)
         self._open: dict[str, Any] = {}
@@ -167,17 +176,17 @@ def split_layers(local: LocalTensor) -> Iterator[LocalTensor]:
             (start, stop), *box = piece.box
             number = start + layer - piece.at[0]
             if start <= number < stop:
-                pieces.append(Piece(at_layer(piece.name, number), tuple(box), piece.at[1:]))
-        yield LocalTensor(at_layer(local.name, layer), local.shape[1:], tuple(pieces))
+                pieces.append(TensorPiece(layer_tensor_name(piece.name, number), tuple(box), piece.at[1:]))
+        yield LocalTensor(layer_tensor_name(local.name, layer), local.shape[1:], tuple(pieces))
 
 
-def locals_of(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> list[LocalTensor]:
+def tensors_by_layer(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> list[LocalTensor]:
     """Return a rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
     result = [layer for local in layout for layer in split_layers(local) if layer.name in tensors]
     names = {layer.name for layer in result}
     for name in (name for name in tensors if name not in names):
         shape = tuple(tensors[name].shape)
-        result.append(LocalTensor(name, shape, (Piece(name, full_box(shape), (0,) * len(shape)),)))
+        result.append(LocalTensor(name, shape, (TensorPiece(name, full_box(shape), (0,) * len(shape)),)))
     return result
 
 
@@ -186,7 +195,7 @@ def _fill(target: Tensor, local: LocalTensor, source: WeightSource) -> None:
         raise EngineError(
             f"the engine's tensor {local.name} has the shape {_dims(target.shape)}, not {_dims(local.shape)}"
         )
-    if sum(volume(piece.box) for piece in local.pieces) < target.numel():
+    if sum(box_elements(piece.box) for piece in local.pieces) < target.numel():
         target.zero_()
     for piece in local.pieces:
         place = tuple((at, at + size) for at, size in zip(piece.at, shape_of_box(piece.box), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.backends.enginespec.registry import engines
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.enginespec.spec import EngineSpec, Misfits
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
@@ -30,21 +30,21 @@ def layout_problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "ca
         lacking = f"{engine} cannot lay out the experts of {shape.family} models here yet"
         return [*faults, f"{lacking}: use {_listed(_alternatives(spec, shape))}"]
     if shape.adapters and not spec.adapters:
-        faults.append(no_adapters(spec))
+        faults.append(no_adapters_message(spec))
     if not spec.accepts_kind(kind):
-        others = _listed(candidate for candidate in engines().values() if candidate.accepts_kind(kind))
+        others = _listed(candidate for candidate in engines_by_name().values() if candidate.accepts_kind(kind))
         faults.append(f"{engine} {_does(spec)}: for a model that gives {_RESULTS[kind]}, use {others}")
     for reason in spec.faults(shape):
         faults.append(f"{engine} {reason}: use {_listed(_alternatives(spec, shape))}")
     for axis, misfits in spec.misfits.items():
-        faults += _misfits(axis, mesh.length(axis), shape, misfits)
+        faults += _misfits(axis, mesh.axis_size(axis), shape, misfits)
     return [*faults, *_chunk_misfits(spec, shape, mesh)]
 
 
 def _chunk_misfits(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
     """Return what is wrong with a mesh whose pipeline stages have several parts (chunks) of a model each: it has to
     have as many stages, one behind the other, as there are parts."""
-    stages, chunks = mesh.length("pp"), mesh.length("chunks")
+    stages, chunks = mesh.axis_size("pp"), mesh.axis_size("chunks")
     if chunks == 1 or "chunks" not in spec.axes:
         return []
     if stages == 1:
@@ -66,10 +66,10 @@ def chunk_counts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
 
 def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:
     """Return what is wrong with a mesh that would split layers by columns along several of its axes."""
-    axes = [axis for axis in spec.columns if mesh.length(axis) > 1]
+    axes = [axis for axis in spec.columns if mesh.axis_size(axis) > 1]
     if len(axes) < 2:
         return []
-    splits, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.column_ranks(mesh)
+    splits, size = " and ".join(f"{axis}={mesh.axis_size(axis)}" for axis in axes), spec.column_ranks(mesh)
     instead = " or ".join(f"{axis}={size}" for axis in axes)
     return [f"{spec.name} does not split along {splits} at once: over {size} devices it does {instead}"]
 
@@ -83,9 +83,9 @@ def adapter_choices(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind
     return spec.adapter_ways(shape, dtype, kind)
 
 
-def no_adapters(spec: EngineSpec) -> str:
+def no_adapters_message(spec: EngineSpec) -> str:
     """Return the message for an engine that cannot hold models with adapters."""
-    able = (other for other in engines().values() if other.adapters and other.operations >= spec.operations)
+    able = (other for other in engines_by_name().values() if other.adapters and other.operations >= spec.operations)
     return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_listed(able)}"
 
 
@@ -94,10 +94,10 @@ def explain_unsupported(error: UnsupportedModel, engine: str) -> UnsupportedMode
     can hold."""
     if not isinstance(error, UnknownFamily):
         return error
-    return UnknownFamily(error.family, families(spec_of(engine)))
+    return UnknownFamily(error.family, supported_families(spec_of(engine)))
 
 
-def families(spec: EngineSpec) -> list[str]:
+def supported_families(spec: EngineSpec) -> list[str]:
     """Return the model families that an engine can hold, if only without a sliding window."""
     plain = {name: shape_of({"model_type": name, "vocab_size": 1, "sliding_window": None}) for name in FAMILIES}
     return [name for name, shape in plain.items() if spec.experts >= bool(shape.experts) and not spec.faults(shape)]
@@ -144,7 +144,7 @@ def expert_misfits(shape: Shape, ep: int) -> list[str]:
 
 def _alternatives(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:
     """Yield the engines that can do all that this one can, and hold a model that it cannot."""
-    for other in engines().values():
+    for other in engines_by_name().values():
         if other.operations >= spec.operations and other.experts >= bool(shape.experts) and not other.faults(shape):
             yield other
 

@@ -44,22 +44,22 @@ class ReservedCache:
     and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size` in
     `model_executor/layers/attention/mla_attention.py`)."""
 
-    def room(self, tokens: float, on_cpu: bool) -> int:
+    def room_tokens(self, tokens: float, on_cpu: bool) -> int:
         """Return the tokens that a cache needs room for to hold one row of so many: whole blocks, and one that the
         engine keeps for itself."""
         page = self.cpu_block if on_cpu else self.page
         return page * (math.ceil(tokens / page) + 1)
 
-    def row(self, room: float, on_cpu: bool) -> int:
+    def longest_row_tokens(self, room: float, on_cpu: bool) -> int:
         """Return the tokens of the longest row that fits a cache with room for so many tokens."""
         page = self.cpu_block if on_cpu else self.page
         return page * max(1, int(room // page) - 1)
 
-    def tables(self, positions: int, on_cpu: bool) -> int:
+    def table_bytes(self, positions: int, on_cpu: bool) -> int:
         """Return the bytes beside the cache and the model's own, where a row can have so many tokens."""
         return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
 
-    def gathered(self, positions: int, on_cpu: bool) -> int:
+    def gathered_token_room(self, positions: int, on_cpu: bool) -> int:
         """Return for how many gathered tokens there is room, where a row can have so many."""
         rows = self.cpu_rows if on_cpu else self.rows
         return min(max(8 * positions, 4 * rows * self.block), self.gathered_tokens)
@@ -69,19 +69,19 @@ class ReservedCache:
 class GrowingCache:
     """A cache of keys and values that each call makes for its rows."""
 
-    places: int = 1 << 18
+    max_decoded_tokens: int = 1 << 18
     """Tokens, of all rows together, that are decoded at a time."""
-    first: int = 64
+    spare_places: int = 64
     """Places beyond the prompt that a row has at first; when they are used up it grows by half."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class EngineMemory:
     """The memory that an engine holds beside weights, activations and moments."""
 
-    network: int = 4
+    network_columns: int = 4
     """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
-    angles: int = 2
+    angle_numbers: int = 2
     """Numbers that positions keep for each token and column of a head: sine and cosine, or the angle alone."""
     row_by_row: bool = False
     """Outputs of packed rows exist for each row, and put together, whatever the rows' lengths; else only where lengths
@@ -94,7 +94,7 @@ class Memory:
     """In a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
     fused_norms: Callable[[DeviceKind, str], bool] = _unfused
     """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
-    wide_norms: int = 8
+    wide_norm_bytes: int = 8
     """Bytes for each column that are kept by norms which multiply by one more than their weight."""
     gradients_stay: bool = False
     """Wide gradients of a trained model exist at all times, not only during a step."""
@@ -102,7 +102,7 @@ class Memory:
     """The cache of keys and values for generating."""
     cpu_dtype: str | None = None
     """The dtype that it computes in on a CPU, whatever it is told."""
-    process: int = 512 << 20
+    process_bytes: int = 512 << 20
     """Bytes that one of its processes has on a GPU beside tensors: CUDA's context with the kernels of torch. Those are
     300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
     cpu_adapters_by_token: bool = False

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.memory import GrowingCache as GrowingCache
-from rlgraph.backends.enginespec.memory import Memory
 from rlgraph.backends.enginespec.memory import ReservedCache as ReservedCache
 from rlgraph.backends.enginespec.rates import PLAIN, Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import LocalTensor, Piece, full_box
+from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box
 from rlgraph.ir.mesh import Mesh
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
-"""The name of a field of `rlgraph.ir.plan.Holding`."""
+"""The name of a field of `rlgraph.ir.plan.ModelHolding`."""
 
 Adapting = Literal["apart", "merged"]
 Gathering = Literal["layer", "update"]
@@ -38,7 +38,7 @@ Misfits = Callable[[Shape, int], list[str]]
 no misfits."""
 
 
-class Layout(Protocol):
+class LayoutFunction(Protocol):
     """A function that lays out a model on a mesh."""
 
     def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
@@ -51,7 +51,9 @@ def replicated_layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "ca
     """Return a layout in which each rank has all that changes in training, under the model's own names."""
     parameters = trainable_parameters(shape, kind)
     return tuple(
-        LocalTensor(tensor.name, tensor.shape, (Piece(tensor.name, full_box(tensor.shape), (0,) * len(tensor.shape)),))
+        LocalTensor(
+            tensor.name, tensor.shape, (TensorPiece(tensor.name, full_box(tensor.shape), (0,) * len(tensor.shape)),)
+        )
         for tensor in parameters
     )
 
@@ -61,7 +63,7 @@ def _no_faults(shape: Shape) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionKind:
     """A way to compute attention that an engine knows."""
 
     packs: bool = True
@@ -75,9 +77,9 @@ class Attention:
 class PrefixSharing:
     """The conditions under which an engine reads the common beginning of neighbouring packed rows only once."""
 
-    worth: float
+    min_saved_share: float
     """It does so where that leaves out at least this share of the tokens."""
-    longest: int
+    max_suffix_tokens: int
     """It does so where no row has more tokens than this beyond the common beginning."""
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
 
@@ -103,7 +105,7 @@ class EngineSpec:
     columns: tuple[str, ...] = ("tp",)
     """The axes along which each rank has some columns of every layer, and takes part in all tokens of its replica's
     rows; a replica is split along one of them. Where experts are split so, too, a rank has some of them entire."""
-    whole: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    unsplit_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By axis those of its operations for which no replica can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
     """What is wrong with a size, for axes whose size depends on the model."""
@@ -116,7 +118,7 @@ class EngineSpec:
     """How it holds models with adapters, as `adapters=WAY` in a schedule: apart from the weights, or merged into them,
     with a copy of the matrices as they are without. The first one is taken where neither a schedule nor a search says
     another."""
-    apart_faults: Faults = _no_faults
+    separate_adapter_faults: Faults = _no_faults
     """Why it cannot hold the adapters of some models apart."""
     adapter_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For a way, the dtypes of weights in which it is not exact, each with what is lost, as it goes on after them:
@@ -124,7 +126,7 @@ class EngineSpec:
     adapter_ranks: tuple[int, ...] = ()
     """Adapters beside the weights have room of one of these ranks, the lowest that is enough; empty: of their own
     rank."""
-    own_adapters: bool = False
+    lays_out_adapters: bool = False
     """Its layout says which part of each adapter a rank has, and models of one base and process share that base. Else
     each rank has all of all adapters, and each model its own base."""
     gather: tuple[Gathering, ...] = ()
@@ -132,7 +134,7 @@ class EngineSpec:
     `gather=WAY` in a schedule: while a layer works, and once more for its backward pass (ZeRO's third stage, arXiv
     1910.02054), or while all micro-batches of an update are differentiated (the second one). The first one is taken
     where neither a schedule nor a search says another."""
-    layout: Layout = replicated_layout
+    layout: LayoutFunction = replicated_layout
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """The dtypes in which it computes, by kind of device; None: any."""
 
@@ -140,19 +142,19 @@ class EngineSpec:
 
     packs: bool = False
     """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
-    shares: PrefixSharing | None = None
+    prefix_sharing: PrefixSharing | None = None
     """When it reads common beginnings of packed rows once, where it trains and where it reads tokens; None: each row is
     read by itself."""
-    attention: Mapping[str, Attention] = field(default_factory=dict)
+    attention: Mapping[str, AttentionKind] = field(default_factory=dict)
     """Ways to compute attention, as `attention=NAME` in a schedule; the first one is taken where none is named."""
     threads: bool = False
     """It computes micro-batches side by side in one process, as many as there are threads."""
     streams: bool = False
-    """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.backends.engines.base.Streams`)."""
+    """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.backends.engines.base.StreamsRows`)."""
     admits: bool = False
     """It takes the rows of another call while it samples those of one, with the same weights: a thread other than the
-    callers' samples for all of them (`rlgraph.backends.engines.base.Admits`)."""
-    orders: bool = False
+    callers' samples for all of them (`rlgraph.backends.engines.base.AdmitsCalls`)."""
+    longest_first: bool = False
     """It begins with the rows of a call that are expected to be the longest, where it is told (`expected` of
     `rlgraph.backends.engines.base.Generates.generate`)."""
     rereads: bool = False
@@ -162,7 +164,7 @@ class EngineSpec:
     """New weights can come while it samples, and it can go on with what it computed of the rows with older ones (`keep`
     of a `Holding`)."""
     accumulates: bool = False
-    """It adds up gradients over several calls: see `rlgraph.backends.engines.base.Accumulates`."""
+    """It adds up gradients over several calls: see `rlgraph.backends.engines.base.AccumulatesGradients`."""
     fuses: bool = False
     """Trainings of several models share the stages of its pipeline (`rlgraph.backends.engines.pipelined`)."""
     sleeps: bool = False
@@ -181,10 +183,10 @@ class EngineSpec:
     gathers_later: frozenset[DeviceKind] = frozenset()
     """Devices on which replicas that shard the optimizer's state get the weights that others have updated while the
     next pass is computed, of which as much is hidden as of gradients; else an update waits for them."""
-    memory: Memory = field(default=Memory())
+    memory: EngineMemory = field(default=EngineMemory())
     rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
     """Its rates by kind of device and of work, where none were measured."""
-    absorbs: bool = False
+    absorbs_latent: bool = False
     """Where keys and values are made of a few numbers a token, generated tokens attend to these numbers, and no keys or
     values of earlier tokens are made again."""
     settings: frozenset[Setting] = frozenset()
@@ -204,17 +206,17 @@ class EngineSpec:
     """What `pip install` takes to install them."""
 
     @property
-    def splits(self) -> tuple[str, ...]:
+    def axes_inner_first(self) -> tuple[str, ...]:
         """The axes as a schedule lists them, inner ones first."""
         return self.axes[::-1]
 
     def transferred_tensors(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
         """Return what travels when the weights have changed: a rank's tensors; for models with adapters only these, all
         of them unless the engine lays them out."""
-        complete = shape.adapters is not None and not self.own_adapters
+        complete = shape.adapters is not None and not self.lays_out_adapters
         return (replicated_layout if complete else self.layout)(shape, mesh, rank, kind)
 
-    def adapter_rank(self, rank: int) -> int:
+    def allocated_adapter_rank(self, rank: int) -> int:
         """Return the rank for which adapters of a rank have room."""
         return min((room for room in self.adapter_ranks if room >= rank), default=rank)
 
@@ -223,13 +225,13 @@ class EngineSpec:
         device."""
         if shape.adapters is None:
             return ()
-        return tuple(way for way in self.adapters if not self.why_not_held(way, shape, dtype, kind))
+        return tuple(way for way in self.adapters if not self.adapter_problems(way, shape, dtype, kind))
 
-    def why_not_held(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
+    def adapter_problems(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
         """Return why it cannot hold a model's adapters in a way that a schedule names; empty where it can."""
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
-        if way == "apart" and (faults := self.apart_faults(shape)):
+        if way == "apart" and (faults := self.separate_adapter_faults(shape)):
             return faults
         stored = self.memory.cpu_dtype if kind == "cpu" and self.memory.cpu_dtype else dtype
         rounding = self.adapter_dtypes.get(way, {}).get(stored)
@@ -238,18 +240,18 @@ class EngineSpec:
     def gather_choices(self, split: Mesh, chosen: str = "") -> Sequence[str]:
         """Return the ways among which there is a choice on a mesh, the first one empty. chosen: the way that a
         schedule names; there is no choice where nothing is sharded."""
-        if split.length("fsdp") == 1:
+        if split.axis_size("fsdp") == 1:
             return () if chosen else ("",)
         return (chosen,) if chosen else ("", *self.gather[1:])
 
-    def lends_base(self, split: Mesh) -> bool:
+    def shares_base(self, split: Mesh) -> bool:
         """Return whether models of a process that begin with one base have it once. Ranks that shard a model's
         parameters gather those of one model at a time."""
-        return self.own_adapters and split.length("fsdp") == 1
+        return self.lays_out_adapters and split.axis_size("fsdp") == 1
 
     def column_ranks(self, split: Mesh) -> int:
         """Return over how many ranks each layer is split by columns."""
-        return math.prod(split.length(axis) for axis in self.columns)
+        return math.prod(split.axis_size(axis) for axis in self.columns)
 
     def packs_rows(self, attention: str = "") -> bool:
         """Return whether rows are packed where attention is computed in a way that it knows; empty: its default."""
@@ -261,7 +263,7 @@ class EngineSpec:
 
     def supports(self, operation: str, split: Iterable[str] = ()) -> bool:
         """Return whether it can do an operation, with replicas that are split along some axes."""
-        excluded = any(operation in self.whole.get(axis, ()) for axis in split)
+        excluded = any(operation in self.unsplit_operations.get(axis, ()) for axis in split)
         return operation in self.operations and not excluded
 
     @property

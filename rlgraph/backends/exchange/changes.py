@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Link, Post
-from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
+from rlgraph.backends.exchange.mailbox import GlooLink, MessageKind
 
 _HEAD = 3
 """Numbers in the head of a message: which time it is sent, elements that changed, bytes that say where."""
@@ -33,12 +33,12 @@ class DeltaMailbox:
     """Sends and receives the same messages again and again. Both ends keep the last of each, on the CPU, whatever
     happens to the tensors that it was taken from or went to."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: GlooLink) -> None:
         self.mailbox = mailbox
         self.senders: dict[_Key, DeltaSender] = {}
         self.receivers: dict[_Key, DeltaReceiver] = {}
 
-    def run(self) -> _Run:
+    def transfer_link(self) -> _Run:
         """Return a link for messages that go once each, in the same order every time."""
         return _Run(self)
 
@@ -53,7 +53,7 @@ class _Run(Link):
     def send(self, message: Tensor, to: int) -> Post:
         key = to, self._sent[to]
         self._sent[to] += 1
-        head, body = self.changes.senders.setdefault(key, DeltaSender()).next(message)
+        head, body = self.changes.senders.setdefault(key, DeltaSender()).encode(message)
         mailbox = self.changes.mailbox
         return _Leaving(message, mailbox.send(head, to, MessageKind.HEAD), mailbox.send(body, to))
 
@@ -78,8 +78,8 @@ class _Leaving(Post):
         self.message, self._parts = message, parts
 
     @property
-    def size(self) -> int:
-        return sum(part.size for part in self._parts)
+    def travelled_bytes(self) -> int:
+        return sum(part.travelled_bytes for part in self._parts)
 
     def wait(self) -> None:
         for part in self._parts:
@@ -89,18 +89,18 @@ class _Leaving(Post):
 class _Arriving(Post):
     """A message that is received. Those from the same peer are waited for in their order."""
 
-    size = 0
+    travelled_bytes = 0
 
-    def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: DeltaReceiver, head: Post) -> None:
+    def __init__(self, message: Tensor, mailbox: GlooLink, source: int, receiver: DeltaReceiver, head: Post) -> None:
         self.message = message
         self._mailbox, self._source, self._receiver, self._head = mailbox, source, receiver, head
 
     def wait(self) -> None:
         self._head.wait()
-        body = self._mailbox.receive(self._receiver.room(self._head.message), self._source)
+        body = self._mailbox.receive(self._receiver.body_buffer(self._head.message), self._source)
         body.wait()
-        self.message.view(-1).copy_(self._receiver.next(self._head.message, body.message))
-        self.size = self._head.size + body.size
+        self.message.view(-1).copy_(self._receiver.decode(self._head.message, body.message))
+        self.travelled_bytes = self._head.travelled_bytes + body.travelled_bytes
 
 
 class DeltaSender:
@@ -111,7 +111,7 @@ class DeltaSender:
         self._last: np.ndarray | None = None
         """A copy of the bits of the last message."""
 
-    def next(self, message: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, message: Tensor) -> tuple[Tensor, Tensor]:
         """Return the head, int64 [3], and the body, uint8, of a message: the elements that changed, then where.
         message: contiguous, on the CPU."""
         now = _bits(message)
@@ -134,7 +134,7 @@ class DeltaReceiver:
         self._time = 0
         self._last = torch.empty(message.numel(), dtype=message.dtype)
 
-    def room(self, head: Tensor) -> Tensor:
+    def body_buffer(self, head: Tensor) -> Tensor:
         """Return a buffer for the body. Raises EngineError where it has changes since a message that never came."""
         time, changed, where = head.tolist()
         if where != _ALL and time != self._time + 1:
@@ -143,7 +143,7 @@ class DeltaReceiver:
             )
         return torch.empty(changed * self._last.element_size() + max(where, 0), dtype=torch.uint8)
 
-    def next(self, head: Tensor, body: Tensor) -> Tensor:
+    def decode(self, head: Tensor, body: Tensor) -> Tensor:
         """Return the message, flat; valid until the next one."""
         self._time, changed, where = head.tolist()
         last, received = _bits(self._last), body.numpy()

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.changes import DeltaMailbox
 from rlgraph.backends.exchange.link import Link, Post
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.messages import ALONE, LocalPieces, Message, local_copies, split_into_messages
 from rlgraph.ir.carriers import PeerCarriers
 from rlgraph.ir.layout import LocalTensor
@@ -31,11 +31,11 @@ _NO_WAYS = PeerCarriers()
 class ExchangeCost:
     """What a place sent and received, and what that cost."""
 
-    sent: int
+    sent_bytes: int
     """Bytes."""
-    received: int
+    received_bytes: int
     seconds: float
-    peak: int
+    peak_buffer_bytes: int
     """The most bytes of buffers that a round used."""
     start: float = 0.0
     """Seconds since 1970, by the process's clock."""
@@ -45,7 +45,7 @@ class ExchangeCost:
 class PendingMessage:
     """The message that a place works on, for other threads: the place may be waiting for the other end."""
 
-    about: str
+    description: str
     """What the message has, from whom it goes to whom, in which round, by which carrier."""
     peer: str
     """The name of the other end in messages."""
@@ -62,13 +62,13 @@ class _Round:
     receives: tuple[Message, ...]
 
 
-class Exchange:
+class TransferEnd:
     """One place's end of a transfer. All places that take part call `run` at the same time."""
 
     def __init__(
         self,
         transfer: Transfer,
-        mailbox: Mailbox,
+        mailbox: GlooLink,
         *,
         source: Sequence[LocalTensor] = (),
         destination: Sequence[LocalTensor] = (),
@@ -91,7 +91,7 @@ class Exchange:
         self._held, self._needed = LocalPieces(source), LocalPieces(destination)
         self._local_copies = tuple(local_copies(self._held, destination))
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
-        self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
+        self._rounds = tuple(self._scheduled(index) for index in range(transfer.round_count)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
         self._changes = DeltaMailbox(mailbox) if delta else None
         self.pending: PendingMessage | None = None
@@ -106,19 +106,19 @@ class Exchange:
         The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that
         is gone or does not answer.
         """
-        if ema is not None and self._transfer.forwards:
+        if ema is not None and self._transfer.has_forwarding:
             raise EngineError(
                 "a moving average needs a transfer in which no place passes on what it got: plan it with forward=False"
             )
         start, began = time.time(), time.perf_counter()
         for have, need in self._local_copies:
-            _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
-        mail: Link = self._changes.run() if self._changes else self._mailbox
+            _store(destination[need.tensor][need.local_slices], source[have.tensor][have.local_slices], ema)
+        mail: Link = self._changes.transfer_link() if self._changes else self._mailbox
         sent = received = peak = 0
         for number, round_ in enumerate(self._rounds, start=1):
             leaving, arriving, used = self._round(number, round_, mail, source, destination, ema)
-            sent += sum(post.size for post in leaving)
-            received += sum(post.size for post in arriving)
+            sent += sum(post.travelled_bytes for post in leaving)
+            received += sum(post.travelled_bytes for post in arriving)
             peak = max(peak, used)
         return ExchangeCost(sent, received, time.perf_counter() - began, peak, start)
 
@@ -131,7 +131,7 @@ class Exchange:
         incoming: dict[tuple[int, bool], list[TensorBox]] = {}
         for move, (source, destination, hop) in self._routes:
             ours, peer = (outgoing, destination) if source == self._mailbox.place else (incoming, source)
-            ours.setdefault((peer, hop > 0), []).extend(self._transfer.section(move, index - hop))
+            ours.setdefault((peer, hop > 0), []).extend(self._transfer.section_boxes(move, index - hop))
         return _Round(*self._sends(outgoing), tuple(self._receives(incoming)))
 
     def _sends(
@@ -146,14 +146,14 @@ class Exchange:
                 owner = _owner(self._links.get(peer, self._mailbox))
                 number = numbers.setdefault((owner, forwarded, content), len(numbers))
                 if number == len(sends):
-                    sends.append(holding.message(content, peer, forwarded))
+                    sends.append(holding.message_with(content, peer, forwarded))
                 posts.append((peer, number))
         return tuple(sends), tuple(posts)
 
     def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[Message]:
         for (peer, _), parts in sorted(incoming.items()):
             for content in split_into_messages(parts, self._dtype.itemsize):
-                yield self._needed.message(content, peer, False)
+                yield self._needed.message_with(content, peer, False)
 
     # Work
 
@@ -190,7 +190,7 @@ class Exchange:
         buffers, used = self._rooms(number, [(link(message.peer), message) for message in lacking])
         arriving: list[Post] = []
         for message, direct in zip(round_.receives, in_place, strict=True):
-            with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
+            with self._naming(number, message.description, message.peer, link(message.peer), sends=False):
                 into = buffers.get(id(message), direct)
                 if into is None:
                     into = torch.empty(message.elements, dtype=self._dtype, device="meta")
@@ -202,22 +202,22 @@ class Exchange:
                 message, direct = round_.sends[index], ready[index]
                 packed[index] = buffers[id(message)] if direct is None else direct
                 if direct is None:
-                    for view, part in message.views(packed[index], places[index]):
+                    for view, part in message.copy_views(packed[index], places[index]):
                         part.copy_(view)
-            with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
+            with self._naming(number, round_.sends[index].description, peer, link(peer), sends=True):
                 leaving.append(link(peer).send(packed[index], peer))
         for carrier in dict.fromkeys([*self._links.values(), mail]):
             with self._naming(number, "all messages", None, carrier, sends=True):
-                carrier.start_round()
+                carrier.start_posted_messages()
         for message, direct, post in zip(round_.receives, in_place, arriving, strict=True):
-            with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
+            with self._naming(number, message.description, message.peer, link(message.peer), sends=False):
                 post.wait()
                 if direct is None:
-                    for view, part in message.views(post.message, destination):
+                    for view, part in message.copy_views(post.message, destination):
                         _store(view, part, ema)
-                post.release()
+                post.note_read()
         for (peer, index), post in zip(round_.posts, leaving, strict=True):
-            with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
+            with self._naming(number, round_.sends[index].description, peer, link(peer), sends=True):
                 post.wait()
         return leaving, arriving, used
 
@@ -226,8 +226,13 @@ class Exchange:
         if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < ALONE:
             return None
         copy = message.copies[0]
-        view = tensors[copy.tensor][copy.at]
-        fits = copy.inner is None and view.is_contiguous() and view.dtype == self._dtype and view.device == link.device
+        view = tensors[copy.tensor][copy.local_slices]
+        fits = (
+            copy.part_slices is None
+            and view.is_contiguous()
+            and view.dtype == self._dtype
+            and view.device == link.device
+        )
         return view.detach() if fits else None
 
     def _rooms(self, number: int, wanted: Sequence[tuple[Link, Message]]) -> tuple[dict[int, Tensor], int]:
@@ -258,12 +263,12 @@ class Exchange:
     def _naming(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
         """Name in errors the message at which a link has failed, and set `pending` meanwhile."""
         ways = self._ways
-        ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
+        ends = [ways.place_name(self._mailbox.place), "its peers" if peer is None else ways.place_name(peer)]
         start, end = ends if sends else ends[::-1]
         where = (
             f"{about} of {ways.what} from {start} to {end} (round {number} of {len(self._rounds)}, over {link.name})"
         )
-        self.pending = None if peer is None else PendingMessage(where, ways.name(peer))
+        self.pending = None if peer is None else PendingMessage(where, ways.place_name(peer))
         try:
             yield
         except EngineError as error:

@@ -20,7 +20,7 @@ class Post:
     """What was received, after `wait` and until `release`."""
 
     @property
-    def size(self) -> int:
+    def travelled_bytes(self) -> int:
         """Bytes that travelled, once it has arrived."""
         return self.message.nbytes
 
@@ -28,7 +28,7 @@ class Post:
         """Wait until it has arrived; raises LinkError when the peer is gone, or late."""
         raise NotImplementedError
 
-    def release(self) -> None:
+    def note_read(self) -> None:
         """Note that what was received has been read: nothing follows from it where that belongs to the receiver."""
 
 
@@ -57,5 +57,5 @@ class Link:
         """Receive into a contiguous tensor; where the link is not direct, one on `meta` says what comes."""
         raise NotImplementedError
 
-    def start_round(self) -> None:
+    def start_posted_messages(self) -> None:
         """Begin what was put off until all messages of a round are posted: nothing, where they go at once."""

@@ -39,7 +39,7 @@ class MessageKind(IntEnum):
     """The message has been read there."""
 
 
-class Mailbox(Link):
+class GlooLink(Link):
     """The carrier that goes everywhere: a gloo group of its own, beside the default group of each process. Two places
     are connected when they exchange their first message: of many places each has few peers."""
 

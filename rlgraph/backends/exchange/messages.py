@@ -12,14 +12,14 @@ from rlgraph.errors import count_phrase
 from rlgraph.ir.layout import (
     Box,
     LocalTensor,
-    Piece,
-    at_layer,
+    TensorPiece,
     box_difference,
-    intersection,
+    box_elements,
+    box_intersection,
+    layer_tensor_name,
+    relative_box,
     shape_of_box,
     slices_of,
-    volume,
-    within,
 )
 from rlgraph.ir.transfer import TensorBox
 
@@ -34,12 +34,12 @@ class BoxCopy:
     """A box of a message and where it lies in a local tensor."""
 
     tensor: str
-    at: Slices
+    local_slices: Slices
     start: int
     """The first element, in the message, of the part that the box belongs to."""
     shape: tuple[int, ...]
     """The shape of that part."""
-    inner: Slices | None
+    part_slices: Slices | None
     """The elements of the part that the box has; None for all of them."""
 
 
@@ -53,16 +53,16 @@ class Message:
     forwarded: bool
     """Whether it is taken from the destination's tensors, where it arrived."""
     copies: tuple[BoxCopy, ...]
-    about: str
+    description: str
     """What it has, for error messages."""
 
-    def views(self, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def copy_views(self, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield for each copy the part of the local tensor and the part of the message."""
         for copy in self.copies:
             part = buffer[copy.start : copy.start + math.prod(copy.shape)].view(copy.shape)
-            if copy.inner is not None:
-                part = part[copy.inner]
-            local = tensors[copy.tensor][copy.at]
+            if copy.part_slices is not None:
+                part = part[copy.part_slices]
+            local = tensors[copy.tensor][copy.local_slices]
             # A layer's tensor lacks the dimension of the layers.
             yield local, part if part.dim() == local.dim() else part.squeeze(0)
 
@@ -71,29 +71,29 @@ class LocalPieces:
     """The places of the boxes of global tensors in a place's own tensors."""
 
     def __init__(self, layout: Sequence[LocalTensor]) -> None:
-        self.pieces: dict[str, list[tuple[str, Piece]]] = {}
+        self.pieces: dict[str, list[tuple[str, TensorPiece]]] = {}
         for local in layout:
             for piece in local.pieces:
                 self.pieces.setdefault(piece.name, []).append((local.name, piece))
 
-    def message(self, content: Sequence[TensorBox], peer: int, forwarded: bool) -> Message:
+    def message_with(self, content: Sequence[TensorBox], peer: int, forwarded: bool) -> Message:
         """Return the message that has these boxes."""
         name, box = content[0]
         more = f" and {count_phrase(len(content) - 1, 'more part')}" if len(content) > 1 else ""
         about = f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]{more}"
-        elements = sum(volume(box) for _, box in content)
-        return Message(elements, peer, forwarded, tuple(self.copies(content)), about)
+        elements = sum(box_elements(box) for _, box in content)
+        return Message(elements, peer, forwarded, tuple(self.box_copies(content)), about)
 
-    def copies(self, parts: Iterable[TensorBox]) -> Iterator[BoxCopy]:
+    def box_copies(self, parts: Iterable[TensorBox]) -> Iterator[BoxCopy]:
         """Yield the copies for parts that lie one behind the other in a message."""
         start = 0
         for name, box in parts:
             shape = shape_of_box(box)
             for local, piece in self.pieces.get(name, ()):
-                shared = intersection(box, piece.box)
+                shared = box_intersection(box, piece.box)
                 if shared is not None:
                     for layer in _layers(local, shared):
-                        inner = None if layer == box else slices_of(within(box, layer))
+                        inner = None if layer == box else slices_of(relative_box(box, layer))
                         yield BoxCopy(*_located(local, piece, layer), start, shape, inner)
             start += math.prod(shape)
 
@@ -104,7 +104,7 @@ def local_copies(held: LocalPieces, destination: Sequence[LocalTensor]) -> Itera
         for piece in local.pieces:
             left = [piece.box]
             for name, held_piece in held.pieces.get(piece.name, ()):
-                for box in filter(None, [intersection(missing, held_piece.box) for missing in left]):
+                for box in filter(None, [box_intersection(missing, held_piece.box) for missing in left]):
                     for layer in _layers(name + local.name, box):
                         yield (
                             BoxCopy(*_located(name, held_piece, layer), 0, shape_of_box(layer), None),
@@ -118,7 +118,7 @@ def split_into_messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[t
     together = []
     for name, box in parts:
         for layer in _layers(name, box):
-            if volume(layer) * itemsize >= ALONE:
+            if box_elements(layer) * itemsize >= ALONE:
                 yield ((name, layer),)
             else:
                 together.append((name, layer))
@@ -133,10 +133,10 @@ def _layers(name: str, box: Box) -> list[Box]:
     return [((layer, layer + 1), *box[1:]) for layer in range(*box[0])]
 
 
-def _located(local: str, piece: Piece, box: Box) -> tuple[str, Slices]:
+def _located(local: str, piece: TensorPiece, box: Box) -> tuple[str, Slices]:
     """Return the tensor in which a box inside a piece lies, and where."""
     starts = [at + low - first for at, (low, _), (first, _) in zip(piece.at, box, piece.box, strict=True)]
     slices = tuple(slice(start, start + high - low) for start, (low, high) in zip(starts, box, strict=True))
     if "*" not in local:
         return local, slices
-    return at_layer(local, starts[0]), slices[1:]
+    return layer_tensor_name(local, starts[0]), slices[1:]

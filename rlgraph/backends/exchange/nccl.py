@@ -61,15 +61,15 @@ class NcclLink(Link):
         self._club_of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
 
     def send(self, message: Tensor, to: int) -> Post:
-        return self._club_of[to].post("send", message, to)
+        return self._club_of[to].add_to_batch("send", message, to)
 
     def receive(self, message: Tensor, source: int) -> Post:
-        return self._club_of[source].post("recv", message, source)
+        return self._club_of[source].add_to_batch("recv", message, source)
 
-    def start_round(self) -> None:
+    def start_posted_messages(self) -> None:
         # In the same order everywhere, so that no two pairs of places wait for each other.
         for club in self._clubs:
-            club.go()
+            club.start_batch()
 
 
 class _Communicator:
@@ -102,12 +102,12 @@ class _Communicator:
             raise link_error(error) from None
         self._batch = _Batch(seconds)
 
-    def post(self, call: str, message: Tensor, peer: int) -> Post:
+    def add_to_batch(self, call: str, message: Tensor, peer: int) -> Post:
         """Add a message to the batch of this round."""
         self._batch.calls.append((call, message, self.ranks[peer]))
         return _Message(message, self._batch)
 
-    def go(self) -> None:
+    def start_batch(self) -> None:
         """Begin all messages of the batch."""
         batch, self._batch = self._batch, _Batch(self._seconds)
         if not batch.calls:
@@ -132,7 +132,7 @@ class _Batch:
     works: list[Any] = field(default_factory=list)
     abort: Callable[[], None] = lambda: None
 
-    def wait(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait until all messages have arrived. Raises LinkError."""
         began = time.monotonic()
         try:
@@ -159,4 +159,4 @@ class _Message(Post):
         self.message, self._batch = message, batch
 
     def wait(self) -> None:
-        self._batch.wait()
+        self._batch.wait_for_batch()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Link, Post
-from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
+from rlgraph.backends.exchange.mailbox import GlooLink, MessageKind
 from rlgraph.ir.carriers import SHARED
 
 _NOTICE = 3
@@ -103,7 +103,7 @@ class SharedMemoryLink(Link):
 
     name, direct = SHARED.name, False
 
-    def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
+    def __init__(self, mailbox: GlooLink, device: torch.device) -> None:
         self.device = device
         self._mailbox = mailbox
         self._memory: MappableMemory | None = None
@@ -148,7 +148,7 @@ class SharedMemoryLink(Link):
             self._peer_memory[source] = map_gpu_memory(text, self.device) if cuda else map_host_memory(text)
         return self._peer_memory[source][start : start + size]
 
-    def read(self, source: int) -> None:
+    def note_read(self, source: int) -> None:
         """Tell a peer that its message has been read."""
         self.wait_for_device()
         self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, MessageKind.READ).wait()
@@ -179,5 +179,5 @@ class _Arriving(Post):
             raise EngineError(f"{received.nbytes} bytes came, and {self.message.nbytes} were expected")
         self.message = received.view(self.message.dtype)
 
-    def release(self) -> None:
-        self._link.read(self._source)
+    def note_read(self) -> None:
+        self._link.note_read(self._source)

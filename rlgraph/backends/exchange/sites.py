@@ -10,21 +10,21 @@ import torch
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Link
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.nccl import NcclLink
 from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
-from rlgraph.ir.carriers import NCCL, SHARED, PeerCarriers, Site
+from rlgraph.ir.carriers import NCCL, SHARED, PeerCarriers, TensorSite
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESSES = "/proc/self/ns/pid"
 
 
-def site(device: torch.device) -> Site:
+def site_of_process(device: torch.device) -> TensorSite:
     """Return the site of the tensors that this process has on a device."""
     if device.type == "cuda":
-        return Site(device.type, str(torch.cuda.get_device_properties(device).uuid), _machine(), os.getpid())
+        return TensorSite(device.type, str(torch.cuda.get_device_properties(device).uuid), _machine(), os.getpid())
     machine = _machine() if _maps() else uuid4().hex
-    return Site(device.type, machine, machine, os.getpid())
+    return TensorSite(device.type, machine, machine, os.getpid())
 
 
 def _machine() -> str:
@@ -46,7 +46,7 @@ def _maps() -> bool:
     return True
 
 
-def open_links(mailbox: Mailbox, ways: PeerCarriers, device: torch.device, name: str) -> dict[int, Link]:
+def open_links(mailbox: GlooLink, ways: PeerCarriers, device: torch.device, name: str) -> dict[int, Link]:
     """Open links, by peer, but for those peers to which the mailbox leads. All places that exchange something so open
     theirs at the same time, for a transfer of this name."""
     by_carrier: dict[str, Link] = {}

@@ -20,18 +20,18 @@ from rlgraph.backends.in_flight import Things
 from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, SilentObserver, StepRunner
-from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.choosing import chosen_row_indices
 from rlgraph.backends.worker.nodes import WORK
-from rlgraph.backends.worker.sampling import sampled_tokens
+from rlgraph.backends.worker.sampling import sampled_token_count
 from rlgraph.backends.worker.saving import (
     ModelSnapshot,
     boxes_to_write,
-    check_same,
+    check_saved_layout,
     hold_snapshot,
     model_part,
     read_part,
     release_model,
-    snapshot_of,
+    take_snapshot,
     write_part,
 )
 from rlgraph.backends.worker.session import ModelState, Session, Settings
@@ -46,26 +46,26 @@ class LocalBackend(StepRunner):
 
     def __init__(self, program: Program, settings: Settings, observer: Observer | None = None) -> None:
         self.observer = observer or SilentObserver()
-        self.session = Session(program, settings, self.observer.starting)
+        self.session = Session(program, settings, self.observer.report_progress)
         self.program, self.seed, self.record = program, settings.seed, settings.record
-        self.first = self.session.first
-        self.notes = self.session.notes
-        self.endings = FinishOrder(settings.record, settings.replay)
+        self.initial_things = self.session.first
+        self.trace_notes = self.session.notes
+        self.finish_order = FinishOrder(settings.record, settings.replay)
         self.executor = Executor(self, BlockSizes(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Is given the frame after each node, for tests and debugging."""
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
-        self.session.finish(step)
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
+        self.session.forget_steps(step)
         return {}
 
-    def update_counts(self) -> dict[str, int]:
+    def optimizer_step_counts(self) -> dict[str, int]:
         """Return for each model how many optimizer steps it took."""
         return {name: state.updates for name, state in self.session.models.items()}
 
-    def rows(self) -> dict[str, int | None]:
+    def row_counts(self) -> dict[str, int | None]:
         """Return for each data source how many rows it has; None where that is not known."""
-        return {name: reader.source.length for name, reader in self.session.readers.items()}
+        return {name: reader.source.row_count for name, reader in self.session.readers.items()}
 
     def overlong_notes(self) -> list[str]:
         """Return what was done with rows that are too long, in sentences."""
@@ -79,15 +79,15 @@ class LocalBackend(StepRunner):
     def hold_weights(self, model: str) -> PendingSave | None:
         """Return what the last step left of a model, to be saved; None: it is as it was loaded."""
         state = self.session.models[model]
-        left = hold_snapshot(state, snapshot_of(state), self.done)
-        return _LocalSave(state, left, self.versions.version_after(model, self.done)) if left.stock.changed else None
+        left = hold_snapshot(state, take_snapshot(state), self.done)
+        return _LocalSave(state, left, self.versions.version_after(model, self.done)) if left.part.changed else None
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on behind a step, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
-            check_same([model_part(self.session.models[name]).weights], saved)
+            check_saved_layout([model_part(self.session.models[name]).weights], saved)
             read_part(self.session.models[name], saved)
-        self.go_on_after(number, things)
+        self.resume_after(number, things)
 
     def save(self, model: str, folder: Path) -> None:
         """Write a folder that a model source can name. Raises EngineError for a model that is only half updated."""
@@ -100,18 +100,18 @@ class LocalBackend(StepRunner):
         """End the session."""
         self.session.close()
 
-    def streams(self, node: Node, frame: Frame) -> bool:
+    def streams_output(self, node: Node, frame: Frame) -> bool:
         return False
 
-    def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
 
-    def lanes(self, node: Node, frame: Frame) -> int:
+    def max_concurrent_blocks(self, node: Node, frame: Frame) -> int:
         return 1
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         """Forget the notes; no other node is at work."""
-        self.notes.clear()
+        self.trace_notes.clear()
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
         self.observer.node_started(node)
@@ -119,13 +119,13 @@ class LocalBackend(StepRunner):
         made = super().fire(node, frame)
         if self.watch:
             self.watch(node, _after(frame, made))
-        self.observer.node_done(node, time.perf_counter() - began, sampled_tokens(node, made))
+        self.observer.node_done(node, time.perf_counter() - began, sampled_token_count(node, made))
         return made
 
-    def choose(self, node: Node, frame: Frame) -> np.ndarray:
-        return chosen_places(node, frame, self.session)
+    def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
+        return chosen_row_indices(node, frame, self.session)
 
-    def work(self, node: Node, frame: Frame) -> NodeOutput:
+    def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)
 
@@ -137,28 +137,28 @@ class _LocalSave:
         self.state, self.left, self.version = state, left, version
         self.place = Path()
 
-    def begin(self, place: Path) -> None:
+    def begin_writing(self, place: Path) -> None:
         self.place = place
 
-    def end(self) -> SavedModel:
-        stock = self.left.stock
+    def wait_written(self) -> SavedModel:
+        stock = self.left.part
         try:
             written = write_part(self.state, self.left, self.place, *boxes_to_write([stock]))
         finally:
-            self.free()
+            self.allow_changes()
         if written.failure:
             raise OSError(0, written.failure)
         if written.mismatched:
             raise NonFiniteWeights(written.mismatched)
         return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past, written.files)
 
-    def free(self) -> None:
+    def allow_changes(self) -> None:
         release_model(self.state)
 
 
 def _after(frame: Frame, made: NodeOutput) -> Frame:
     """Return the frame with the output of a node."""
-    after = frame.child()
+    after = frame.child_frame()
     for rows in made.rows:
         after.add_rows(rows)
     after.values.update(made.values)

@@ -32,15 +32,15 @@ Argument: TypeAlias = "Tensor | float"
 """A tensor or a Python number (int and bool too)."""
 
 
-def types_of(arguments: Mapping[str, Argument]) -> dict[str, Type]:
+def argument_types(arguments: Mapping[str, Argument]) -> dict[str, Type]:
     """Return what the checker needs to know of each argument; raises ValueError for more than two dimensions."""
     return {name: _type(name, argument) for name, argument in arguments.items()}
 
 
-def call_padded(
+def compute_padded(
     node: Node, arguments: Mapping[str, Argument], mask: Tensor | None = None, group: str | None = None
 ) -> Tensor:
-    """Compute the one output of a `tensor` node typed by `types_of`, padded as the arguments are, with 0.
+    """Compute the one output of a `tensor` node typed by `argument_types`, padded as the arguments are, with 0.
 
     mask: [rows, tokens], true or not 0 where a token counts; None for all. group: the argument with a number for each
     row that says in which group it lies. Gradients go through. Raises ValueError for shapes that do not fit.
@@ -78,13 +78,13 @@ class _PaddedRows:
     groups: Tensor | None = None
     """int64 [rows]: the group of each row, counted from 0."""
 
-    def index(self, child: str, ancestor: str) -> Tensor:
+    def ancestor_rows(self, child: str, ancestor: str) -> Tensor:
         if (child, ancestor) == (TOKEN.key, ROW.key):
             return self.mask.nonzero()[:, 0]
         assert self.groups is not None and ancestor == GROUP.key, (child, ancestor)
         return self.groups if child == ROW.key else self.groups[self.mask.nonzero()[:, 0]]
 
-    def size(self, axis: str) -> int:
+    def row_count(self, axis: str) -> int:
         if axis == GROUP.key:
             assert self.groups is not None
             return int(self.groups.max()) + 1 if len(self.groups) else 0

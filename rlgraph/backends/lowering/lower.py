@@ -25,7 +25,7 @@ _CONSTANTS = (bool, int, float, str)
 _TEXT = {"eq": reference.same_text, "ne": reference.other_text}
 
 
-class RowsOf(Protocol):
+class AxisRows(Protocol):
     """The rows of the axes of a batch, or of a part of it."""
 
     @property
@@ -33,11 +33,11 @@ class RowsOf(Protocol):
         """The float dtype of the run."""
         ...
 
-    def index(self, child: str, ancestor: str) -> Tensor:
+    def ancestor_rows(self, child: str, ancestor: str) -> Tensor:
         """Return the row of `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
         ...
 
-    def size(self, axis: str) -> int:
+    def row_count(self, axis: str) -> int:
         """Return how many rows an axis has, the empty ones too."""
         ...
 
@@ -50,24 +50,24 @@ class LoweredNode:
     """Takes the `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
     inputs: tuple[str, ...]
     """Names of the values it needs."""
-    pairs: tuple[tuple[str, str], ...]
+    gather_pairs: tuple[tuple[str, str], ...]
     """(child, ancestor): keys of axes between which it gathers or reduces."""
-    sizes: tuple[str, ...]
+    counted_axes: tuple[str, ...]
     """Keys of the axes whose number of rows it needs."""
     outputs: tuple[str, ...]
 
-    def __call__(self, values: Mapping[str, Any], rows: RowsOf) -> dict[str, Tensor]:
+    def __call__(self, values: Mapping[str, Any], rows: AxisRows) -> dict[str, Tensor]:
         """values: 1-D tensors, 0-d ones, or lists of texts."""
         arguments = [values[name] for name in self.inputs]
-        arguments += [rows.index(child, ancestor) for child, ancestor in self.pairs]
-        arguments += [rows.size(axis) for axis in self.sizes]
+        arguments += [rows.ancestor_rows(child, ancestor) for child, ancestor in self.gather_pairs]
+        arguments += [rows.row_count(axis) for axis in self.counted_axes]
         return dict(zip(self.outputs, self.module(*arguments, rows.dtype), strict=True))
 
 
 def lower(node: Node) -> LoweredNode:
     """Lower the body of a `tensor` node to torch code."""
     assert node.body, node.op
-    return _Lowering(node).lowered()
+    return _Lowering(node).lower_body()
 
 
 class _Lowering:
@@ -79,21 +79,21 @@ class _Lowering:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.graph = fx.Graph()
-        self.inputs = {name: self.placeholder(name) for name in node.inputs}
+        self.inputs = {name: self.add_input(name) for name in node.inputs}
         self.indices: dict[tuple[str, str], fx.Node] = {}
         self.sizes: dict[str, fx.Node] = {}
-        self.dtype = self.placeholder("dtype")
+        self.dtype = self.add_input("dtype")
         self.values: dict[str, Any] = dict(self.inputs)
         self.seen: dict[int, Any] = {}
         """The values of expressions by their identity: passes share sub-expressions, and walking each use of one would
         be exponential."""
         self.calls: dict[tuple[Any, ...], fx.Node] = {}
 
-    def lowered(self) -> LoweredNode:
+    def lower_body(self) -> LoweredNode:
         """Return the torch code of the whole body."""
         for let in self.node.body:
-            self.values[let.name] = self.expr(let.expr, _identifier(let.name))
-        self.graph.output(tuple(self.output(value) for value in self.node.outputs))
+            self.values[let.name] = self.lower_expression(let.expr, _identifier(let.name))
+        self.graph.output(tuple(self.lower_output(value) for value in self.node.outputs))
         # Placeholders lie in the order of their first use; they have to be in front, in the order of a call.
         first = next(iter(self.graph.nodes))
         for placeholder in (*self.inputs.values(), *self.indices.values(), *self.sizes.values(), self.dtype):
@@ -105,26 +105,26 @@ class _Lowering:
         outputs = tuple(value.name for value in self.node.outputs)
         return LoweredNode(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
 
-    def output(self, value: Value) -> Any:
+    def lower_output(self, value: Value) -> Any:
         """Return the fx node of an output."""
         result = self.values[value.name]
         if isinstance(result, (fx.Node, str)):
             return result
         assert isinstance(value.type, Type)
-        return self.call(reference.constant, (result, self.dtype if value.type.dtype == "float" else None))
+        return self.add_call(reference.constant, (result, self.dtype if value.type.dtype == "float" else None))
 
-    def expr(self, expr: Expr, hint: str | None = None) -> Any:
+    def lower_expression(self, expr: Expr, hint: str | None = None) -> Any:
         """Return the value of an expression."""
         if isinstance(expr, Const):
             return expr.value
         if isinstance(expr, Ref):
             return self.values[expr.name]
         if id(expr) not in self.seen:
-            args = tuple(self.expr(arg) for arg in expr.args)
-            self.seen[id(expr)] = self.apply(expr, args, hint)
+            args = tuple(self.lower_expression(arg) for arg in expr.args)
+            self.seen[id(expr)] = self.lower_operation(expr, args, hint)
         return self.seen[id(expr)]
 
-    def apply(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
+    def lower_operation(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
         """Return the value of an operation on values."""
         kind = TENSOR[expr.op].kind
         if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
@@ -133,35 +133,35 @@ class _Lowering:
         if expr.op in _TEXT and any(arg.type.dtype in ("text", "any") for arg in expr.args):
             function = _TEXT[expr.op]
         else:
-            args = self.numbers(expr, args)
+            args = self.in_result_dtype(expr, args)
             if expr.type.dtype == "number":
                 function = OF_COLUMNS.get(expr.op, function)
         if kind == "elementwise":
             operands = [
                 self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)
             ]
-            return self.call(function, tuple(operands), hint)
+            return self.add_call(function, tuple(operands), hint)
         source = expr.args[0].type.axis
         assert source is not None
         if kind == "scan":
             assert source.parent is not None
             # The decay of `discount` is broadcast to the entries along which it runs.
             rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
-            return self.call(function, (args[0], *rest, self.index(source, source.parent)), hint)
+            return self.add_call(function, (args[0], *rest, self.ancestor_rows(source, source.parent)), hint)
         target = expr.type.axis
         # The share of `quantile` is broadcast to what the reduction leaves.
         rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
         if target is None:
-            return self.call(function, (args[0], *rest, None, 1), hint)
+            return self.add_call(function, (args[0], *rest, None, 1), hint)
         same_axis = source.key == target.key
-        index = self.call(reference.own_rows, args[:1]) if same_axis else self.index(source, target)
-        return self.call(function, (args[0], *rest, index, self.size(target)), hint)
+        index = self.add_call(reference.own_rows, args[:1]) if same_axis else self.ancestor_rows(source, target)
+        return self.add_call(function, (args[0], *rest, index, self.row_count(target)), hint)
 
-    def numbers(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def in_result_dtype(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""
         kinds = [arg.type.dtype for arg in expr.args]
         if TENSOR[expr.op].numbers == "widest":
-            return self.compared(args, kinds)
+            return self.in_common_dtype(args, kinds)
         wanted = _number_kind(expr)
         if wanted is None:
             return args
@@ -169,7 +169,7 @@ class _Lowering:
         if wanted == "number":
             for place in range(TENSOR[expr.op].conditions, len(args)):
                 if isinstance(args[place], fx.Node) and kinds[place] in ("any", "number", "bool"):
-                    converted[place] = self.call(reference.number, (args[place],))
+                    converted[place] = self.add_call(reference.number, (args[place],))
                 elif isinstance(args[place], bool):
                     converted[place] = int(args[place])
             return tuple(converted)
@@ -180,24 +180,24 @@ class _Lowering:
             if isinstance(args[place], bool):
                 converted[place] = int(args[place])
             elif isinstance(args[place], fx.Node) and kinds[place] in smaller:
-                converted[place] = self.call("to", (args[place], target))
+                converted[place] = self.add_call("to", (args[place], target))
         if not any(isinstance(args[place], fx.Node) for place in numeric):
             # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
-            converted[1] = self.call(reference.constant, (converted[1], target))
+            converted[1] = self.add_call(reference.constant, (converted[1], target))
         return tuple(converted)
 
-    def compared(self, args: tuple[Any, ...], kinds: list[DType]) -> tuple[Any, ...]:
+    def in_common_dtype(self, args: tuple[Any, ...], kinds: list[DType]) -> tuple[Any, ...]:
         """Return two numbers to be compared: an int beside a float in double precision."""
         if "any" in kinds or "number" in kinds:
             # Which of them is an int is known when they are computed.
             return tuple(
-                self.call(reference.beside, (arg, partner)) if isinstance(arg, fx.Node) else arg
+                self.add_call(reference.beside, (arg, partner)) if isinstance(arg, fx.Node) else arg
                 for arg, partner in zip(args, reversed(args), strict=True)
             )
         if "float" not in kinds:
             return args
         return tuple(
-            self.call("to", (arg, torch.float64)) if isinstance(arg, fx.Node) and kind != "float" else arg
+            self.add_call("to", (arg, torch.float64)) if isinstance(arg, fx.Node) and kind != "float" else arg
             for arg, kind in zip(args, kinds, strict=True)
         )
 
@@ -205,31 +205,31 @@ class _Lowering:
         """Return a value of one axis on the rows of another, which lies within it."""
         if source is None or not isinstance(value, fx.Node):
             return value
-        assert target is not None and target.within(source), f"{source.key} cannot reach {target and target.key}"
+        assert target is not None and target.is_within(source), f"{source.key} cannot reach {target and target.key}"
         if source.key == target.key:
             return value
-        return self.call(reference.gather, (value, self.index(target, source)))
+        return self.add_call(reference.gather, (value, self.ancestor_rows(target, source)))
 
-    def index(self, child: Axis, ancestor: Axis) -> fx.Node:
+    def ancestor_rows(self, child: Axis, ancestor: Axis) -> fx.Node:
         """Return the input with the row of `ancestor` in which each row of `child` lies."""
         pair = child.key, ancestor.key
         if pair not in self.indices:
-            self.indices[pair] = self.placeholder(f"index_{child.key}_to_{ancestor.key}")
+            self.indices[pair] = self.add_input(f"index_{child.key}_to_{ancestor.key}")
         return self.indices[pair]
 
-    def size(self, axis: Axis) -> fx.Node:
+    def row_count(self, axis: Axis) -> fx.Node:
         """Return the input with the number of rows of an axis."""
         if axis.key not in self.sizes:
-            self.sizes[axis.key] = self.placeholder(f"rows_of_{axis.key}")
+            self.sizes[axis.key] = self.add_input(f"rows_of_{axis.key}")
         return self.sizes[axis.key]
 
-    def placeholder(self, name: str) -> fx.Node:
+    def add_input(self, name: str) -> fx.Node:
         """Return a new input of the graph."""
         node = self.graph.placeholder(_identifier(name))
         node.target = node.name  # fx may have chosen another name; it is the one that the code should show
         return node
 
-    def call(self, function: Any, args: tuple[Any, ...], hint: str | None = None) -> fx.Node:
+    def add_call(self, function: Any, args: tuple[Any, ...], hint: str | None = None) -> fx.Node:
         """Return the node of this call; a method where `function` is a name. An equal call is made once."""
         # 1, 1.0 and True are equal to Python and differ to torch.
         key = (function, *((type(arg), repr(arg) if isinstance(arg, float) else arg) for arg in args))

@@ -35,16 +35,16 @@ class ThreadWork:
 class ActivityReport:
     """What a process reports of its threads, collectives and transfers."""
 
-    work: tuple[ThreadWork, ...]
-    entered: CollectiveState
+    thread_work: tuple[ThreadWork, ...]
+    collectives: CollectiveState
     ranks: Mapping[Key, tuple[Address, ...]]
     """The processes of each torch group, in order."""
-    moving: tuple[PendingMessage, ...]
+    pending_messages: tuple[PendingMessage, ...]
     """The transfer messages that it is sending or receiving."""
 
-    def open(self) -> Iterator[tuple[Collective, tuple[Address, ...]]]:
+    def open_collectives(self) -> Iterator[tuple[Collective, tuple[Address, ...]]]:
         """Yield each unfinished collective with the processes of its group."""
-        for collective in self.entered.open:
+        for collective in self.collectives.unfinished:
             yield collective, self.ranks[collective.group]
 
 
@@ -74,7 +74,7 @@ class ActivityLog:
             else:
                 self._now[thread] = before
 
-    def work(self) -> tuple[ThreadWork, ...]:
+    def current_work(self) -> tuple[ThreadWork, ...]:
         """Return what the threads are doing."""
         frames, now = sys._current_frames(), time.monotonic()
         return tuple(
@@ -85,8 +85,8 @@ class ActivityLog:
     def make_report(self, world: tuple[Address, ...], moving: tuple[PendingMessage, ...]) -> ActivityReport:
         """Return the report of this process. world: the processes of torch's default group, in order."""
         collectives = collective_state()
-        ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last}
-        return ActivityReport(self.work(), collectives, ranks, moving)
+        ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last_numbers}
+        return ActivityReport(self.current_work(), collectives, ranks, moving)
 
 
 def _place(frame: object) -> str:

@@ -14,11 +14,11 @@ from rlgraph.backends.ray.failures import (
     CallContext,
     actor_of,
     broken_link_error,
-    error_of,
-    link_of,
+    process_end_reason,
+    process_error,
     process_gone_error,
     unresponsive_error,
-    why_gone,
+    wrapped_link_error,
 )
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
@@ -74,13 +74,13 @@ class Actors(Processes):
         )
         return cast("Reference[T]", called.remote(*args, **named))
 
-    def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
-        things = super().open(plan, names)
+    def load_models(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
+        things = super().load_models(plan, names)
         leading = []
         for group in plan.groups:
             if names is not None and group.name not in names:
                 continue
-            for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
+            for speaker, ranks in zip(group.result_ranks(), group.replica_ranks(), strict=True):
                 followers = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
                 if followers:
                     leading.append(((group.name, speaker), followers))
@@ -91,7 +91,7 @@ class Actors(Processes):
         )
         return things
 
-    def pass_on(
+    def call_through_leader(
         self,
         through: Address,
         to: Sequence[Address],
@@ -132,7 +132,7 @@ class Actors(Processes):
                 raise process_gone_error(who, self.gone[who], request, self.logs)
         waiting: list[Any] = list(references)
         concurrent: list[Any] = list(beside)
-        asked = dict(zip(waiting, request.answering, strict=True)) if losing else {}
+        asked = dict(zip(waiting, request.answering_processes, strict=True)) if losing else {}
         end = time.monotonic() + self.seconds
         while True:
             left = end - time.monotonic()
@@ -193,7 +193,7 @@ class Actors(Processes):
                 self.who = tuple(who for who in self.who if who not in self._lost)
             return True
 
-    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+    def wait_for_first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         import ray
 
         waiting: list[Any] = [*references, *beside]
@@ -217,7 +217,7 @@ class Actors(Processes):
             self._hurt = True
         self.over = self._failed = None
 
-    def free(
+    def call_idle(
         self,
         who: Sequence[Address],
         enough: Callable[[Mapping[Address, T]], bool],
@@ -230,7 +230,7 @@ class Actors(Processes):
 
         who = [address for address in who if address not in self.gone]
         if not self._hurt:
-            return super().free(who, enough, request, method, *args, **named)
+            return super().call_idle(who, enough, request, method, *args, **named)
         asked: dict[Any, Address] = {self.call(address, method, *args, **named): address for address in who}
         answers: dict[Address, T] = {}
         waiting, began = list(asked), time.monotonic()
@@ -240,14 +240,14 @@ class Actors(Processes):
                 try:
                     answers[asked[reference]] = ray.get(reference)
                 except ray.exceptions.RayActorError as error:
-                    self.gone[asked[reference]] = why_gone(error)
+                    self.gone[asked[reference]] = process_end_reason(error)
                 except ray.exceptions.RayError:
                     continue
             if took > _GRACE and enough(answers):
                 break
         return {address: answers[address] for address in who if address in answers}
 
-    def replace(self, plan: Plan, names: Collection[str]) -> None:
+    def replace_groups(self, plan: Plan, names: Collection[str]) -> None:
         import ray
 
         who = [address for address in self.specs if address[0] in names]
@@ -264,7 +264,7 @@ class Actors(Processes):
         started: dict[Any, Address] = {self.call(address, Worker.pid): address for address in who}
         _, missing = ray.wait(list(started), num_returns=len(started), timeout=min(self.seconds, _PATIENCE))
         self.gone |= {started[reference]: "there is no place for another one" for reference in missing}
-        self.open(plan, names)
+        self.load_models(plan, names)
 
     def _first(self, waiting: Sequence[Any], request: CallContext, error: Exception | None) -> BaseException:
         """Return the first failure of all waits. error: that of this wait; None if it took too long."""
@@ -278,17 +278,17 @@ class Actors(Processes):
         self, waiting: Sequence[Any], request: CallContext, error: Exception | None, silent: Collection[Address]
     ) -> BaseException:
         # A closed connection that others of the group report is a consequence of the process that is gone.
-        link_error = link_of(error)
+        link_error = wrapped_link_error(error)
         for who in sorted(self.gone, key=lambda address: address not in request.who):
             return process_gone_error(who, self.gone[who], request, self.logs, link_error)
         if error is not None and link_error is None:
-            return error_of(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
+            return process_error(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
         waits, slow = self._waits(silent), self._unanswered(waiting, request)
         if link_error is not None:
             mute = next((who for who in request.who if who in silent), None)
-            return broken_link_error(mute, link_error, request, self.logs, waits.notes(slow))
+            return broken_link_error(mute, link_error, request, self.logs, waits.explain_waits(slow))
         return unresponsive_error(
-            waits.process_to_blame(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow)
+            waits.process_to_blame(slow) or request.who[0], self.seconds, request, self.logs, waits.explain_waits(slow)
         )
 
     def _waits(self, silent: Collection[Address]) -> WaitGraph:
@@ -296,7 +296,9 @@ class Actors(Processes):
         import ray
 
         asked: dict[Any, Address] = {
-            self.call(who, Worker.activity): who for who in self.who if who not in self.gone and who not in silent
+            self.call(who, Worker.report_activity): who
+            for who in self.who
+            if who not in self.gone and who not in silent
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE) if asked else ([], [])
         activities: dict[Address, ActivityReport] = {}
@@ -304,7 +306,7 @@ class Actors(Processes):
             # A process that fails to report must not hide the reports of the others.
             with suppress(Exception):
                 activities[asked[reference]] = ray.get(reference)
-        return WaitGraph.of(activities, silent)
+        return WaitGraph.from_reports(activities, silent)
 
     def _find_gone(self) -> set[Address]:
         """Ask every process whether it is alive, which a busy one answers too, and record those that are gone. Return
@@ -318,14 +320,14 @@ class Actors(Processes):
                 ray.get(reference)
             except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
                 if not getattr(error, "actor_init_failed", False):
-                    self.gone[asked[reference]] = why_gone(error)
+                    self.gone[asked[reference]] = process_end_reason(error)
         return {asked[reference] for reference in silent}
 
     def _unanswered(self, references: Sequence[Any], request: CallContext) -> set[Address]:
         import ray
 
         _, waiting = ray.wait(list(references), num_returns=len(references), timeout=0)
-        asked = zip(request.answering, references, strict=True)
+        asked = zip(request.answering_processes, references, strict=True)
         return {who for answering, reference in asked if reference in waiting for who in answering}
 
     def _end_silent(self, references: Sequence[Any], request: CallContext) -> None:
@@ -354,11 +356,15 @@ class Actors(Processes):
 
 
 _CONCURRENCY_GROUPS: dict[object, str] = {
-    **dict.fromkeys((Worker.pid, Worker.activity, Worker.close, Worker.retain, Worker.refresh), ROWS),
-    **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold_weights, Worker.release_weights), ROWS),
+    **dict.fromkeys(
+        (Worker.pid, Worker.report_activity, Worker.close, Worker.forget_step_except, Worker.refresh_weights), ROWS
+    ),
+    **dict.fromkeys(
+        (Worker.source_row_counts, Worker.last_changed_step, Worker.hold_weights, Worker.release_weights), ROWS
+    ),
     **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.unfinished_parts), ROWS),
-    Worker.checkpoint: SAVES,
-    **dict.fromkeys((Worker.sample, Worker.continue_rows, Worker.next_sampled), SAMPLES),
+    Worker.write_checkpoint: SAVES,
+    **dict.fromkeys((Worker.sample_rows, Worker.continue_rows, Worker.next_sampled_part), SAMPLES),
 }
 """Methods that a process runs beside its work, as it packs rows, and the concurrency group of their threads: a step may
 end while a later one runs, and newer weights and other requests' rows arrive while rows are sampled."""

@@ -26,7 +26,7 @@ class _Arrival:
     """Takes part in the transfer."""
     moved: Future[ExchangeCost] = field(default_factory=Future)
 
-    def take(self) -> None:
+    def receive_weights(self) -> None:
         try:
             self.moved.set_result(self.receive())
         except BaseException as error:
@@ -41,12 +41,12 @@ class ArrivedRequests:
         self._last = 0
         self._changed = Condition()
 
-    def add(self, number: int) -> None:
+    def note_arrived(self, number: int) -> None:
         with self._changed:
             self._last = max(self._last, number)
             self._changed.notify_all()
 
-    def wait(self, number: int) -> None:
+    def wait_until_arrived(self, number: int) -> None:
         """Wait until the request with this number has arrived or failed; 0 means none."""
         with self._changed:
             self._changed.wait_for(lambda: self._last >= number)
@@ -64,19 +64,19 @@ class WeightArrivals:
         self._waiting: _Arrival | None = None
         self._changed = Condition()
 
-    def begin(self, version: int) -> None:
+    def begin_with_version(self, version: int) -> None:
         """Begin to sample for a request that was sent with this version; newer weights may have arrived since."""
         self.version = max(self.version, version)
 
     @property
-    def can_take(self) -> bool:
+    def can_take_weights(self) -> bool:
         return self._waiting is not None
 
-    def take(self) -> int:
+    def take_weights(self) -> int:
         with self._changed:
             arrival, self._waiting = self._waiting, None
         assert arrival is not None
-        arrival.take()
+        arrival.receive_weights()
         arrival.moved.result()
         self.version = arrival.version
         return self.version
@@ -96,4 +96,4 @@ class WeightArrivals:
             arrival = self._arrivals.pop(number)
             waits = self._waiting is arrival
         if waits:
-            self.take()
+            self.take_weights()

@@ -8,13 +8,13 @@ from typing import Any
 
 from rlgraph.backends.clocks import InlineClock, ThreadClock
 from rlgraph.backends.distributed.backend import DistributedBackend
-from rlgraph.backends.enginespec.registry import embedded
+from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.cluster import start_processes
-from rlgraph.backends.ray.failures import CallContext, is_lost
+from rlgraph.backends.ray.failures import CallContext, is_process_lost
 from rlgraph.backends.ray.remote import PieceRef, ValueRef
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.saves import ClusterCheckpoints
@@ -59,7 +59,7 @@ class RayBackend(DistributedBackend):
         were lost. say: receives a message about each such repeat. Raises ProgramError for what cannot be opened,
         RunError for a cluster that cannot hold the plan.
         """
-        plan = plan.one_rank_plan(embedded().name) if debug else plan
+        plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()
         self.processes = start_processes(
@@ -70,22 +70,22 @@ class RayBackend(DistributedBackend):
             debug=debug,
             seconds=seconds,
             memory=memory,
-            note=observer.starting,
+            note=observer.report_progress,
         )
         try:
-            observer.starting("models")
-            things = self.processes.open(plan)
+            observer.report_progress("models")
+            things = self.processes.load_models(plan)
         except BaseException:
             self.processes.stop()
             raise
         # With everything in this process nodes run one after the other, which a debugger can follow.
         clock = InlineClock() if debug else ThreadClock()
-        self.notes, self.record = TraceNotes(program), settings.record
-        self.endings = FinishOrder(settings.record, settings.replay)
+        self.trace_notes, self.record = TraceNotes(program), settings.record
+        self.finish_order = FinishOrder(settings.record, settings.replay)
         queues = DeviceQueues(plan, clock)
         self.saves, self._broken = ClusterCheckpoints(plan, self.processes), False
         self.repeats, self.say = repeats, say
-        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes, settings.record)
+        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.trace_notes, settings.record)
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(
             program,
@@ -99,9 +99,9 @@ class RayBackend(DistributedBackend):
             replays=settings.replay is not None,
         )
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         self._broken = True
-        super().abort(why)
+        super().fail_pending_work(why)
 
     # Lost processes
 
@@ -111,16 +111,16 @@ class RayBackend(DistributedBackend):
         self.repeats -= may
         return may
 
-    def steps_as_they_end(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
+    def iter_finished_steps(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         steps = RepeatableSteps(coming)
         while True:
             try:
-                for frame, left in super().steps_as_they_end(steps.unfinished_steps()):
+                for frame, left in super().iter_finished_steps(steps.unfinished_steps()):
                     steps.drop_first()
                     yield frame, left
                 return
             except RunError as error:
-                if not self.repeats or not is_lost(error) or not self._replaced(error):
+                if not self.repeats or not is_process_lost(error) or not self._replaced(error):
                     raise
                 self.repeats -= 1
 
@@ -130,22 +130,22 @@ class RayBackend(DistributedBackend):
         if not self.models_are_at_step_end():
             return False
         lost = {group for group, _ in self.processes.gone}
-        things = self.first if self.left is None else self.left
+        things = self.initial_things if self.last_things is None else self.last_things
         if not lost or not can_replace(self.plan, lost, self.weights.changing, things):
             return False
         try:
             left = tuple(who for who in self.processes.who if who[0] not in lost)
             request = CallContext(left, "the end of what has failed")
-            ready = self.processes.free(
+            ready = self.processes.call_idle(
                 left, lambda answers: False, request, Worker.wait_until_idle, self._flights.failed
             )
             # A process that was told to change a model earlier may have begun to do so meanwhile.
             if len(ready) < len(left) or not self.models_are_at_step_end():
                 return False
-            self.processes.replace(self.plan, lost)
+            self.processes.replace_groups(self.plan, lost)
         except RunError:
             return False
-        self.orders.forget(lost)
+        self.orders.forget_groups(lost)
         self.weights.forget_held_weights()
         self._broken = False
         groups = ", ".join(f"`{name}`" for name in sorted(lost))
@@ -158,13 +158,13 @@ class RayBackend(DistributedBackend):
     def lasting(self) -> Sequence[str]:  # type: ignore[override]
         return (HISTORY,) if any(admission.by == "longest" for admission in self.plan.admits) else ()
 
-    def rows(self) -> dict[str, int | None]:
+    def row_counts(self) -> dict[str, int | None]:
         """Return how many rows each data source has, where that is known."""
-        return self.saves.rows()
+        return self.saves.source_row_counts()
 
     def overlong_notes(self) -> list[str]:
         """Return sentences that say what was done with rows that are too long."""
-        return self.saves.judged()
+        return self.saves.overlong_notes()
 
     def models_are_at_step_end(self) -> bool:
         """Return whether the models are as the last finished step left them: no later step has begun to change one, and
@@ -185,18 +185,20 @@ class RayBackend(DistributedBackend):
             model, self.plan.owner(model), self.done, self.versions.version_after(model, self.done)
         )
 
-    def last_value(self, name: str) -> Any:
+    def last_state_value(self, name: str) -> Any:
         if name == HISTORY:
-            return self.saves.history()
-        return self.saves.fetch_value(super().last_value(name))
+            return self.saves.answer_lengths()
+        return self.saves.fetch_value(super().last_state_value(name))
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on after step `number`, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
-            self.saves.restore(name, self.plan.owner(name), saved)
-            self.weights.restore(name, saved.updates, saved.past)
+            self.saves.restore_model(name, self.plan.owner(name), saved)
+            self.weights.note_restored(name, saved.updates, saved.past)
         things = dict(things)
         if HISTORY in things:
-            self.saves.set_history(things.pop(HISTORY))
-        placed = {name: self.saves.place_value(name, value, self.first[name]) for name, value in things.items()}
-        self.go_on_after(number, placed)
+            self.saves.set_answer_lengths(things.pop(HISTORY))
+        placed = {
+            name: self.saves.place_value(name, value, self.initial_things[name]) for name, value in things.items()
+        }
+        self.resume_after(number, placed)

@@ -25,7 +25,7 @@ class SharedBatches:
         """The number of the request that was sent last to each leader."""
         self._lock = threading.Lock()
 
-    def is_alone(self, copies: Sequence[Copy]) -> bool:
+    def have_one_request(self, copies: Sequence[Copy]) -> bool:
         """Return whether each of these replicas has at most one such request."""
         with self._lock:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
@@ -33,8 +33,8 @@ class SharedBatches:
     @contextmanager
     def queue_request(self, order: NodeRequest, copies: Sequence[Copy]) -> Iterator[BatchPlace]:
         """Yield the place of a request to replicas of a group that has the turn for it, until it ends."""
-        sending = self._processes.sending(order.group.name)
-        if order.key is None:
+        sending = self._processes.call_lock(order.group.name)
+        if order.weights_key is None:
             yield BatchPlace(self, sending, alone=True)
             return
         place = BatchPlace(self, sending)
@@ -49,8 +49,8 @@ class SharedBatches:
 class BatchPlace:
     """The place of a request among those that are sampled together."""
 
-    together: SharedBatches
-    sending: AbstractContextManager[object]
+    shared_batches: SharedBatches
+    call_lock: AbstractContextManager[object]
     """Held while it is sent."""
     alone: bool = False
     """Whether its rows are sampled by its own thread, with no others."""
@@ -59,15 +59,15 @@ class BatchPlace:
         self.numbers: dict[Address, int] = {}
         """Its number at each replica that it was sent to, by leader."""
 
-    def joined_request(self, copy: Copy) -> int | None:
+    def request_to_join(self, copy: Copy) -> int | None:
         """Return the number of the request that it joins at a replica: 0 if there is none, None if it is alone."""
         if self.alone:
             return None
-        return self.together._last[copy[0]] if self.together._going[copy[0]] else 0
+        return self.shared_batches._last[copy[0]] if self.shared_batches._going[copy[0]] else 0
 
     def note_sent(self, copy: Copy, number: int) -> None:
         """Record that it was sent to a replica under this number."""
-        with self.together._lock:
+        with self.shared_batches._lock:
             self.numbers[copy[0]] = number
-            self.together._going[copy[0]] += 1
-            self.together._last[copy[0]] = number
+            self.shared_batches._going[copy[0]] += 1
+            self.shared_batches._last[copy[0]] = number

@@ -26,7 +26,7 @@ def replicas_of(group: Group) -> tuple[Copy, ...]:
     """Return the replicas of a group, in order."""
     return tuple(
         ((group.name, speaker), tuple((group.name, rank) for rank in ranks if rank != speaker))
-        for speaker, ranks in zip(group.speakers(), group.copies(), strict=True)
+        for speaker, ranks in zip(group.result_ranks(), group.replica_ranks(), strict=True)
     )
 
 
@@ -59,13 +59,13 @@ class Calls(Generic[T]):
     ) -> None:
         """Call ranks of a replica other than its leader, through the leader."""
         leader, others = copy
-        self._add(others, self.processes.pass_on(leader, others, method, *args, **named), several=True)
+        self._add(others, self.processes.call_through_leader(leader, others, method, *args, **named), several=True)
 
     def call_replica(
         self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> None:
         """Call all ranks of a replica."""
-        with self.processes.sending(copy[0][0]):
+        with self.processes.call_lock(copy[0][0]):
             self.call_one(copy[0], method, *args, **named)
             if copy[1]:
                 self.call_others(copy, method, *args, **named)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.backends.engines.process_groups import INTERFACES, loopback
+from rlgraph.backends.engines.process_groups import INTERFACES, loopback_interface
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.processes import InlineProcesses, Processes
@@ -22,7 +22,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ops.nodes import NODES, code_of
+from rlgraph.ops.nodes import NODES, user_code_of
 
 _CONNECT = 5.0
 """Seconds in which a running cluster answers."""
@@ -57,11 +57,11 @@ def start_processes(
             group,
             rank,
             settings,
-            opened_names(program, plan, group),
+            names_to_open(program, plan, group),
             seconds,
         )
         for group in plan.groups
-        for rank in range(group.mesh.size)
+        for rank in range(group.mesh.rank_count)
     }
     if debug:
         return InlineProcesses(specs)
@@ -69,7 +69,7 @@ def start_processes(
     return _actors(plan, specs, address, seconds, memory, note)
 
 
-def opened_names(program: Program, plan: Plan, group: Group) -> frozenset[str]:
+def names_to_open(program: Program, plan: Plan, group: Group) -> frozenset[str]:
     """Return the names of what the processes of a group open from outside the program: the code that is placed on the
     group; where models act, the environments without a pool of their own; on the host everything else without a
     pool."""
@@ -78,7 +78,7 @@ def opened_names(program: Program, plan: Plan, group: Group) -> frozenset[str]:
     free = [outside for outside in program.outside if plan.runs(outside.name) is None]
     if group.name == HOST:
         return frozenset(outside.name for outside in free)
-    acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
+    acted_in = {user_code_of(node) for _, node in program.walk() if NODES[node.op].uses_model}
     return frozenset(outside.name for outside in free if outside.name in acted_in)
 
 
@@ -103,7 +103,7 @@ def _actors(
             remove_placement_group(group)
         if starts_ray:
             ray.shutdown()
-            daemons.end()
+            daemons.kill_remaining()
 
     try:
         if starts_ray:
@@ -289,7 +289,7 @@ def _environment(kind: str, alone: bool) -> dict[str, str]:
     each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that the loopback
     interface is enough."""
     variables = {"TOKENIZERS_PARALLELISM": "false"}
-    if alone and INTERFACES not in os.environ and (inside := loopback()):
+    if alone and INTERFACES not in os.environ and (inside := loopback_interface()):
         variables[INTERFACES] = inside
     if kind == "CPU":
         variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

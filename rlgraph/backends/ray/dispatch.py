@@ -19,7 +19,7 @@ from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
 from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
-from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickled, unpickled_receipt
+from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickle_message, unpickle_receipt
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
 from rlgraph.backends.ray.rows import Delivery, RowLedger
@@ -43,9 +43,9 @@ class RankMessage:
     """Rows that go to one rank, or to some ranks, of a replica."""
 
     copy: Copy
-    to: tuple[Address, ...]
+    ranks: tuple[Address, ...]
     """The ranks that get them."""
-    speaks: bool
+    returns_results: bool
     """Whether they are for the rank that returns the results."""
     delivery: Delivery
 
@@ -54,9 +54,9 @@ class RankMessage:
 class AbandonedParts:
     """Parts of a request that other replicas have begun and given up."""
 
-    before: tuple[int, ...]
+    old_part_numbers: tuple[int, ...]
     """The number that each part had there."""
-    left: tuple[Reference[Any], ...]
+    partial_rows: tuple[Reference[Any], ...]
     """What each of these replicas has made of its parts."""
 
 
@@ -88,7 +88,7 @@ class Dispatcher:
         self.works: dict[int, dict[tuple[Address, int], int]] = {}
         """For each step in flight, by process and request number, the observer's id of the work."""
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         """Run a node: each data-parallel replica of the group does its shard of the rows, or one replica does all; with
         user code, a rank that is free does."""
         node, group, copy = order.node, order.group, order.copy
@@ -97,93 +97,93 @@ class Dispatcher:
                 number, receipts = self._sent(order, {free: order.frame})
             return self.as_references(node, number, receipts[free], (group.name, free))
         if copy is not None:
-            number, receipts = self.ask(order, {copy: order.frame})
-            return self.as_references(node, number, receipts[copy], self.speaker(order, copy))
+            number, receipts = self.send_and_wait(order, {copy: order.frame})
+            return self.as_references(node, number, receipts[copy], self.result_rank(order, copy))
         shared = shard_rows(order, self.axes, self.losses.living_replicas(group))
-        number, receipts = self.ask(order, shared.frames)
+        number, receipts = self.send_and_wait(order, shared.frames)
         made = dict[int, NodeOutput]()
         for index, frame in sorted(shared.frames.items()):
             if index in receipts:
-                made[index] = self.as_references(node, number, receipts[index], self.speaker(order, index))
+                made[index] = self.as_references(node, number, receipts[index], self.result_rank(order, index))
             elif frame is not None:
                 # The replica was lost: the others do its rows.
-                made[index] = self.fire(replace(order, frame=frame))
+                made[index] = self.run_request(replace(order, frame=frame))
                 self.losses.note_retried(order.step)
         return shared.merge_outputs(made)
 
-    def finish(self, step: Step) -> None:
+    def forget_step(self, step: Step) -> None:
         """Forget a step that has ended."""
-        self.ledger.finish(step)
+        self.ledger.forget_step(step)
         self.works.pop(step.number, None)
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
-        _, receipts = self.ask(order, {0: order.frame})
-        chosen = receipts[0].chosen
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
+        _, receipts = self.send_and_wait(order, {0: order.frame})
+        chosen = receipts[0].chosen_rows
         assert chosen is not None
         return chosen
 
-    def row_weights(self, order: NodeRequest) -> Sequence[float]:
+    def row_loads(self, order: NodeRequest) -> Sequence[float]:
         if order.group.code:
             with self.queues.acquire_cpu(order.group.pool, order.step.number) as free:
                 _, receipts = self._sent(order, {free: order.frame})
         else:
             free = 0
-            _, receipts = self.ask(order, {0: order.frame})
-        numbers = receipts[free].numbers
+            _, receipts = self.send_and_wait(order, {0: order.frame})
+        numbers = receipts[free].row_loads
         assert numbers is not None
         return numbers
 
-    def ask(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
+    def send_and_wait(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Send replicas of a group their rows and wait. Return the number of the request, and the receipt of each
         replica.
 
         A replica without a frame takes part in an update without adding anything to it.
         """
-        with self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key):
+        with self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.weights_key):
             return self._sent(order, frames)
 
     def _sent(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Do the same where the turn of the pool, or a place in it, is already taken."""
         node, group = order.node, order.group
-        copies, wanted = self.living_replicas(group), self.needs(order)
-        self.sleeping.switch_models(order.shifting, node, order.step)
+        copies, wanted = self.living_replicas(group), self.needs_of_request(order)
+        self.sleeping.switch_models(order.offload_change, node, order.step)
         calls = Calls[bytes](self.processes)
         with self.together.queue_request(order, [copies[copy] for copy in frames]) as place:
-            with place.sending:
+            with place.call_lock:
                 [number] = self.new_request_numbers(1)
                 sent = [
                     (copy, frame is None, message)
                     for copy, frame in frames.items()
-                    for message in self.address_rows(order, copy, frame, wanted)
+                    for message in self.messages_for_replica(order, copy, frame, wanted)
                 ]
-                self.ledger.send([message.delivery for *_, message in sent])
+                self.ledger.pack_missing_rows([message.delivery for *_, message in sent])
                 self.observer.node_started(node, group.pool)
                 began = time.perf_counter()
                 for copy, idle, message in sent:
-                    keeps = message.speaks and not idle
-                    after = place.joined_request(copies[copy])
-                    request = self.request_for(order, copy, number, message.delivery, keeps, after, idle=idle)
+                    keeps = message.returns_results and not idle
+                    after = place.request_to_join(copies[copy])
+                    request = self.rank_request(order, copy, number, message.delivery, keeps, after, idle=idle)
                     self.send_request(calls, order, message, request)
                 for copy in frames:
-                    calls.beside += self.drive_replica(order, copy, number, place)
+                    calls.beside += self.start_sampling(order, copy, number, place)
             self.mark_sent(order)
             began += wait_for_weights(order)
             asked = calls.asked
-            answers = self.answers(calls, node, self.on_loss(order))
+            answers = self.wait_for_receipts(calls, node, self.loss_handler(order))
         seconds = time.perf_counter() - began
         if len(calls.asked) < len(asked):
             sent = [message for message, who in zip(sent, asked, strict=True) if who in calls.asked]
         receipts = {
             copy: rank_receipts[0]
             for (copy, idle, message), rank_receipts in zip(sent, answers, strict=True)
-            if message.speaks and not idle
+            if message.returns_results and not idle
         }
         self.trace_request(order, number, calls, [message.delivery for *_, message in sent], answers)
         tokens = sum(receipt.tokens for receipt in receipts.values())
         self.observer.node_done(node, seconds, tokens, group.pool)
         return number, receipts
 
-    def start_requests(
+    def call_ranks(
         self,
         calls: Calls[T],
         sent: RankMessage,
@@ -192,10 +192,10 @@ class Dispatcher:
         **named: P.kwargs,
     ) -> None:
         leader = sent.copy[0]
-        if sent.to == (leader,):
+        if sent.ranks == (leader,):
             calls.call_one(leader, method, *args, **named)
         else:
-            calls.call_others((leader, sent.to), method, *args, **named)
+            calls.call_others((leader, sent.ranks), method, *args, **named)
 
     def send_request(
         self,
@@ -207,46 +207,51 @@ class Dispatcher:
     ) -> None:
         """Send ranks a request; for rows that others have begun, with what these have made of them."""
         if begun is not None:
-            begun_rows = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
-            self.start_requests(calls, sent, Worker.continue_rows, sampled_model(order), pickled(told), *begun_rows)
-        elif order.key is None:
-            self.start_requests(calls, sent, Worker.fire, pickled(told), *sent.delivery.arriving)
+            begun_rows = (
+                begun.old_part_numbers,
+                len(begun.partial_rows),
+                *begun.partial_rows,
+                *sent.delivery.packed_rows,
+            )
+            self.call_ranks(calls, sent, Worker.continue_rows, sampling_model(order), pickle_message(told), *begun_rows)
+        elif order.weights_key is None:
+            self.call_ranks(calls, sent, Worker.run_packed_request, pickle_message(told), *sent.delivery.packed_rows)
         else:
-            self.start_requests(
-                calls, sent, Worker.sample, sampled_model(order), pickled(told), *sent.delivery.arriving
+            self.call_ranks(
+                calls, sent, Worker.sample_rows, sampling_model(order), pickle_message(told), *sent.delivery.packed_rows
             )
 
-    def drive_replica(self, order: NodeRequest, copy: int, number: int, place: BatchPlace) -> list[Reference[Any]]:
+    def start_sampling(self, order: NodeRequest, copy: int, number: int, place: BatchPlace) -> list[Reference[Any]]:
         """Start the sampling of a replica's request, if it is sampled together with others."""
-        if order.key is None:
+        if order.weights_key is None:
             return []
         calls, ranks = Calls[None](self.processes), self.living_replicas(order.group)[copy]
-        version = _version(order, copy) if order.sampling is not None else None
-        calls.call_replica(ranks, Worker.drive, number, sampled_model(order), version)
+        version = _version(order, copy) if order.refresh_state is not None else None
+        calls.call_replica(ranks, Worker.sample_shared_batch, number, sampling_model(order), version)
         place.note_sent(ranks, number)
         return calls.answers
 
-    def on_loss(self, order: NodeRequest) -> Losing | None:
+    def loss_handler(self, order: NodeRequest) -> Losing | None:
         """Return what to do with processes that end during a request, or None if the run cannot go on without them."""
-        if order.group.mesh.length("dp") == 1:
+        if order.group.mesh.axis_size("dp") == 1:
             return None
-        return self.losses.on_loss(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
+        return self.losses.loss_handler(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
 
-    def answers(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
+    def wait_for_receipts(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
         receipts = [
-            [unpickled_receipt(sent) for sent in answers] for answers in calls.get(work_phrase(node), node, losing)
+            [unpickle_receipt(sent) for sent in answers] for answers in calls.get(work_phrase(node), node, losing)
         ]
         self.record_notes(receipts)
         return receipts
 
     def record_notes(self, answers: Sequence[Sequence[Receipt]]) -> None:
         """Record what processes report about rows."""
-        self.notes.extend(note for receipts in answers for receipt in receipts for note in receipt.notes)
+        self.notes.add_notes(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
     def mark_sent(self, order: NodeRequest) -> None:
         """Mark a request as sent: from now on newer weights may arrive."""
-        if order.sampling is not None and not order.sampling.sent.done():
-            order.sampling.sent.set_result(None)
+        if order.refresh_state is not None and not order.refresh_state.sent.done():
+            order.refresh_state.sent.set_result(None)
 
     def living_replicas(self, group: Group) -> tuple[Copy, ...]:
         key = group.name, group.mesh
@@ -254,13 +259,13 @@ class Dispatcher:
             self._copies[key] = replicas_of(group)
         return self._copies[key]
 
-    def speaker(self, order: NodeRequest, copy: int) -> Address:
+    def result_rank(self, order: NodeRequest, copy: int) -> Address:
         """Return the rank of a replica that has a request's results: the leader, unless the model's stages are
         reversed."""
         group = order.group
-        kind = order.frame.types[model_of(order.node)] if NODES[order.node.op].with_model else None
+        kind = order.frame.types[model_of(order.node)] if NODES[order.node.op].uses_model else None
         turned = isinstance(kind, Handle) and self.plan.has_reversed_stages(kind.name, group.name)
-        return group.name, group.speaker(copy, turned)
+        return group.name, group.result_rank(copy, turned)
 
     def split_by_missing_rows(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
         """Split a replica into ranks that always lack the same rows: each that returns results of some model by itself,
@@ -271,14 +276,14 @@ class Dispatcher:
             splits = []
             for index, (leader, others) in enumerate(self.living_replicas(group)):
                 speakers = dict.fromkeys(
-                    [leader, *((group.name, group.speaker(index, turned)) for turned in sorted(orientations))]
+                    [leader, *((group.name, group.result_rank(index, turned)) for turned in sorted(orientations))]
                 )
                 rest = tuple(who for who in others if who not in speakers)
                 splits.append([*((who,) for who in speakers), *([rest] if rest else [])])
             self._alike[key] = tuple(splits)
         return self._alike[key][copy]
 
-    def request_for(
+    def rank_request(
         self,
         order: NodeRequest,
         copy: int,
@@ -301,14 +306,14 @@ class Dispatcher:
             idle,
             keeps,
             _version(order, copy),
-            order.sampling is not None,
+            order.refresh_state is not None,
             None if after is None else after > 0,
             after or 0,
             parts,
             order.wanted_rows is not None,
         )
 
-    def needs(self, order: NodeRequest) -> RequestNeeds:
+    def needs_of_request(self, order: NodeRequest) -> RequestNeeds:
         """Return what a request needs, whichever replica does it."""
         return request_needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
@@ -331,9 +336,9 @@ class Dispatcher:
         for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
             senders = delivery.senders()
             made = [axis_rows for receipt in receipts for axis_rows in receipt.rows]
-            rows = max((axis_rows.size for axis_rows in (*delivery.rows, *made)), default=0)
+            rows = max((axis_rows.row_count for axis_rows in (*delivery.rows, *made)), default=0)
             for address, answer in zip(who, receipts, strict=True):
-                work = self.observer.span(
+                work = self.observer.add_span(
                     group.pool,
                     f"{group.name} {address[1]}",
                     node.name,
@@ -342,14 +347,14 @@ class Dispatcher:
                     answer.end,
                     rows=rows,
                     tokens=answer.tokens,
-                    **({"beside": answer.beside} if answer.beside else {}),
+                    **({"beside": answer.other_rows} if answer.other_rows else {}),
                 )
                 works[address, number] = work
-                for source, size_bytes in zip(senders, answer.came, strict=True):
+                for source, size_bytes in zip(senders, answer.received_bytes, strict=True):
                     if source in works:
-                        self.observer.flow(works[source], work, "rows", size_bytes)
+                        self.observer.add_flow(works[source], work, "rows", size_bytes)
 
-    def address_rows(
+    def messages_for_replica(
         self, order: NodeRequest, copy: int, frame: Frame | None, wanted: RequestNeeds
     ) -> Iterator[RankMessage]:
         """Yield the rows for each part of a replica: a rank with results has its own already, all the others lack the
@@ -359,8 +364,8 @@ class Dispatcher:
             # An idle replica only needs to know the model.
             deliveries = [Delivery({node.inputs[0]: ControllerValue(_trained_model(node))}, ())] * len(alike)
         else:
-            deliveries = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
-        speaker, ranks = self.speaker(order, copy), self.living_replicas(order.group)[copy]
+            deliveries = self.ledger.plan_deliveries([first for first, *_ in alike], frame, wanted)
+        speaker, ranks = self.result_rank(order, copy), self.living_replicas(order.group)[copy]
         for to, delivery in zip(alike, deliveries, strict=True):
             yield RankMessage(ranks, to, to == (speaker,), delivery)
 
@@ -369,24 +374,30 @@ class Dispatcher:
         rows = []
         for axis_rows in receipt.rows:
             ids = None
-            if axis_rows.axis in receipt.named:
-                ids = RowRefs.of(PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.size))
-            parent = None if axis_rows.counts is None else np.repeat(np.arange(len(axis_rows.counts)), axis_rows.counts)
-            rows.append(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
+            if axis_rows.axis in receipt.axes_with_ids:
+                ids = RowRefs.whole_piece(
+                    PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.row_count)
+                )
+            parent = (
+                None
+                if axis_rows.rows_per_parent is None
+                else np.repeat(np.arange(len(axis_rows.rows_per_parent)), axis_rows.rows_per_parent)
+            )
+            rows.append(Rows(self.axes[axis_rows.axis], axis_rows.row_count, parent, ids))
         values: dict[str, Any] = {}
         for value in node.outputs:
             if is_model(value.type):
                 values[value.name] = value.type.name
                 continue
-            size = receipt.sizes[value.name]
+            size = receipt.row_counts[value.name]
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
-            values[value.name] = ValueRef(ref) if size is None else RowRefs.of(ref)
+            values[value.name] = ValueRef(ref) if size is None else RowRefs.whole_piece(ref)
         return NodeOutput(values, rows, receipt.metrics)
 
 
 def _version(order: NodeRequest, copy: int) -> int | None:
     """Return the version of the weights that a replica samples with."""
-    return order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
+    return order.version if order.refresh_state is None else order.refresh_state.versions.get(copy, order.version)
 
 
 def _trained_model(node: Node) -> str:
@@ -399,11 +410,11 @@ def _trained_model(node: Node) -> str:
 def wait_for_weights(order: NodeRequest) -> float:
     """Wait for the weights that were sent before a request, and return the seconds that this took."""
     began = time.perf_counter()
-    order.arrived()
+    order.wait_for_arrival()
     return time.perf_counter() - began
 
 
-def sampled_model(order: NodeRequest) -> str:
+def sampling_model(order: NodeRequest) -> str:
     """Return the name of the model that samples."""
     name: str = order.frame.values[model_of(order.node)]
     return name

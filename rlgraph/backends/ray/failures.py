@@ -16,7 +16,7 @@ LOST = ("E0740", "E0742")
 """The error codes of a process that is gone, and of one that does not answer."""
 
 
-def is_lost(error: BaseException) -> bool:
+def is_process_lost(error: BaseException) -> bool:
     """Return whether an error says that a process is gone or does not answer."""
     return isinstance(error, RunError) and any(diagnostic.code in LOST for diagnostic in error.diagnostics)
 
@@ -36,7 +36,7 @@ class CallContext:
     its own."""
 
     @property
-    def answering(self) -> tuple[tuple[Address, ...], ...]:
+    def answering_processes(self) -> tuple[tuple[Address, ...], ...]:
         return self.calls or tuple((who,) for who in self.who)
 
     @property
@@ -83,7 +83,7 @@ def unresponsive_error(
     return RunError(Diagnostic("E0742", message, request.span, hint, notes))
 
 
-def error_of(error: BaseException, who: Address, request: CallContext, logs: str) -> RlgraphError:
+def process_error(error: BaseException, who: Address, request: CallContext, logs: str) -> RlgraphError:
     """Return the error for an exception in a process, without what Ray has wrapped around it."""
     import ray.exceptions as lost
 
@@ -94,7 +94,7 @@ def error_of(error: BaseException, who: Address, request: CallContext, logs: str
         return engine_refused_error(cause, request)
     if isinstance(cause, lost.ActorUnavailableError):
         # The actor may come back, but what it was asked for is lost.
-        return process_gone_error(who, why_gone(cause), request, logs)
+        return process_gone_error(who, process_end_reason(cause), request, logs)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
         message = (
             f"there is no room for the rows that {process_name(who)} sends: Ray's object store and its disk are full"
@@ -122,7 +122,7 @@ def engine_refused_error(error: EngineError, request: CallContext) -> RunError:
     return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.span))
 
 
-def why_gone(error: BaseException) -> str:
+def process_end_reason(error: BaseException) -> str:
     """Return Ray's words for the end of a process, without its general advice."""
     import ray.exceptions as lost
 
@@ -142,7 +142,7 @@ def actor_of(error: BaseException) -> str:
     return ids[-1] if ids else ""
 
 
-def link_of(error: BaseException | None) -> LinkError | None:
+def wrapped_link_error(error: BaseException | None) -> LinkError | None:
     """Return the link failure that an error wraps, if any."""
     cause = None if error is None else _cause(error)
     return cause if isinstance(cause, LinkError) else None

@@ -15,19 +15,19 @@ from rlgraph.backends.engines.sources import (
     ModelSpec,
     load,
     load_codec,
+    model_without_weights,
     quiet_transformers,
     save_config,
-    saving_on_any_rank,
-    skeleton,
+    save_on_any_rank,
 )
 from rlgraph.backends.engines.weights import file_tensors
-from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.links import WeightsReport
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.ir.layout import LocalTensor, Piece, at_layer, full_box
+from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box, layer_tensor_name
 
 
-def folder_parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Iterator[tuple[LocalTensor, ...]]:
+def split_parameters(held: Sequence[WeightsReport], itemsize: int, most: int) -> Iterator[tuple[LocalTensor, ...]]:
     """Yield a model's parameters in parts of at most `most` bytes, unless a single tensor is larger."""
     sizes: dict[str, tuple[int, ...]] = {}
     for holding in held:
@@ -41,9 +41,9 @@ def folder_parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Itera
         layers = range(shape[0]) if "*" in name else (None,)
         for layer in layers:
             box = full_box(shape) if layer is None else ((layer, layer + 1), *full_box(shape[1:]))
-            tensor_name = name if layer is None else at_layer(name, layer)
+            tensor_name = name if layer is None else layer_tensor_name(name, layer)
             # The tensor of one layer has no dimension for the layers, but its box has one.
-            piece = Piece(name, box, (0,) * len(shape))
+            piece = TensorPiece(name, box, (0,) * len(shape))
             local = LocalTensor(tensor_name, tuple(stop - start for start, stop in box), (piece,))
             size = itemsize * torch.Size(local.shape).numel()
             if bucket and bucket_bytes + size > most:
@@ -79,16 +79,16 @@ class AdapterFolder:
     def close(self) -> None:
         """Write the adapters, and the base model if only this run has it."""
         # Imported late: it imports transformers' models, which takes seconds, and every process imports this file.
-        from rlgraph.backends.engines.adapters import base_of, save
+        from rlgraph.backends.engines.adapters import base_location, save
 
-        base, made = base_of(self._spec.source, self._folder)
+        base, made = base_location(self._spec.source, self._folder)
         with quiet_transformers():
             if made:
                 loaded = load(replace(self._spec, adapters=None))
-                with saving_on_any_rank(loaded.model):
+                with save_on_any_rank(loaded.model):
                     loaded.model.save_pretrained(base)
                 loaded.codec.save(base)
-            save(skeleton(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
+            save(model_without_weights(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
         load_codec(self._spec).save(self._folder)
 
 

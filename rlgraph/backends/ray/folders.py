@@ -10,8 +10,8 @@ from pathlib import Path
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.failures import CallContext, process_name
-from rlgraph.backends.ray.folder import folder_parts
-from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.folder import split_parameters
+from rlgraph.backends.ray.links import WeightsReport
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.transfers import BUCKET, join_link, ranks_of
@@ -23,7 +23,7 @@ from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import TensorBox, Topology
 from rlgraph.passes.resharding.missing import missing_boxes
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 _HOST: Address = (HOST, 0)
 
@@ -42,13 +42,13 @@ class ModelFolders:
         """For each model, the layouts of the ranks of one replica, in order; empty for a replica of one rank."""
 
     def _layouts(self, model: str, owner: Group) -> list[tuple[LocalTensor, ...]]:
-        copy = tuple((owner.name, rank) for rank in owner.copies()[0])
+        copy = tuple((owner.name, rank) for rank in owner.replica_ranks()[0])
         if len(copy) == 1:
             # Any surviving rank has all of the model.
             return []
         return [
             holding.layout
-            for holding in self.processes.call_all(CallContext(copy, "opening"), Worker.held_weights, model)
+            for holding in self.processes.call_all(CallContext(copy, "opening"), Worker.report_weights, model)
         ]
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
@@ -67,11 +67,11 @@ class ModelFolders:
     def _save(self, model: str, owner: Group, folder: Path) -> None:
         request = CallContext(ranks_of(owner), f"saving `{model}`")
 
-        def enough(answers: Mapping[Address, HeldWeights]) -> bool:
+        def enough(answers: Mapping[Address, WeightsReport]) -> bool:
             complete = any(not missing for missing in self._lacking(model, answers).values())
             return complete or bool(self._gone(model, owner))
 
-        held = self.processes.free(request.who, enough, request, Worker.held_weights, model)
+        held = self.processes.call_idle(request.who, enough, request, Worker.report_weights, model)
         missing_by_changes = self._lacking(model, held)
         # The newest weights of which nothing is missing.
         changes = next((changes for changes, missing in missing_by_changes.items() if not missing), None)
@@ -79,8 +79,12 @@ class ModelFolders:
             raise self._lost(
                 model, owner, held, self._gone(model, owner) or next(iter(missing_by_changes.values()), [])
             )
-        held = {who: holding for who, holding in held.items() if not holding.torn and holding.changes == changes}
-        if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
+        held = {
+            who: holding
+            for who, holding in held.items()
+            if not holding.half_updated and holding.change_count == changes
+        }
+        if owner.mesh.rank_count == owner.mesh.axis_size("dp") and engine(owner.engine).saves:
             writer = next(iter(held))
             self.processes.call_all(CallContext((writer,), request.doing), Worker.save, model, str(folder))
         else:
@@ -91,14 +95,14 @@ class ModelFolders:
             hint = "all machines need the folder on a file system that they share"
             raise RunError(Diagnostic("E0813", message, NO_SPAN, hint))
 
-    def _lacking(self, model: str, held: Mapping[Address, HeldWeights]) -> dict[int, list[TensorBox]]:
+    def _lacking(self, model: str, held: Mapping[Address, WeightsReport]) -> dict[int, list[TensorBox]]:
         """For each count of changes, newest first, return what is missing of a model among the ranks with that
         count."""
         wanted = self._replica_layouts.get(model) or [holding.layout for holding in held.values()]
-        intact = [holding for holding in held.values() if not holding.torn]
+        intact = [holding for holding in held.values() if not holding.half_updated]
         return {
-            changes: missing_boxes(wanted, [holding.layout for holding in intact if holding.changes == changes])
-            for changes in sorted({holding.changes for holding in intact}, reverse=True)
+            changes: missing_boxes(wanted, [holding.layout for holding in intact if holding.change_count == changes])
+            for changes in sorted({holding.change_count for holding in intact}, reverse=True)
         }
 
     def _gone(self, model: str, owner: Group) -> list[TensorBox]:
@@ -106,14 +110,14 @@ class ModelFolders:
         layouts = self._replica_layouts.get(model) or []
         living = [
             layout
-            for copy in owner.copies()
+            for copy in owner.replica_ranks()
             for rank, layout in zip(copy, layouts, strict=bool(layouts))
             if (owner.name, rank) not in self.processes.gone
         ]
         return missing_boxes(layouts, living)
 
     def _lost(
-        self, model: str, owner: Group, held: Mapping[Address, HeldWeights], parts: Sequence[TensorBox]
+        self, model: str, owner: Group, held: Mapping[Address, WeightsReport], parts: Sequence[TensorBox]
     ) -> RunError:
         """Return the error for a model that cannot be saved, which names the processes that had its missing parts."""
         reasons = []
@@ -122,7 +126,7 @@ class ModelFolders:
                 reasons.append(f"{process_name(who)} is gone")
             elif who not in held:
                 reasons.append(f"{process_name(who)} does not answer")
-            elif held[who].torn:
+            elif held[who].half_updated:
                 reasons.append(f"{process_name(who)} was in the midst of an update")
         more = f" and {count_phrase(len(parts) - 1, 'more part')}" if len(parts) > 1 else ""
         missing = f"of {_shown(parts[0])}{more}" if parts else f"of `{model}`"
@@ -130,42 +134,44 @@ class ModelFolders:
         message = f"{', '.join(reasons) or 'copies have taken different updates'}, and nobody else has all {missing}"
         return RunError(Diagnostic("E0813", message, NO_SPAN, hint))
 
-    def _writer(self, held: Mapping[Address, HeldWeights]) -> Address:
+    def _writer(self, held: Mapping[Address, WeightsReport]) -> Address:
         """Return the host, which runs where the folder is, or else a process on its machine, or any process."""
         request = CallContext((_HOST,), "saving")
-        if self.processes.free((_HOST,), bool, request, Worker.wait_until_idle):
+        if self.processes.call_idle((_HOST,), bool, request, Worker.wait_until_idle):
             return _HOST
         here = shards.node_id()
-        return min(held, key=lambda who: held[who].node != here)
+        return min(held, key=lambda who: held[who].machine_id != here)
 
-    def _save_parts(self, model: str, held: Mapping[Address, HeldWeights], writer: Address, folder: Path) -> None:
+    def _save_parts(self, model: str, held: Mapping[Address, WeightsReport], writer: Address, folder: Path) -> None:
         """Save a model part by part: no process ever holds all of a split model."""
         doing = f"saving `{model}`"
         everybody = CallContext(tuple(dict.fromkeys((*held, writer))), doing)
         alone = CallContext((writer,), doing)
         writer_place, dtype = everybody.who.index(writer), next(iter(held.values())).dtype
-        self.processes.call_all(alone, Worker.begin_folder, model, str(folder))
+        self.processes.call_all(alone, Worker.start_model_folder, model, str(folder))
         link, call = f"{model} > {folder} {next(self._tries)}", self.processes.call
         join_link(self.processes, link, everybody)
         source = {place: holding.layout for place, holding in enumerate(held.values())}
-        topology = Topology.separate(range(len(everybody.who)))
-        for number, part in enumerate(folder_parts([*held.values()], dtype.itemsize, BUCKET)):
-            transfer = reshard(source, {writer_place: part}, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET)
-            name, places_parts = f"{link} {number}", transfer.parts(range(len(everybody.who)))
+        topology = Topology.one_per_device(range(len(everybody.who)))
+        for number, part in enumerate(split_parameters([*held.values()], dtype.itemsize, BUCKET)):
+            transfer = plan_resharding(
+                source, {writer_place: part}, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET
+            )
+            name, places_parts = f"{link} {number}", transfer.split_by_place(range(len(everybody.who)))
             sides = [(model if who in held else None, part if who == writer else None) for who in everybody.who]
             preparing = [
-                call(who, Worker.prepare, link, name, places_parts[place], *sides[place], dtype)
+                call(who, Worker.prepare_transfer, link, name, places_parts[place], *sides[place], dtype)
                 for place, who in enumerate(everybody.who)
             ]
             self.processes.get(preparing, everybody)
             going = [
-                call(who, Worker.write_part, name, part, dtype, sent)
+                call(who, Worker.write_folder_file, name, part, dtype, sent)
                 if who == writer
-                else call(who, Worker.exchange, name, model, None)
+                else call(who, Worker.exchange_weights, name, model, None)
                 for who, (sent, _) in zip(everybody.who, sides, strict=True)
             ]
             self.processes.get(going, everybody)
-        self.processes.call_all(alone, Worker.end_folder)
+        self.processes.call_all(alone, Worker.close_model_folder)
 
 
 def _shown(part: TensorBox) -> str:

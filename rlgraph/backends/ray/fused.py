@@ -12,7 +12,7 @@ from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.dispatch import Dispatcher, RankMessage
 from rlgraph.backends.ray.failures import CallContext
-from rlgraph.backends.ray.orders import Receipt, pickled, unpickled_receipt
+from rlgraph.backends.ray.orders import Receipt, pickle_message, unpickle_receipt
 from rlgraph.backends.ray.time_sharing import pipeline_seats
 from rlgraph.backends.ray.transfers import join_link
 from rlgraph.backends.ray.worker import Worker
@@ -33,25 +33,27 @@ class _Parcel:
     """The rows for each of these requests."""
 
 
-def fire_fused(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[NodeOutput]:
+def run_fused(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[NodeOutput]:
     """Do requests as one, for one group or for several whose processes take turns. Return what each request made."""
     first = orders[0]
     step = first.step
     with dispatch.queues.acquire_devices(first.devices, rank=step.number):
         for order in orders:
-            dispatch.sleeping.switch_models(order.shifting, order.node, step)
+            dispatch.sleeping.switch_models(order.offload_change, order.node, step)
         links = _links(dispatch, orders)
         split = [shard_rows(order, dispatch.axes) for order in orders]
         numbers = dispatch.new_request_numbers(len(orders))
         parcels: list[_Parcel] = []
         for group, at in _by_group(orders):
-            for copy in range(group.mesh.length("dp")):
+            for copy in range(group.mesh.axis_size("dp")):
                 addressed = [
-                    dispatch.address_rows(orders[index], copy, split[index].frames[copy], dispatch.needs(orders[index]))
+                    dispatch.messages_for_replica(
+                        orders[index], copy, split[index].frames[copy], dispatch.needs_of_request(orders[index])
+                    )
                     for index in at
                 ]
                 parcels += [_Parcel(group, copy, at, parts) for parts in zip(*addressed, strict=True)]
-        dispatch.ledger.send([sent.delivery for parcel in parcels for sent in parcel.parts])
+        dispatch.ledger.pack_missing_rows([sent.delivery for parcel in parcels for sent in parcel.parts])
         for order in orders:
             dispatch.observer.node_started(order.node, order.group.pool)
         began, calls = time.perf_counter(), Calls[list[bytes]](dispatch.processes)
@@ -59,25 +61,25 @@ def fire_fused(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[Node
             requests = []
             for index, sent in zip(parcel.at, parcel.parts, strict=True):
                 idle = split[index].frames[parcel.copy] is None
-                keeps = sent.speaks and not idle
+                keeps = sent.returns_results and not idle
                 to_rank = orders[index], parcel.copy, numbers[index], sent.delivery
-                requests.append(pickled(dispatch.request_for(*to_rank, keeps, None, idle=idle)))
-            sizes = [len(sent.delivery.arriving) for sent in parcel.parts]
-            arriving = [wire for sent in parcel.parts for wire in sent.delivery.arriving]
+                requests.append(pickle_message(dispatch.rank_request(*to_rank, keeps, None, idle=idle)))
+            sizes = [len(sent.delivery.packed_rows) for sent in parcel.parts]
+            arriving = [wire for sent in parcel.parts for wire in sent.delivery.packed_rows]
             link = links.get((parcel.group.name, parcel.copy))
-            dispatch.start_requests(calls, parcel.parts[0], Worker.fire_together, requests, sizes, link, *arriving)
+            dispatch.call_ranks(calls, parcel.parts[0], Worker.train_fused, requests, sizes, link, *arriving)
         for order in orders:
-            order.arrived()
+            order.wait_for_arrival()
         names = [order.frame.values[model_of(order.node)] for order in orders]
         replies = calls.get(f"the training of {quoted_list(names, 'and')}", first.node)
         seconds = time.perf_counter() - began
-    answers = [[[unpickled_receipt(sent) for sent in rank_reply] for rank_reply in reply] for reply in replies]
+    answers = [[[unpickle_receipt(sent) for sent in rank_reply] for rank_reply in reply] for reply in replies]
     _trace(dispatch, orders, numbers, calls, parcels, answers)
     made: list[dict[int, NodeOutput]] = [{} for _ in orders]
     for parcel, receipts in zip(parcels, answers, strict=True):
         for position, (index, sent) in enumerate(zip(parcel.at, parcel.parts, strict=True)):
-            if sent.speaks and split[index].frames[parcel.copy] is not None:
-                speaker = dispatch.speaker(orders[index], parcel.copy)
+            if sent.returns_results and split[index].frames[parcel.copy] is not None:
+                speaker = dispatch.result_rank(orders[index], parcel.copy)
                 made[index][parcel.copy] = dispatch.as_references(
                     orders[index].node, numbers[index], receipts[0][position], speaker
                 )
@@ -119,7 +121,7 @@ def _joined(dispatch: Dispatcher, orders: Sequence[NodeRequest], groups: Sequenc
             for who, seat in seats.items()
         ]
         dispatch.processes.get(sitting, request)
-        links |= {(name, splits[name].at(rank, "dp")): link for name, rank in seats}
+        links |= {(name, splits[name].axis_position(rank, "dp")): link for name, rank in seats}
     return links
 
 
@@ -138,16 +140,16 @@ def _trace(
     for who, parcel, receipts in zip(calls.asked, parcels, answers, strict=True):
         dispatch.record_notes(receipts)
         for address, rank_receipts in zip(who, receipts, strict=True):
-            made = [axis_rows.size for receipt in rank_receipts for axis_rows in receipt.rows]
+            made = [axis_rows.row_count for receipt in rank_receipts for axis_rows in receipt.rows]
             rows = max(
-                [*(axis_rows.size for sent in parcel.parts for axis_rows in sent.delivery.rows), *made], default=0
+                [*(axis_rows.row_count for sent in parcel.parts for axis_rows in sent.delivery.rows), *made], default=0
             )
             start, end = rank_receipts[0].start, max(receipt.end for receipt in rank_receipts)
-            work = dispatch.observer.span(
+            work = dispatch.observer.add_span(
                 parcel.group.pool, f"{parcel.group.name} {address[1]}", title, op, start, end, rows=rows, tokens=0
             )
             for index, sent, receipt in zip(parcel.at, parcel.parts, rank_receipts, strict=True):
                 works[address, numbers[index]] = work
-                for source, size_bytes in zip(sent.delivery.senders(), receipt.came, strict=True):
+                for source, size_bytes in zip(sent.delivery.senders(), receipt.received_bytes, strict=True):
                     if source in works:
-                        dispatch.observer.flow(works[source], work, "rows", size_bytes)
+                        dispatch.observer.add_flow(works[source], work, "rows", size_bytes)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.process_groups import connect
+from rlgraph.backends.engines.process_groups import connect_to_store
 from rlgraph.backends.engines.roles import HasWeights
-from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost, PendingMessage
-from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.sites import open_links, site
-from rlgraph.ir.carriers import PeerCarriers, Site
+from rlgraph.backends.exchange.exchange import ExchangeCost, PendingMessage, TransferEnd
+from rlgraph.backends.exchange.mailbox import GlooLink
+from rlgraph.backends.exchange.sites import open_links, site_of_process
+from rlgraph.ir.carriers import PeerCarriers, TensorSite
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import Transfer
 
@@ -22,27 +22,27 @@ _HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class HeldWeights:
+class WeightsReport:
     """What a process reports of its part of a model."""
 
     layout: tuple[LocalTensor, ...]
     dtype: torch.dtype
-    node: str
+    machine_id: str
     """The id of the machine that it runs on."""
-    site: Site | None = None
+    site: TensorSite | None = None
     """Where its tensors are; None if it has none."""
-    changes: int = 0
+    change_count: int = 0
     """How often its weights were changed. Ranks with the same count have parts of the same weights."""
-    torn: bool = False
+    half_updated: bool = False
     """Whether a change was interrupted, so that the weights are not usable."""
 
 
-def held_weights(engine: HasWeights, node: str) -> HeldWeights:
+def report_weights(engine: HasWeights, node: str) -> WeightsReport:
     """Return what a process on a machine reports of an engine's weights."""
     first = next(iter(engine.tensors().values()), None)
     if first is None:
-        return HeldWeights(tuple(engine.layout()), torch.float32, node)
-    return HeldWeights(tuple(engine.layout()), first.dtype, node, site(first.device))
+        return WeightsReport(tuple(engine.layout()), torch.float32, node)
+    return WeightsReport(tuple(engine.layout()), first.dtype, node, site_of_process(first.device))
 
 
 class Links:
@@ -51,18 +51,18 @@ class Links:
     def __init__(self, seconds: float) -> None:
         """seconds: longest wait for a peer."""
         self._seconds = seconds
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._exchanges: dict[str, Exchange] = {}
+        self._mailboxes: dict[str, GlooLink] = {}
+        self._exchanges: dict[str, TransferEnd] = {}
 
-    def meet(self, link: str, place: int, places: int, address: str) -> None:
+    def join_link(self, link: str, place: int, places: int, address: str) -> None:
         """Join the processes of a link, one of which listens at the address."""
-        store = connect(address, self._seconds)
-        self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
+        store = connect_to_store(address, self._seconds)
+        self._mailboxes[link] = GlooLink(place, range(places), store, name=link, seconds=self._seconds)
 
-    def mailbox(self, link: str) -> Mailbox:
+    def mailbox(self, link: str) -> GlooLink:
         return self._mailboxes[link]
 
-    def prepare(
+    def prepare_exchange(
         self,
         link: str,
         name: str,
@@ -77,7 +77,7 @@ class Links:
         """Work out this process's part of a transfer. delta: only changed weights travel. ways: the carriers to and
         from each peer. device: that of the tensors."""
         mailbox = self._mailboxes[link]
-        self._exchanges[name] = Exchange(
+        self._exchanges[name] = TransferEnd(
             transfer,
             mailbox,
             source=source,
@@ -88,12 +88,12 @@ class Links:
             ways=ways,
         )
 
-    def run(
+    def run_exchange(
         self, name: str, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None
     ) -> ExchangeCost:
         return self._exchanges[name].run(source, destination, ema=ema)
 
-    def pending(self) -> tuple[PendingMessage, ...]:
+    def pending_messages(self) -> tuple[PendingMessage, ...]:
         """Return the messages that the transfers are at. May be called from any thread."""
         pending = (exchange.pending for exchange in list(self._exchanges.values()))
         return tuple(message for message in pending if message is not None)

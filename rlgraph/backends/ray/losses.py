@@ -44,9 +44,9 @@ class LostReplicas:
     def living_replicas(self, group: Group) -> tuple[int, ...]:
         """Return the living replicas of a group, in order."""
         gone = self._without.get(group.name, ())
-        return tuple(copy for copy in range(group.mesh.length("dp")) if copy not in gone)
+        return tuple(copy for copy in range(group.mesh.axis_size("dp")) if copy not in gone)
 
-    def groups(self) -> set[str]:
+    def groups_with_losses(self) -> set[str]:
         """Return the names of the groups that have lost replicas."""
         return {name for name, copies in self._without.items() if copies}
 
@@ -62,17 +62,17 @@ class LostReplicas:
                 recording_name((name, rank))
                 for name, copies in self._without.items()
                 for copy in copies
-                for rank in self.plan.group(name).copies()[copy]
+                for rank in self.plan.group(name).replica_ranks()[copy]
             ]
             drop_resampled_rows(self.record, step.number, lost)
 
-    def on_loss(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
+    def loss_handler(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
         """For a request whose rows are sharded over replicas, return what to do with processes that end meanwhile; None
         if nobody else can do their rows. worked: returns the processes that have made rows in the steps in flight,
         which they still hold."""
         node, group = order.node, order.group
         op = NODES[node.op]
-        if not op.with_model or op.trains or op.updates or order.copy is not None or order.sampling is not None:
+        if not op.uses_model or op.trains or op.updates or order.copy is not None or order.refresh_state is not None:
             return None
         if len(self.living_replicas(group)) < 2 or not self._spare(group):
             # Its rows may have been sharded before other replicas were lost: the survivors do those rows.
@@ -82,8 +82,8 @@ class LostReplicas:
             """Return all processes of the replicas that these belong to, if the others can go on without them."""
             if any(name != group.name for name, _ in dead):
                 return None
-            copies = {group.mesh.at(rank, "dp") for _, rank in dead}
-            lost = tuple((group.name, rank) for copy in sorted(copies) for rank in group.copies()[copy])
+            copies = {group.mesh.axis_position(rank, "dp") for _, rank in dead}
+            lost = tuple((group.name, rank) for copy in sorted(copies) for rank in group.replica_ranks()[copy])
             with self._lock:
                 left = [copy for copy in self.living_replicas(group) if copy not in copies]
                 if not left or not self._spare(group) or {*lost} & {*worked()} or not self.allowed():
@@ -94,7 +94,7 @@ class LostReplicas:
             self.say(
                 f"{process_name(who)} is gone: {why}; it was asked for {work_phrase(node)}: the rows of its copy are "
                 f"done by {'the others' if len(left) > 1 else 'the other one'}, and the run goes on with "
-                f"{len(left)} of {group.mesh.length('dp')} copies of `{group.name}`"
+                f"{len(left)} of {group.mesh.axis_size('dp')} copies of `{group.name}`"
             )
             return lost
 

@@ -21,20 +21,20 @@ from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityLog
 from rlgraph.backends.ray.arrivals import WeightArrivals
 from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty_tensors, open_folder
-from rlgraph.backends.ray.links import HeldWeights, Links, held_weights
+from rlgraph.backends.ray.links import Links, WeightsReport, report_weights
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import copy_weights
+from rlgraph.backends.worker.nodes import copy_or_blend_weights
 from rlgraph.backends.worker.saving import (
+    BoxesToWrite,
     ModelPart,
     ModelSnapshot,
-    WrittenBoxes,
     WrittenFiles,
     hold_snapshot,
     model_part,
     read_part,
     release_model,
-    snapshot_of,
+    take_snapshot,
     write_part,
 )
 from rlgraph.backends.worker.session import Session
@@ -72,22 +72,22 @@ class RankModels:
 
     # Weights
 
-    def held_weights(self, model: str) -> HeldWeights:
+    def report_weights(self, model: str) -> WeightsReport:
         """Return what this rank has of a model."""
         state = self.session.models[model]
         try:
-            report = held_weights(state.engine, shards.node_id())
+            report = report_weights(state.engine, shards.node_id())
         except PartialUpdate:
             # Weights of its last update did not arrive from another replica, which shows only when they are read.
-            report, state.torn = HeldWeights(tuple(state.engine.layout()), torch.float32, shards.node_id()), True
-        return replace(report, changes=self.changes[model], torn=state.torn)
+            report, state.torn = WeightsReport(tuple(state.engine.layout()), torch.float32, shards.node_id()), True
+        return replace(report, change_count=self.changes[model], half_updated=state.torn)
 
-    def meet(self, link: str, place: int, places: int, address: str) -> None:
+    def join_link(self, link: str, place: int, places: int, address: str) -> None:
         """Join the processes of a link."""
         with self.doing(f"the meeting for {link}"):
-            self.links.meet(link, place, places, address)
+            self.links.join_link(link, place, places, address)
 
-    def prepare(
+    def prepare_transfer(
         self,
         link: str,
         name: str,
@@ -101,7 +101,7 @@ class RankModels:
         """Work out this process's part of a transfer from a model here, to a model here or to tensors of its own.
         delta: only changed weights travel. ways: the carriers to and from each peer."""
         sides = self._layout(source), self._layout(destination)
-        self.links.prepare(link, name, transfer, *sides, dtype, delta, ways, self._device(source, destination))
+        self.links.prepare_exchange(link, name, transfer, *sides, dtype, delta, ways, self._device(source, destination))
 
     def _device(self, *sides: str | Sequence[LocalTensor] | None) -> torch.device:
         """Return the device of the models here that take part in a transfer."""
@@ -114,7 +114,7 @@ class RankModels:
             return ()
         return self.session.models[side].engine.layout() if isinstance(side, str) else side
 
-    def exchange(
+    def exchange_weights(
         self,
         name: str,
         source: str | None,
@@ -132,25 +132,25 @@ class RankModels:
             sent = state.engine.tensors() if past is None else past
         with self.doing(f"the transfer {name}"):
             if destination is None:
-                return self.links.run(name, sent, {}, average)
+                return self.links.run_exchange(name, sent, {}, average)
             target = self.session.models[destination].engine
             if update is not None:
                 self.session.prepare_change(destination, update)
             with self._written(destination):
-                moved = self.links.run(name, sent, target.tensors(), average)
-                target.weights_were_written()
+                moved = self.links.run_exchange(name, sent, target.tensors(), average)
+                target.note_weights_written()
         if update is not None:
             self._left(destination)
         return moved
 
-    def refresh(self, name: str, model: str, version: int, number: int) -> ExchangeCost:
+    def refresh_weights(self, name: str, model: str, version: int, number: int) -> ExchangeCost:
         """Take part in a transfer to a model that samples, before its next token or in `wait_for_refresh`."""
 
         def receive() -> ExchangeCost:
             engine = self.session.models[model].engine
             with self.doing(f"the transfer {name}"), self._written(model):
-                moved = self.links.run(name, {}, engine.tensors(), None)
-                engine.weights_were_written()
+                moved = self.links.run_exchange(name, {}, engine.tensors(), None)
+                engine.note_weights_written()
             if torch.cuda.is_available():
                 # Another thread may go on with the weights, whose CUDA stream would not wait for these copies.
                 torch.cuda.synchronize()
@@ -165,25 +165,25 @@ class RankModels:
 
     # Sleep
 
-    def sleep(self, model: str, keep: bool) -> OffloadRecord:
+    def offload_model(self, model: str, keep: bool) -> OffloadRecord:
         """Offload a model from the device. keep: its weights are needed again."""
-        return self.is_offloaded(model).sleep(keep)
+        return self.offloading_engine(model).sleep(keep)
 
-    def wake(self, model: str, kept: bool = True) -> OffloadRecord:
+    def reload_model(self, model: str, kept: bool = True) -> OffloadRecord:
         """Bring an offloaded model back to the device."""
-        return self.is_offloaded(model).wake()
+        return self.offloading_engine(model).wake()
 
-    def is_offloaded(self, model: str) -> Offloads:
+    def offloading_engine(self, model: str) -> Offloads:
         return cast(Offloads, self.session.models[model].engine)
 
     # Folders
 
-    def begin_folder(self, model: str, folder: str) -> None:
+    def start_model_folder(self, model: str, folder: str) -> None:
         """Begin a folder for a model whose weights arrive part by part."""
         engine: Any = self.session.models[model].engine
         self.folder = open_folder(engine.spec, Path(folder))
 
-    def write_part(
+    def write_folder_file(
         self, name: str, part: Sequence[LocalTensor], dtype: torch.dtype, model: str | None = None
     ) -> ExchangeCost:
         """Receive tensors and write them as one file of the folder. model: one of which this process has parts
@@ -191,11 +191,11 @@ class RankModels:
         tensors = empty_tensors(part, dtype)
         sent = {} if model is None else self.session.models[model].engine.tensors()
         with self.doing(f"the transfer {name}"):
-            moved = self.links.run(name, sent, tensors, None)
+            moved = self.links.run_exchange(name, sent, tensors, None)
         self.folder.write(tensors)
         return moved
 
-    def end_folder(self) -> None:
+    def close_model_folder(self) -> None:
         self.folder.close()
 
     def save(self, model: str, folder: str) -> None:
@@ -204,13 +204,13 @@ class RankModels:
 
     # Changes
 
-    def take_over(self, step: Step, node: int, target: str, source: str) -> None:
+    def assign_weights(self, step: Step, node: int, target: str, source: str) -> None:
         """Give a model here the weights of another one here, as an `update` node says."""
         with self._written(target):
-            copy_weights(self.nodes[node][1], step, self.session, target, source)
+            copy_or_blend_weights(self.nodes[node][1], step, self.session, target, source)
         self._left(target)
 
-    def count_update(self, model: str) -> None:
+    def count_optimizer_step(self, model: str) -> None:
         """Count a finished update of a model here."""
         self.changes[model] += 1
         self._left(model)
@@ -226,11 +226,11 @@ class RankModels:
 
     def _left(self, model: str) -> None:
         if self.saves:
-            self.left[model] = snapshot_of(self.session.models[model], self.left.get(model))
+            self.left[model] = take_snapshot(self.session.models[model], self.left.get(model))
 
     # Checkpoints
 
-    def last_changed(self) -> int:
+    def last_changed_step(self) -> int:
         """Return the last step that changed a model here, or began to. Is answered while a step runs."""
         return max((state.past.changed for state in self.session.models.values()), default=0)
 
@@ -245,9 +245,9 @@ class RankModels:
         if not state.past.changed:
             return ModelPart(0, 0, (), (), ())
         self.held[model] = hold_snapshot(state, self.left[model], number)
-        return self.held[model].stock
+        return self.held[model].part
 
-    def checkpoint(self, model: str, place: str, part: WrittenBoxes) -> WrittenFiles:
+    def write_checkpoint(self, model: str, place: str, part: BoxesToWrite) -> WrittenFiles:
         """Write a part of a held model into a checkpoint's folder, in a thread of its own."""
         try:
             return write_part(self.session.models[model], self.held[model], Path(place), part)
@@ -259,14 +259,14 @@ class RankModels:
         self.held.pop(model, None)
         release_model(self.session.models[model])
 
-    def restore(self, model: str, saved: SavedModel) -> None:
+    def restore_model(self, model: str, saved: SavedModel) -> None:
         """Load this rank's part of a model, which may be offloaded: at the start, all that the plan offloads are."""
         engine = self.session.models[model].engine
         sleeps = hasattr(engine, "offloader") and engine.offloader.asleep
         if sleeps:
-            self.wake(model)
+            self.reload_model(model)
         with self._written(model):
             read_part(self.session.models[model], saved)
         self._left(model)
         if sleeps:
-            self.sleep(model, keep=True)
+            self.offload_model(model, keep=True)

@@ -34,7 +34,9 @@ class OffloadCoordinator:
         if not beds:
             return
         calls = Calls[OffloadRecord](self.processes)
-        method: Callable[[Worker, str, bool], OffloadRecord] = Worker.sleep if what == "sleep" else Worker.wake
+        method: Callable[[Worker, str, bool], OffloadRecord] = (
+            Worker.offload_model if what == "sleep" else Worker.reload_model
+        )
         asked_beds: list[OffloadedReplica] = []
         for bed, keep in zip(beds, keeps, strict=True):
             calls.call_replica(replicas_of(bed.group)[bed.copy], method, bed.model, keep)
@@ -44,20 +46,20 @@ class OffloadCoordinator:
         for bed, who, switched in zip(asked_beds, calls.asked, answers, strict=True):
             for (group, rank), switch in zip(who, switched, strict=True):
                 self._switched.setdefault(step.number, []).append(switch)
-                self.observer.span(
+                self.observer.add_span(
                     bed.group.pool,
                     f"{group} {rank}",
                     f"{what} {bed.model}",
                     "sleep",
                     switch.start,
                     switch.start + switch.seconds,
-                    moved=switch.moved,
+                    moved=switch.moved_bytes,
                 )
 
-    def finish(self, step: Step) -> dict[str, float]:
+    def take_step_metrics(self, step: Step) -> dict[str, float]:
         """Return what the switches of a step took, summed over processes."""
         switches = self._switched.pop(step.number, [])
         if not switches:
             return {}
-        seconds, moved = sum(switch.seconds for switch in switches), sum(switch.moved for switch in switches)
+        seconds, moved = sum(switch.seconds for switch in switches), sum(switch.moved_bytes for switch in switches)
         return {"sleep/seconds": seconds, "sleep/bytes": float(moved)}

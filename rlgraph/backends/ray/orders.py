@@ -48,8 +48,8 @@ class AxisRows:
     """The rows of an axis: their number, their parents, and their identities."""
 
     axis: str
-    size: int
-    counts: np.ndarray | None
+    row_count: int
+    rows_per_parent: np.ndarray | None
     """How many rows each row of the parent has, in the parent's order; None for a root."""
     ids: WantedRows | None
 
@@ -68,20 +68,20 @@ class RankRequest:
     """Outer axes come first."""
     idle: bool
     """Whether there are no rows for it; it still takes part in an update."""
-    keeps: bool
+    returns_results: bool
     """Whether others read its results: it is the rank of its replica that has them."""
     version: int | None = None
     """The version of the weights that it samples with."""
     refreshes: bool = False
     """Whether newer weights may arrive meanwhile."""
-    joins: bool | None = None
+    shares_batch: bool | None = None
     """Whether its rows are sampled together with those of earlier requests in flight; None if `fire` samples them."""
-    after: int = 0
+    after_request: int = 0
     """The number of the earlier request whose rows it may need."""
     parts: tuple[tuple[int, int], ...] = ()
     """For work that is reported part by part: for each part, the number that its pieces carry, and its number of
     rows."""
-    races: bool = False
+    reports_lengths: bool = False
     """Whether only the rows whose answers end first are wanted; their lengths are then reported."""
 
 
@@ -94,44 +94,44 @@ class Receipt:
     """Both are of the process's clock, in seconds since 1970."""
     rows: tuple[AxisRows, ...] = ()
     """Rows of new axes."""
-    named: tuple[str, ...] = ()
+    axes_with_ids: tuple[str, ...] = ()
     """New axes whose rows have identities, which are kept as pieces named `ids:AXIS`."""
-    sizes: dict[str, int | None] = field(default_factory=dict)
+    row_counts: dict[str, int | None] = field(default_factory=dict)
     """The number of rows of each value that was made; None for a value without rows."""
-    chosen: np.ndarray | None = None
+    chosen_rows: np.ndarray | None = None
     """The rows that `keep` and `pick` chose, int64."""
-    numbers: Sequence[float] | None = None
+    row_loads: Sequence[float] | None = None
     """A weight for each row, by which rows are sharded."""
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     """How many tokens were sampled."""
-    came: tuple[int, ...] = ()
+    received_bytes: tuple[int, ...] = ()
     """Bytes of the rows that were sent with the request, for each sender."""
     notes: tuple[TraceNote, ...] = ()
     """Notes on its rows, for the trace."""
-    beside: int = 0
+    other_rows: int = 0
     """The most rows of other requests that its engine had in the batch."""
     part: int = 0
     """Which part of a request in parts this is."""
-    longest: tuple[int, ...] = ()
+    longest_answers: tuple[int, ...] = ()
     """For a request that races, the tokens of each row's longest answer; 0 if the row was given up."""
-    left: tuple[int, ...] = ()
+    abandoned_parts: tuple[int, ...] = ()
     """The parts that were given up: nothing more is reported of the request."""
 
 
-def pickled(told: RankRequest | Receipt) -> bytes:
+def pickle_message(told: RankRequest | Receipt) -> bytes:
     """Pickle a message. Ray sends bytes as they are; its own pickler takes several times as long for such small
     objects."""
     return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
 
 
-def unpickled_request(sent: bytes) -> RankRequest:
+def unpickle_request(sent: bytes) -> RankRequest:
     """Unpickle a request."""
     request: RankRequest = pickle.loads(sent)
     return request
 
 
-def unpickled_receipt(sent: bytes) -> Receipt:
+def unpickle_receipt(sent: bytes) -> Receipt:
     """Unpickle a receipt."""
     receipt: Receipt = pickle.loads(sent)
     return receipt

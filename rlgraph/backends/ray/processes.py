@@ -17,7 +17,7 @@ from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Plan
-from rlgraph.ops.nodes import NODES, code_of
+from rlgraph.ops.nodes import NODES, user_code_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,17 +44,18 @@ class Processes(ABC):
         """Processes that have ended, and why."""
         self._sending = {group: threading.RLock() for group, _ in specs}
 
-    def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
+    def load_models(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
         """Load the models everywhere, held as `plan` says, and return the names of the values that live across steps.
         names: the groups that were restarted; None opens all groups for the first time."""
         groups = {spec.group.name: spec.group for spec in self.specs.values()}
         groups = {name: group for name, group in groups.items() if names is None or name in names}
         meeting: dict[str, dict[str, str]] = {}
         for group in groups.values():
-            places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.copies())}
+            places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.replica_ranks())}
             who = tuple((group.name, rank) for rank in places.values())
             addresses = self.get(
-                [self.call(address, Worker.address) for address in who], CallContext(who, "the start of the process")
+                [self.call(address, Worker.start_rendezvous) for address in who],
+                CallContext(who, "the start of the process"),
             )
             meeting[group.name] = dict(zip(places, addresses, strict=True))
         holdings = {
@@ -68,7 +69,7 @@ class Processes(ABC):
         for round_groups in _rounds(plan):
             who = tuple(address for address in self.who if address[0] in round_groups and address[0] in groups)
             opening = [
-                self.call(address, Worker.open, meeting[address[0]], holdings[address[0]], turned[address[0]])
+                self.call(address, Worker.load_models, meeting[address[0]], holdings[address[0]], turned[address[0]])
                 for address in who
             ]
             opened += self.get(opening, CallContext(who, "opening"))
@@ -80,7 +81,7 @@ class Processes(ABC):
         """Give processes that act in an environment of another group handles of that group's processes: each
         data-parallel replica gets a share of them, or one where they are fewer than replicas."""
         program = self.specs[self.who[0]].program
-        acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
+        acted_in = {user_code_of(node) for _, node in program.walk() if NODES[node.op].uses_model}
         acting = {role.group for role in plan.roles if NODES[role.operation].foreign}
         callers: list[Address] = []
         answers: list[Reference[None]] = []
@@ -90,7 +91,7 @@ class Processes(ABC):
             for group in plan.groups:
                 if runner is None or group.name not in acting:
                     continue
-                size, copies = runner.mesh.size, group.copies()
+                size, copies = runner.mesh.rank_count, group.replica_ranks()
                 for copy, ranks in enumerate(copies):
                     environment_ranks = range(*even_range(size, len(copies), copy)) or [copy % size]
                     handles = [self.remote_handle((runner.name, rank)) for rank in environment_ranks]
@@ -100,7 +101,7 @@ class Processes(ABC):
         if callers:
             self.get(answers, CallContext(tuple(callers), "opening"))
 
-    def sending(self, group: str) -> AbstractContextManager[object]:
+    def call_lock(self, group: str) -> AbstractContextManager[object]:
         """Return a lock to hold while all ranks of a replica are called one by one, so that every rank gets the calls
         of different threads in the same order."""
         return self._sending[group]
@@ -116,7 +117,7 @@ class Processes(ABC):
         """Call a method of a process: `call(who, Worker.save, model, folder)`."""
 
     @abstractmethod
-    def pass_on(
+    def call_through_leader(
         self,
         through: Address,
         to: Sequence[Address],
@@ -145,7 +146,7 @@ class Processes(ABC):
         losing: is asked when processes are gone; the answer of those that the run goes on without is None."""
 
     @abstractmethod
-    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+    def wait_for_first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         """Wait until one of these answers has arrived, or something has failed, which `get` then raises. Return its
         index."""
 
@@ -155,7 +156,7 @@ class Processes(ABC):
         """Call the same method of all processes of a request, and wait."""
         return self.get([self.call(who, method, *args, **named) for who in request.who], request)
 
-    def free(
+    def call_idle(
         self,
         who: Sequence[Address],
         enough: Callable[[Mapping[Address, T]], bool],
@@ -178,7 +179,7 @@ class Processes(ABC):
         """Allow calls again after a failure or an interrupt; calls to processes that are gone fail at once."""
 
     @abstractmethod
-    def replace(self, plan: Plan, names: Collection[str]) -> None:
+    def replace_groups(self, plan: Plan, names: Collection[str]) -> None:
         """Start new processes in the places of all processes of some groups, with models as they were first loaded.
         Raises RunError if they cannot be started."""
 
@@ -200,9 +201,9 @@ def _rounds(plan: Plan) -> list[list[str]]:
     return rounds
 
 
-_COLLECTIVE: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
+_COLLECTIVE: tuple[object, ...] = (Worker.join_link, Worker.exchange_weights, Worker.write_folder_file)
 """Calls in which processes wait for each other."""
-_WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.release_weights)
+_WHILE_IT_WAITS: tuple[object, ...] = (Worker.write_checkpoint, Worker.release_weights)
 """Calls that a process may run in the middle of another one."""
 
 
@@ -239,7 +240,7 @@ class InlineProcesses(Processes):
                     answer = error
         return cast("Reference[T]", answer)
 
-    def pass_on(
+    def call_through_leader(
         self,
         through: Address,
         to: Sequence[Address],
@@ -250,7 +251,7 @@ class InlineProcesses(Processes):
         raise AssertionError("in this process a group is one object")
 
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
-        return [self.call(who, Worker.parcel, parcel) for parcel in parcels]
+        return [self.call(who, Worker.pack_parcel, parcel) for parcel in parcels]
 
     def get(
         self,
@@ -267,7 +268,7 @@ class InlineProcesses(Processes):
                 raise engine_refused_error(answer, request)
         return cast("list[T]", answers)
 
-    def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
+    def wait_for_first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         return 0
 
     def fail_waiters(self, why: BaseException) -> None:
@@ -276,7 +277,7 @@ class InlineProcesses(Processes):
     def allow_calls(self) -> None:
         """Do nothing: no call is ever interrupted."""
 
-    def replace(self, plan: Plan, names: Collection[str]) -> None:
+    def replace_groups(self, plan: Plan, names: Collection[str]) -> None:
         raise AssertionError("in this process nobody is lost")
 
     def stop(self) -> None:

@@ -19,12 +19,12 @@ from rlgraph.backends.ray.store import (
     as_array,
     from_sendable,
     from_wire,
-    inner_axes,
+    inner_axis_counts,
     to_wire,
 )
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.worker.nodes import column_of
-from rlgraph.backends.worker.sampling import inner_rows
+from rlgraph.backends.worker.nodes import table_column
+from rlgraph.backends.worker.sampling import rows_from_counts
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
@@ -43,56 +43,60 @@ class RankRows(RankModels):
     def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
         """Return the rows that others want of the pieces here. Ray returns several results one by one, but a single one
         as it is."""
-        wires = [self.parcel(wanted) for wanted in parcels]
+        wires = [self.pack_parcel(wanted) for wanted in parcels]
         return wires if len(wires) > 1 else wires[0]
 
-    def parcel(self, wanted: Sequence[Wish]) -> Wire:
+    def pack_parcel(self, wanted: Sequence[Wish]) -> Wire:
         wire: Wire = []
         for key, places, column in wanted:
             if places is None:
                 wire.append((key, range(0), to_wire(self.store.get(key))))
             else:
                 name = key if column is None else column_key(key, column)
-                wire.append((name, places, to_wire(self.part(key, places, column))))
+                wire.append((name, places, to_wire(self.piece_rows(key, places, column))))
         return wire
 
-    def put(self, pieces: Wire) -> None:
+    def store_values(self, pieces: Wire) -> None:
         """Store values as they were before the next step."""
         for key, _, sent in pieces:
             self.store.put(0, key, from_wire(sent))
 
-    def filled(self, frame: Frame, order: RankRequest) -> Frame:
+    def fill_frame(self, frame: Frame, order: RankRequest) -> Frame:
         """Return the frame with the rows and values that a request names."""
         number = order.step.number
         for axis_rows in order.rows:
             parent = (
-                None if axis_rows.counts is None else np.repeat(np.arange(axis_rows.counts.shape[0]), axis_rows.counts)
+                None
+                if axis_rows.rows_per_parent is None
+                else np.repeat(np.arange(axis_rows.rows_per_parent.shape[0]), axis_rows.rows_per_parent)
             )
-            ids = None if axis_rows.ids is None else self.wanted(axis_rows.ids, number).value
-            frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
+            ids = None if axis_rows.ids is None else self.gather_rows(axis_rows.ids, number).value
+            frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.row_count, parent, ids))
         for name, source in order.inputs.items():
             if isinstance(source, ControllerValue):
                 frame.values[name] = from_sendable(source.value)
                 continue
             piece = (
-                self.store.get(source.key, number) if isinstance(source, WholePiece) else self.wanted(source, number)
+                self.store.get(source.key, number)
+                if isinstance(source, WholePiece)
+                else self.gather_rows(source, number)
             )
             add_piece(frame, name, piece)
         return frame
 
-    def wanted(self, wanted: WantedRows, step: int) -> Piece:
-        piece = Piece.join([self.part(*part, step) for part in wanted.parts])
-        return piece if wanted.order is None else piece.take(wanted.order)
+    def gather_rows(self, wanted: WantedRows, step: int) -> Piece:
+        piece = Piece.concatenate([self.piece_rows(*part, step) for part in wanted.parts])
+        return piece if wanted.order is None else piece.take_rows(wanted.order)
 
-    def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
+    def piece_rows(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
         """Return rows of a piece that was made here or sent for a step, or a column of them."""
-        piece = self.store.take(key, as_array(places), step)
+        piece = self.store.get_rows(key, as_array(places), step)
         if column is None:
             return piece
         _, node = self.nodes[column]
         assert isinstance(piece.kind, Table)
-        value = column_of(node, piece.value, self.session)
-        column_type = piece.kind.columns().get(node.attr("name"))
+        value = table_column(node, piece.value, self.session)
+        column_type = piece.kind.column_types().get(node.attr("name"))
         column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
         counts = next(
             axis_counts
@@ -101,7 +105,7 @@ class RankRows(RankModels):
         )
         return Piece(TensorType("any", column_axis), value, (counts,))
 
-    def keep(
+    def store_outputs(
         self, number: int, node: Node, frame: Frame, made: NodeOutput
     ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None]]:
         """Put what was made into the store, and count it."""
@@ -112,7 +116,7 @@ class RankRows(RankModels):
                 continue
             counts = None
             if rows.parent is not None and rows.axis.parent is not None:
-                counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
+                counts = np.bincount(rows.parent, minlength=frame.row_count(rows.axis.parent.key))
             new_rows.append(AxisRows(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
@@ -125,16 +129,16 @@ class RankRows(RankModels):
                 continue
             piece = Piece(value.type, made_value, tuple(frame.entries_per_row(axis) for axis in axes_of(value.type)))
             self.store.put(frame.step.number, (number, self.rank, value.name), piece)
-            sizes[value.name] = None if axis_of(value.type) is None else piece.rows
+            sizes[value.name] = None if axis_of(value.type) is None else piece.row_count
         return tuple(new_rows), tuple(named), sizes
 
 
 def add_piece(frame: Frame, name: str, piece: Piece) -> None:
     """Add a piece to a frame as a value, with the rows of the axes inside it."""
     frame.values[name] = piece.value
-    for axis, counts in inner_axes(frame.types[name], piece.counts):
+    for axis, counts in inner_axis_counts(frame.types[name], piece.counts):
         if axis.key not in frame.rows:
-            frame.add_rows(inner_rows(axis, counts))
+            frame.add_rows(rows_from_counts(axis, counts))
 
 
 def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
@@ -143,5 +147,5 @@ def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
         for kinds in types.values()
         for kind in kinds.values()
         for innermost in axes_of(kind)
-        for axis in innermost.path()
+        for axis in innermost.path_to_root()
     }

@@ -47,14 +47,14 @@ class RowRefs(RemoteRows):
     the reader, or where the rows are."""
 
     @classmethod
-    def of(cls, ref: PieceRef) -> RowRefs:
+    def whole_piece(cls, ref: PieceRef) -> RowRefs:
         """Return a reference to all rows of one piece."""
         return cls((ref,), np.zeros(ref.rows, dtype=np.int32), np.arange(ref.rows))
 
     def pick(self, places: np.ndarray) -> RowRefs:
         return replace(self, piece=self.piece[places], place=self.place[places])
 
-    def select(self, column: int) -> RowRefs:
+    def select_column(self, column: int) -> RowRefs:
         return replace(self, column=column)
 
     def join(self, others: Sequence[RemoteEntries]) -> RowRefs:

@@ -28,14 +28,14 @@ class Delivery:
 
     inputs: dict[str, Source]
     rows: tuple[AxisRows, ...]
-    lacking: dict[Address, list[Wish]] = field(default_factory=dict)
+    missing_rows: dict[Address, list[Wish]] = field(default_factory=dict)
     """The rows that it lacks, by the process that has them."""
-    arriving: list[Any] = field(default_factory=list)
+    packed_rows: list[Any] = field(default_factory=list)
     """A reference to the rows from each of these processes."""
 
     def senders(self) -> list[tuple[Address, int]]:
         """Return each process that sends, with the number of the last request that made any of the rows."""
-        return [(holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items()]
+        return [(holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.missing_rows.items()]
 
 
 class RowLedger:
@@ -47,7 +47,7 @@ class RowLedger:
         self._came: dict[int, dict[Address, dict[Key, np.ndarray]]] = {}
         """For each step, process and piece of another process, which rows have arrived, bool [rows]."""
 
-    def deliver(self, to: Sequence[Address], frame: Frame, needs: RequestNeeds) -> list[Delivery]:
+    def plan_deliveries(self, to: Sequence[Address], frame: Frame, needs: RequestNeeds) -> list[Delivery]:
         """Return for each process what it lacks of a frame's values. All of them need the same. A process also stands
         for others that always get what it gets, and make nothing that others read."""
         # Columns come after tables: a column of rows that have arrived or been sent need not be sent again.
@@ -62,11 +62,11 @@ class RowLedger:
         came = self._came.setdefault(frame.step.number, {})
         return [_delivery(_Lacking(who, came.setdefault(who, {})), values, rows, ids) for who in to]
 
-    def send(self, deliveries: Sequence[Delivery]) -> None:
+    def pack_missing_rows(self, deliveries: Sequence[Delivery]) -> None:
         """Have all lacking rows packed: each holder is called once, and packs once what several processes lack."""
         wanted: dict[Address, dict[Any, list[Wish]]] = {}
         for delivery in deliveries:
-            for holder, wishes in delivery.lacking.items():
+            for holder, wishes in delivery.missing_rows.items():
                 wanted.setdefault(holder, {})[_mark(wishes)] = wishes
         packed: dict[tuple[Address, Any], Reference[Wire]] = {}
         for holder, parcels in wanted.items():
@@ -74,13 +74,13 @@ class RowLedger:
                 zip(((holder, mark) for mark in parcels), self.processes.pack(holder, [*parcels.values()]), strict=True)
             )
         for delivery in deliveries:
-            delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
+            delivery.packed_rows = [packed[holder, _mark(wishes)] for holder, wishes in delivery.missing_rows.items()]
 
-    def finish(self, step: Step) -> None:
+    def forget_step(self, step: Step) -> None:
         """Forget what was sent for a step, which every process drops at its end."""
         self._came.pop(step.number, None)
 
-    def forget(self, groups: Collection[str]) -> None:
+    def forget_groups(self, groups: Collection[str]) -> None:
         """Forget what was sent to the processes of some groups, which new ones have replaced."""
         for came in self._came.values():
             for who in [who for who in came if who[0] in groups]:
@@ -146,7 +146,7 @@ class _Lacking:
         self.found: dict[Address, list[Wish]] = {}
         """The rows to send, by the process that has them; from then on they count as arrived."""
 
-    def source(self, value: _Located) -> Source:
+    def locate_value(self, value: _Located) -> Source:
         """Return how the process finds a value among what it has and what it will be sent."""
         if isinstance(value, ValueRef):
             if value.ref.holder != self.who and value.ref.key not in self.came:
@@ -155,9 +155,9 @@ class _Lacking:
             return WholePiece(value.ref.key)
         if isinstance(value, ControllerValue):
             return value
-        return WantedRows(tuple(self.part(*part, value.column) for part in value.parts), value.order)
+        return WantedRows(tuple(self.piece_rows(*part, value.column) for part in value.parts), value.order)
 
-    def part(self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None) -> PieceRows:
+    def piece_rows(self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None) -> PieceRows:
         table_came = self.came.get(ref.key)
         if ref.holder == self.who or column is not None and table_came is not None and bool(table_came[places].all()):
             return ref.key, sent_places, column
@@ -176,11 +176,11 @@ class _Lacking:
 def _delivery(
     lacking: _Lacking, values: Mapping[str, _Located], rows: Sequence[AxisRows], ids: Mapping[str, _Located]
 ) -> Delivery:
-    inputs = {name: lacking.source(value) for name, value in values.items()}
+    inputs = {name: lacking.locate_value(value) for name, value in values.items()}
     named: list[AxisRows] = []
     for axis_rows in rows:
         identities = ids.get(axis_rows.axis)
-        source = None if identities is None else lacking.source(identities)
+        source = None if identities is None else lacking.locate_value(identities)
         assert source is None or isinstance(source, WantedRows)
         named.append(axis_rows if source is None else replace(axis_rows, ids=source))
     return Delivery(inputs, tuple(named), lacking.found)
@@ -191,7 +191,7 @@ def _rows_of(frame: Frame, axis: Axis) -> AxisRows:
     rows = frame.rows[axis.key]
     counts = None
     if rows.parent is not None and axis.parent is not None:
-        counts = np.bincount(rows.parent, minlength=frame.size(axis.parent.key))
+        counts = np.bincount(rows.parent, minlength=frame.row_count(axis.parent.key))
     return AxisRows(axis.key, rows.size, counts, None)
 
 

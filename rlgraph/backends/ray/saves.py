@@ -20,7 +20,7 @@ from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
-from rlgraph.backends.worker.saving import ModelPart, WrittenBoxes, WrittenFiles, boxes_to_write, check_same
+from rlgraph.backends.worker.saving import BoxesToWrite, ModelPart, WrittenFiles, boxes_to_write, check_saved_layout
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -33,14 +33,14 @@ class ClusterCheckpoints:
 
     def __init__(self, plan: Plan, processes: Processes) -> None:
         self.plan, self.processes = plan, processes
-        self._parts: dict[str, tuple[list[ModelPart], list[WrittenBoxes]]] = {}
+        self._parts: dict[str, tuple[list[ModelPart], list[BoxesToWrite]]] = {}
         """For each model, what its ranks had when their parts were planned, and these parts."""
 
-    def rows(self) -> dict[str, int | None]:
-        [rows] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.rows)
+    def source_row_counts(self) -> dict[str, int | None]:
+        [rows] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.source_row_counts)
         return rows
 
-    def judged(self) -> list[str]:
+    def overlong_notes(self) -> list[str]:
         [sentences] = self.processes.call_all(CallContext((_HOST,), "opening"), Worker.overlong_notes)
         return sentences
 
@@ -49,7 +49,9 @@ class ClusterCheckpoints:
         answer."""
         owners = {owner: self.plan.group(owner) for _, owner in self.plan.owners}
         who = tuple(rank for group in owners.values() for rank in ranks_of(group))
-        return max(self.processes.call_all(CallContext(who, "saving"), Worker.last_changed), default=0) if who else 0
+        return (
+            max(self.processes.call_all(CallContext(who, "saving"), Worker.last_changed_step), default=0) if who else 0
+        )
 
     # Models
 
@@ -62,11 +64,11 @@ class ClusterCheckpoints:
         held = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
         if changed > number:
             # Some ranks have begun to change it, and the others are about to.
-            held.free()
+            held.allow_changes()
             raise HalfUpdatedModel(model)
         return held if changed else None
 
-    def _planned(self, model: str, stocks: list[ModelPart]) -> list[WrittenBoxes]:
+    def _planned(self, model: str, stocks: list[ModelPart]) -> list[BoxesToWrite]:
         planned = self._parts.get(model)
         same = planned is not None and all(
             (old.weights, old.moments) == (new.weights, new.moments)
@@ -76,21 +78,23 @@ class ClusterCheckpoints:
             planned = self._parts[model] = stocks, boxes_to_write(stocks)
         return planned[1]
 
-    def restore(self, model: str, owner: Group, saved: SavedModel) -> None:
+    def restore_model(self, model: str, owner: Group, saved: SavedModel) -> None:
         """Have each rank read its part. Raises EngineError for weights of another model, RunError."""
         request = CallContext(ranks_of(owner), f"going on with `{model}`")
-        check_same([stock.weights for stock in self.processes.call_all(request, Worker.model_part, model)], saved)
-        self.processes.call_all(request, Worker.restore, model, saved)
+        check_saved_layout(
+            [stock.weights for stock in self.processes.call_all(request, Worker.model_part, model)], saved
+        )
+        self.processes.call_all(request, Worker.restore_model, model, saved)
 
     # Values that live across steps
 
-    def history(self) -> Known:
+    def answer_lengths(self) -> Known:
         """Return how long the answers to prompts were."""
-        [lengths] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.lengths)
+        [lengths] = self.processes.call_all(CallContext((_HOST,), "saving"), Worker.answer_lengths)
         return lengths
 
-    def set_history(self, known: Known) -> None:
-        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.set_history, known)
+    def set_answer_lengths(self, known: Known) -> None:
+        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.set_answer_lengths, known)
 
     def fetch_value(self, value: Any) -> Any:
         """Return a value with all that other processes have of it."""
@@ -104,9 +108,7 @@ class ClusterCheckpoints:
             rows = None if value.rows is None else self._frame(value.rows)
             return Surplus(
                 rows,
-                tuple(
-                    CollectBatch.restore_inputs(self._frame(batch.needed_inputs)) for batch in value.unfinished_batches
-                ),
+                tuple(CollectBatch.restore(self._frame(batch.needed_inputs)) for batch in value.unfinished_batches),
             )
         return value
 
@@ -135,13 +137,13 @@ class ClusterCheckpoints:
         for holder, wishes in wanted.items():
             pieces = self._asked(holder, [wish for _, wish in wishes])
             pieces_of.update(zip((number for number, _ in wishes), pieces, strict=True))
-        piece = Piece.join([pieces_of[number] for number in range(len(split))])
+        piece = Piece.concatenate([pieces_of[number] for number in range(len(split))])
         if value.pieces_are_contiguous:
             return piece
         # The place of each row among the joined pieces.
         order = np.empty(value.piece.shape[0], dtype=np.int64)
         order[value.piece.argsort(kind="stable")] = np.arange(order.shape[0])
-        return piece.take(order)
+        return piece.take_rows(order)
 
     def _asked(self, holder: Address, wishes: list[Wish]) -> list[Piece]:
         [wire] = self.processes.get(self.processes.pack(holder, [wishes]), CallContext((holder,), "saving"))
@@ -155,14 +157,14 @@ class ClusterCheckpoints:
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._placed_frame(name, value.rows)
             going = [
-                self._placed_frame(f"{name}/{index}", batch.given)
+                self._placed_frame(f"{name}/{index}", batch.inputs)
                 for index, batch in enumerate(value.unfinished_batches)
             ]
-            return Surplus(rows, tuple(map(CollectBatch.restore_inputs, going)))
+            return Surplus(rows, tuple(map(CollectBatch.restore, going)))
         return self._placed_frame(name, value) if isinstance(value, Frame) else value
 
     def _placed_frame(self, name: str, frame: Frame) -> Frame:
-        placed = Frame(frame.types, frame.step, elsewhere=True)
+        placed = Frame(frame.types, frame.step, values_are_remote=True)
         for rows in frame.rows.values():
             if rows.axis.inner:
                 continue
@@ -183,10 +185,10 @@ class ClusterCheckpoints:
     def _put(self, name: str, piece: Piece) -> ValueRef | RowRefs:
         """Give a piece to the host, and return its remote form."""
         alone = axis_of(piece.kind) is None
-        ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.rows)
+        ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.row_count)
         wire: Wire = [(ref.key, range(0), to_wire(piece))]
-        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.put, wire)
-        return ValueRef(ref) if alone else RowRefs.of(ref)
+        self.processes.call_all(CallContext((_HOST,), "going on"), Worker.store_values, wire)
+        return ValueRef(ref) if alone else RowRefs.whole_piece(ref)
 
 
 class _Kept:
@@ -199,21 +201,21 @@ class _Kept:
         request: CallContext,
         stock: ModelPart,
         version: int,
-        planned: list[WrittenBoxes],
+        planned: list[BoxesToWrite],
     ) -> None:
         self.processes, self.model, self.request = processes, model, request
         self.stock, self.version, self.planned = stock, version, planned
         self.place = Path()
         self.calls: list[Reference[WrittenFiles]] = []
 
-    def begin(self, place: Path) -> None:
+    def begin_writing(self, place: Path) -> None:
         self.place = place
         self.calls = [
-            self.processes.call(who, Worker.checkpoint, self.model, str(place.absolute()), part)
+            self.processes.call(who, Worker.write_checkpoint, self.model, str(place.absolute()), part)
             for who, part in zip(self.request.who, self.planned, strict=True)
         ]
 
-    def end(self) -> SavedModel:
+    def wait_written(self) -> SavedModel:
         # A failure that ends the run meanwhile must not lose what it has made so far.
         written = self.processes.get(self.calls, self.request, alone=True)
         for who, part in zip(self.request.who, written, strict=True):
@@ -231,7 +233,7 @@ class _Kept:
         files = {name: file for part in written for name, file in part.files.items()}
         return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past, files)
 
-    def free(self) -> None:
+    def allow_changes(self) -> None:
         # Processes that were told to write it free it themselves.
         if not self.calls:
             calls = [self.processes.call(who, Worker.release_weights, self.model) for who in self.request.who]

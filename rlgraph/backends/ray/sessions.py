@@ -64,7 +64,7 @@ class Daemons:
             with os.fdopen(read) as numbers:
                 self._sessions |= {int(number) for number in numbers.read().split()}
 
-    def end(self) -> None:
+    def kill_remaining(self) -> None:
         """Kill what Ray has left of the daemons, and return when it is gone: agents notice the end of their daemon only
         after all their imports, and its workers only at their next call to it."""
         import psutil  # Ray brings it.

@@ -10,14 +10,14 @@ from typing import Any
 import torch.distributed
 
 from rlgraph.backends.engines.offload import MemoryCounters
-from rlgraph.backends.engines.process_groups import join
+from rlgraph.backends.engines.process_groups import join_process_group
 from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.enginespec.registry import engine, opener
+from rlgraph.backends.enginespec.registry import engine, rank_opener
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Model
-from rlgraph.ir.plan import HOST, Group, Holding
+from rlgraph.ir.plan import HOST, Group, ModelHolding
 
 
 @dataclass(frozen=True)
@@ -39,42 +39,42 @@ class EngineOpener:
 
     group: Group
     rank: int
-    holdings: Mapping[str, Holding]
+    holdings: Mapping[str, ModelHolding]
     """How the group holds each of its models."""
     addresses: Mapping[str, str]
     """Where the ranks meet: those of the whole group under `group`, of a replica under its number."""
     seconds: float
     arenas: MemoryCounters
     """The arenas of this process."""
-    turned: Collection[str] = ()
+    reversed_models: Collection[str] = ()
     """The models whose pipeline stages are reversed."""
 
-    def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
+    def open_engine(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
             return TokenizerOnly(load_codec(spec), spec)
         mesh, spec_of_engine = self.group.mesh, engine(self.group.engine)
         # A base model that several models share cannot be offloaded for one of them.
-        shares = spec_of_engine.lends_base(mesh) and not any(holding.offload for holding in self.holdings.values())
+        shares = spec_of_engine.shares_base(mesh) and not any(holding.offload for holding in self.holdings.values())
         rank = Rank(
             mesh,
             self.rank,
             self.holdings[model.name],
             session.settings.threads,
-            self.join,
-            self.addresses.get(str(mesh.at(self.rank, "dp"))),
+            self.join_ranks,
+            self.addresses.get(str(mesh.axis_position(self.rank, "dp"))),
             base_engine=session.engine_with_same_base(model) if shares else None,
-            arenas=self.arenas,
-            reversed_stages=model.name in self.turned,
+            memory_counters=self.arenas,
+            reversed_stages=model.name in self.reversed_models,
         )
-        opened = opener(spec_of_engine)(spec, rank)
+        opened = rank_opener(spec_of_engine)(spec, rank)
         if self.holdings[model.name].offload:
             opened.sleep()
         return opened
 
-    def join(self) -> None:
+    def join_ranks(self) -> None:
         """Join the ranks of the group, once for all its models."""
         if not torch.distributed.is_initialized():
-            join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
+            join_process_group(self.rank, self.group.mesh.rank_count, self.addresses["group"], self.seconds)
 
 
 def call_environment(worker: Any, environment: str, *request: Any) -> Any:

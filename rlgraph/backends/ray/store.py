@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.rows import TableData, join_entries, pick_entries
@@ -50,14 +50,14 @@ class Piece:
     """For each of the value's axes inside a row, how many entries each row has; None for the axis of the rows."""
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """How many rows there are."""
         for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
             if axis.inner and counts is not None:
                 return int(counts.shape[0])
         return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
 
-    def take(self, rows: np.ndarray) -> Piece:
+    def take_rows(self, rows: np.ndarray) -> Piece:
         """Return some rows, in the order of `rows`."""
         chosen: dict[str, np.ndarray] = {}
         counts_taken: list[np.ndarray | None] = []
@@ -67,7 +67,7 @@ class Piece:
                 counts_taken.append(None)
                 continue
             starts = counts.cumsum() - counts
-            chosen[axis.key] = ragged_places(starts[rows], counts[rows])
+            chosen[axis.key] = ragged_positions(starts[rows], counts[rows])
             counts_taken.append(counts[rows])
         if isinstance(self.kind, Table):
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(counts_taken))
@@ -76,7 +76,7 @@ class Piece:
         return Piece(self.kind, pick_entries(self.value, chosen[inner.key]), tuple(counts_taken))
 
     @staticmethod
-    def join(parts: Sequence[Piece]) -> Piece:
+    def concatenate(parts: Sequence[Piece]) -> Piece:
         """Return the rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
@@ -89,7 +89,7 @@ class Piece:
         return Piece(parts[0].kind, join_entries([part.value for part in parts]), counts)
 
 
-def inner_axes(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
+def inner_axis_counts(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
     """Return the axes inside the rows of a value, with the number of entries in each row."""
     return (
         (axis, axis_counts) for axis, axis_counts in zip(axes_of(kind), counts, strict=True) if axis_counts is not None
@@ -117,7 +117,7 @@ class Store:
             came = self._came.setdefault(step, {})
             if key in came:
                 places_before, rows_before = came[key]
-                came[key] = np.concatenate([places_before, places]), Piece.join([rows_before, piece])
+                came[key] = np.concatenate([places_before, places]), Piece.concatenate([rows_before, piece])
             else:
                 came[key] = places, piece
 
@@ -126,18 +126,18 @@ class Store:
         with self._lock:
             return self._made[key][1] if step is None or key in self._made else self._came[step][key][1]
 
-    def take(self, key: Key, places: np.ndarray, step: int | None = None) -> Piece:
+    def get_rows(self, key: Key, places: np.ndarray, step: int | None = None) -> Piece:
         """Return rows of a piece that was made here, or that were sent for a step; all of them are here."""
         with self._lock:
             made = self._made[key][1] if key in self._made else None
             came = None if step is None else self._came.get(step, {}).get(key)
         if made is not None:
-            is_all = places.shape[0] == made.rows and bool((places == np.arange(places.shape[0])).all())
-            return made if is_all else made.take(places)
+            is_all = places.shape[0] == made.row_count and bool((places == np.arange(places.shape[0])).all())
+            return made if is_all else made.take_rows(places)
         assert came is not None, f"{key} is not here"
         places_here, piece = came
         order = np.argsort(places_here, kind="stable")
-        return piece.take(order[np.searchsorted(places_here, places, sorter=order)])
+        return piece.take_rows(order[np.searchsorted(places_here, places, sorter=order)])
 
     def keep_only(self, step: int, keys: Iterable[Key]) -> None:
         """Forget what a finished step and those before it made, except these pieces, and all that was sent for them."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.ray.remote import Address
 from rlgraph.ir.plan import Group
 from rlgraph.ir.shared_pipelines import shared_stages
-from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.problem import PipelineModel
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_entries, process_turns
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
@@ -20,25 +20,27 @@ _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "revers
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PipelineSeat:
     """The place of a process in a pipeline."""
 
     stage: int
     """Its stage, of those that all models have in common."""
-    own: tuple[int, ...]
+    own_models: tuple[int, ...]
     """The indices of its models among all of the pipeline."""
-    there: tuple[int, ...]
+    place_of_model: tuple[int, ...]
     """For each model, the place of the process that has it on the same device."""
 
 
-def pipeline_seats(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Address, Seat]]:
+def pipeline_seats(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Address, PipelineSeat]]:
     """Return for each block of stages its processes, in the order of their places, and their seats. of: for each model
     of the pipeline the name of its group."""
     pipeline = shared_stages([group.mesh for group in groups])
-    blocks: list[list[tuple[Group, int, int]]] = [[] for _ in range(groups[0].mesh.size // pipeline.size)]
+    blocks: list[list[tuple[Group, int, int]]] = [
+        [] for _ in range(groups[0].mesh.rank_count // pipeline.devices_per_block)
+    ]
     for group in groups:
-        for rank, place in enumerate(pipeline.places(group.mesh)):
-            block, stage = pipeline.at(place)
+        for rank, place in enumerate(pipeline.rank_places(group.mesh)):
+            block, stage = pipeline.block_and_stage(place)
             blocks[block].append((group, rank, stage))
     return [
         {(group.name, rank): _seat(group, rank, stage, members, of) for group, rank, stage in members}
@@ -46,51 +48,53 @@ def pipeline_seats(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Addr
     ]
 
 
-def _seat(group: Group, rank: int, stage: int, block: Sequence[tuple[Group, int, int]], of: Sequence[str]) -> Seat:
+def _seat(
+    group: Group, rank: int, stage: int, block: Sequence[tuple[Group, int, int]], of: Sequence[str]
+) -> PipelineSeat:
     models = tuple(index for index, name in enumerate(of) if name == group.name)
     place_of = {
         other.name: place
         for place, (other, other_rank, _) in enumerate(block)
         if other.devices[other_rank] == group.devices[rank]
     }
-    return Seat(stage, models, tuple(place_of[name] for name in of))
+    return PipelineSeat(stage, models, tuple(place_of[name] for name in of))
 
 
 class PipelineTurns:
     """Takes turns with the other processes of a block. Implements
     `rlgraph.backends.engines.base.PipelineNeighbours`."""
 
-    def __init__(self, mailbox: Mailbox, seat: Seat, places: int) -> None:
+    def __init__(self, mailbox: GlooLink, seat: PipelineSeat, places: int) -> None:
         """mailbox: that of all processes of a block of stages."""
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
 
-    def plan_turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[ProcessTurn]:
+    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> list[ProcessTurn]:
         """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
         first place, which tells all."""
-        models_here = torch.zeros(len(self._seat.there), len(_FIELDS), dtype=torch.float64)
-        for index, model, count in zip(self._seat.own, models, counts, strict=True):
+        models_here = torch.zeros(len(self._seat.place_of_model), len(_FIELDS), dtype=torch.float64)
+        for index, model, count in zip(self._seat.own_models, models, counts, strict=True):
             models_here[index] = torch.tensor([float(field) for field in (count, *_told(model))], dtype=torch.float64)
         gathered = self._all_gathered(models_here)
-        seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.there)]
+        seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.place_of_model)]
         stages = max(model.stages for model in seen)
-        line_of = {index: line for line, index in enumerate(self._seat.own)}
+        line_of = {index: line for line, index in enumerate(self._seat.own_models)}
         entries = device_entries(
             [replace(model, copies=stages // model.stages) for model in seen],
             self._seat.stage,
             [int(count) for count in gathered[:, :, 0].amax(0).tolist()],
-            [int(gathered[place, index, 0]) for index, place in enumerate(self._seat.there)],
+            [int(gathered[place, index, 0]) for index, place in enumerate(self._seat.place_of_model)],
         )
         return [
-            replace(turn, entry=turn.entry._replace(line=line_of[turn.entry.line]))
+            replace(turn, entry=turn.entry._replace(replica=line_of[turn.entry.replica]))
             for turn in process_turns(entries, line_of)
         ]
 
     def wait_for_turn(self, model: int) -> None:
-        self._mailbox.receive(torch.zeros(1), self._seat.there[model]).wait()
+        self._mailbox.receive(torch.zeros(1), self._seat.place_of_model[model]).wait()
 
     def pass_turn(self, model: int) -> None:
-        self._mailbox.send(self._word, self._seat.there[model]).wait()
+        self._mailbox.send(self._word, self._seat.place_of_model[model]).wait()
 
     def _all_gathered(self, told: Tensor) -> Tensor:
         """Return what all places report, [places, *told.shape]."""
@@ -108,10 +112,12 @@ class PipelineTurns:
         return gathered
 
 
-def _told(model: Model) -> list[float]:
+def _told(model: PipelineModel) -> list[float]:
     return [getattr(model, name) for name in _FIELDS[1:]]
 
 
-def _model(told: Sequence[float]) -> Model:
+def _model(told: Sequence[float]) -> PipelineModel:
     _, stages, forward, backward, memory, chunks, reverse = told
-    return Model("", int(stages), 1, forward, backward, memory=memory, chunks=int(chunks), reverse=bool(reverse))
+    return PipelineModel(
+        "", int(stages), 1, forward, backward, memory=memory, chunks=int(chunks), reverse=bool(reverse)
+    )

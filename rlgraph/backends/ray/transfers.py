@@ -11,7 +11,7 @@ from rlgraph.backends.distributed.transport import Coming, TransferCost, WeightT
 from rlgraph.backends.exchange import exchange
 from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
 from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase
-from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.links import WeightsReport
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
@@ -23,7 +23,7 @@ from rlgraph.ir.carriers import GLOO, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 
 BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, besides the weights themselves."""
@@ -48,18 +48,20 @@ class Transfers:
         self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
         """For each transfer, the bytes from each process to each other one, and their carrier."""
 
-    def adopt(self, move: WeightTransfer) -> None:
-        assert move.node.id is not None and move.update is not None
-        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update.number):
+    def assign_weights(self, move: WeightTransfer) -> None:
+        assert move.node.id is not None and move.update_step is not None
+        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update_step.number):
             calls = Calls[None](self.processes)
-            for copy in self.receiving(move):
-                calls.call_replica(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
+            for copy in self.living_receivers(move):
+                calls.call_replica(
+                    copy, Worker.assign_weights, move.update_step, move.node.id, move.target, move.source
+                )
             calls.get(work_phrase(move.node), move.node)
 
-    def move(self, move: WeightTransfer) -> Coming:
+    def send_weights(self, move: WeightTransfer) -> Coming:
         with self.queues.acquire_devices(*move.devices):
             self._plan(move)
-            self.sleeping.switch_models(move.shifting, move.node, move.step)
+            self.sleeping.switch_models(move.offload_change, move.node, move.step)
             coming = self._go(move)
             if self._shared(move):
                 moved = coming()
@@ -72,24 +74,24 @@ class Transfers:
         places = [device_set(group) for group in self.plan.groups]
         return any(sum(end.overlaps(place) for place in places) > 1 for end in move.devices)
 
-    def connect(self, move: WeightTransfer) -> None:
+    def prepare_transfer(self, move: WeightTransfer) -> None:
         if _name(move) not in self._planned:
             with self.queues.acquire_devices(*move.devices):
                 self._plan(move)
 
-    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
-        assert move.sampling is not None
-        move.sampling.sent.result()
+    def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
+        assert move.refresh_state is not None
+        move.refresh_state.sent.result()
         # The receiver samples, and so has the turn of its pool already.
         with self.queues.acquire_devices(device_set(move.sender)), going as version:
             return None if version is None else self._go(replace(move, version=version))()
 
-    def forget(self) -> None:
+    def forget_plans(self) -> None:
         """Forget all transfers, so that they are planned anew among the present processes: some were lost or
         replaced."""
         self._planned.clear()
 
-    def receiving(self, move: WeightTransfer) -> list[Copy]:
+    def living_receivers(self, move: WeightTransfer) -> list[Copy]:
         """Return the living replicas that get the weights."""
         return [
             copy
@@ -99,18 +101,18 @@ class Transfers:
 
     def _go(self, move: WeightTransfer) -> Coming:
         name, calls = _name(move), Calls[exchange.ExchangeCost](self.processes)
-        arguments = move.version, move.average, move.update
+        arguments = move.version, move.ema_decay, move.update_step
         for copy in replicas_of(move.sender):
-            calls.call_replica(copy, Worker.exchange, name, move.source, None, *arguments)
-        receivers = self.receiving(move)
-        if move.sampling is None:
+            calls.call_replica(copy, Worker.exchange_weights, name, move.source, None, *arguments)
+        receivers = self.living_receivers(move)
+        if move.refresh_state is None:
             for copy in receivers:
-                calls.call_replica(copy, Worker.exchange, name, None, move.target, *arguments)
+                calls.call_replica(copy, Worker.exchange_weights, name, None, move.target, *arguments)
         else:
             assert move.version is not None
             number, settling = next(self._refreshes), Calls[None](self.processes)
             for copy in receivers:
-                calls.call_replica(copy, Worker.refresh, name, move.target, move.version, number)
+                calls.call_replica(copy, Worker.refresh_weights, name, move.target, move.version, number)
             # The sampling goes on long after it has taken the weights, so only the receipt of them is waited for.
             for copy in receivers:
                 settling.call_replica(copy, Worker.wait_for_refresh, move.target, number)
@@ -118,69 +120,73 @@ class Transfers:
 
         def arrived() -> TransferCost:
             moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
-            self.trace(f"sync {move.source}", name, calls.called_processes, moved)
+            self.trace_transfer(f"sync {move.source}", name, calls.called_processes, moved)
             # Processes that start first wait for the others.
             seconds = max(rank_moved.start + rank_moved.seconds for rank_moved in moved) - max(
                 rank_moved.start for rank_moved in moved
             )
             return TransferCost(
-                seconds, sum(rank_moved.sent for rank_moved in moved), max(rank_moved.peak for rank_moved in moved)
+                seconds,
+                sum(rank_moved.sent_bytes for rank_moved in moved),
+                max(rank_moved.peak_buffer_bytes for rank_moved in moved),
             )
 
         return arrived
 
-    def trace(self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.ExchangeCost]) -> None:
+    def trace_transfer(
+        self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.ExchangeCost]
+    ) -> None:
         """Tell the observer who took part in a transfer, and what was sent from which process to which."""
         spans = {
-            (group, rank): self.observer.span(
+            (group, rank): self.observer.add_span(
                 self.plan.group(group).pool,
                 f"{group} {rank}",
                 title,
                 "sync",
                 rank_moved.start,
                 rank_moved.start + rank_moved.seconds,
-                sent=rank_moved.sent,
-                received=rank_moved.received,
-                peak=rank_moved.peak,
+                sent=rank_moved.sent_bytes,
+                received=rank_moved.received_bytes,
+                peak=rank_moved.peak_buffer_bytes,
             )
             for (group, rank), rank_moved in zip(who, moved, strict=True)
         }
         for (source, destination), (size, carrier) in self._planned[name].items():
-            self.observer.flow(spans[source], spans[destination], f"weights over {carrier}", size)
+            self.observer.add_flow(spans[source], spans[destination], f"weights over {carrier}", size)
 
     def _plan(self, move: WeightTransfer) -> None:
         """Plan a transfer once, from what the ranks themselves report to have."""
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
-        taking = tuple(who for speaker, others in self.receiving(move) for who in (speaker, *others))
+        taking = tuple(who for speaker, others in self.living_receivers(move) for who in (speaker, *others))
         request = CallContext((*ranks_of(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
-        asked = [self.processes.call(address, Worker.held_weights, models[address[0]]) for address in who]
+        asked = [self.processes.call(address, Worker.report_weights, models[address[0]]) for address in who]
         holdings = self.processes.get(asked, request)
         sides: tuple[dict[int, tuple[LocalTensor, ...]], dict[int, tuple[LocalTensor, ...]]] = ({}, {})
         for place, (group, _) in enumerate(who):
             sides[group == receiver.name][place] = holdings[place].layout
         dtype = min((holding.dtype for holding in holdings), key=lambda option: option.itemsize)
-        topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, holdings)
-        forward = move.average is None
-        transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET, forward=forward)
+        topology = self.device_topology([self.plan.group(group).devices[rank] for group, rank in who], who, holdings)
+        forward = move.ema_decay is None
+        transfer = plan_resharding(*sides, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET, forward=forward)
         join_link(self.processes, name, request)
-        places_parts = transfer.parts(range(len(who)))
-        delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
+        places_parts = transfer.split_by_place(range(len(who)))
+        delta = move.update_step is None and self.plan.holding(move.target, receiver.name).delta
         # To find what changed, both ends keep copies in host memory.
         sites = (
             {} if delta else {place: holding.site for place, holding in enumerate(holdings) if holding.site is not None}
         )
-        pairs = transfer.pairs()
+        pairs = transfer.bytes_by_pair()
         ways_of = peer_carriers(
             pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(process_name, who)))
         )
         preparing = [
             self.processes.call(
                 address,
-                Worker.prepare,
+                Worker.prepare_transfer,
                 name,
                 name,
                 places_parts[place],
@@ -200,7 +206,9 @@ class Transfers:
             for (sender_place, receiver_place), size in pairs.items()
         }
 
-    def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[HeldWeights]) -> Topology:
+    def device_topology(
+        self, devices: Sequence[int], who: Sequence[Address], held: Sequence[WeightsReport]
+    ) -> Topology:
         """Return the devices and machines of the processes."""
         pools = [self.plan.group(group).pool for group, _ in who]
         numbers: dict[tuple[str, int], int] = {}
@@ -208,18 +216,20 @@ class Transfers:
             place: numbers.setdefault(device, len(numbers))
             for place, device in enumerate(zip(pools, devices, strict=True))
         }
-        machines = list(dict.fromkeys(holding.node for holding in held))
+        machines = list(dict.fromkeys(holding.machine_id for holding in held))
         return Topology(
-            device_of, {device_of[place]: machines.index(holding.node) for place, holding in enumerate(held)}
+            device_of, {device_of[place]: machines.index(holding.machine_id) for place, holding in enumerate(held)}
         )
 
 
 def join_link(processes: Processes, link: str, request: CallContext) -> None:
     """Join the processes of a request, the first of which listens."""
     first = CallContext(request.who[:1], request.doing, request.node)
-    [address] = processes.call_all(first, Worker.address)
+    [address] = processes.call_all(first, Worker.start_rendezvous)
     places = len(request.who)
-    joining = [processes.call(who, Worker.meet, link, place, places, address) for place, who in enumerate(request.who)]
+    joining = [
+        processes.call(who, Worker.join_link, link, place, places, address) for place, who in enumerate(request.who)
+    ]
     processes.get(joining, request)
 
 
@@ -227,7 +237,7 @@ def _name(move: WeightTransfer) -> str:
     """Return the name of a transfer, which is planned once for all moves like it."""
     name = f"{move.source}@{move.sender.name} > {move.target}@{move.receiver.name}"
     name += "" if move.copy is None else f" {move.copy}"
-    return name if move.average is None else f"{name} (average)"
+    return name if move.ema_decay is None else f"{name} (average)"
 
 
 def _doing(move: WeightTransfer) -> str:
@@ -250,4 +260,4 @@ def receiving_replicas(move: WeightTransfer) -> dict[int, Copy]:
 
 def ranks_of(group: Group) -> tuple[Address, ...]:
     """Return the processes of a group."""
-    return tuple((group.name, rank) for rank in range(group.mesh.size))
+    return tuple((group.name, rank) for rank in range(group.mesh.rank_count))

@@ -16,10 +16,10 @@ from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.dispatch import Dispatcher
 from rlgraph.backends.ray.folders import ModelFolders
-from rlgraph.backends.ray.fused import fire_fused
+from rlgraph.backends.ray.fused import run_fused
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
-from rlgraph.backends.ray.parts import fire_parts
+from rlgraph.backends.ray.parts import run_in_parts
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live_pieces
 from rlgraph.backends.ray.transfers import Transfers
@@ -49,47 +49,47 @@ class RayTransport:
         self.losses = LostReplicas(program, plan, record)
         self.dispatch = Dispatcher(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
         self.transfers = Transfers(plan, processes, queues, observer, self.sleeping, self.losses)
-        self.losses.lost = lambda group: self.transfers.forget()
+        self.losses.lost = lambda group: self.transfers.forget_plans()
         self.folders = ModelFolders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
         """Calls to forget the rows of the last finished step."""
         self._over: list[Step] = []
         """Finished steps whose rows have not been forgotten."""
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
-        return self.dispatch.fire(order)
+    def run_request(self, order: NodeRequest) -> NodeOutput:
+        return self.dispatch.run_request(order)
 
-    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
-        return fire_fused(self.dispatch, orders)
+    def run_fused_trainings(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
+        return run_fused(self.dispatch, orders)
 
-    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
-        return fire_parts(self.dispatch, order, sizes)
+    def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
+        return run_in_parts(self.dispatch, order, sizes)
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
-        return self.dispatch.choose(order)
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
+        return self.dispatch.choose_rows(order)
 
-    def row_weights(self, order: NodeRequest) -> Sequence[float]:
-        return self.dispatch.row_weights(order)
+    def row_loads(self, order: NodeRequest) -> Sequence[float]:
+        return self.dispatch.row_loads(order)
 
     def send_weights(self, move: WeightTransfer) -> Coming:
-        return self.transfers.move(move)
+        return self.transfers.send_weights(move)
 
-    def connect(self, move: WeightTransfer) -> None:
-        self.transfers.connect(move)
+    def prepare_transfer(self, move: WeightTransfer) -> None:
+        self.transfers.prepare_transfer(move)
 
-    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
-        return self.transfers.refresh(move, going)
+    def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
+        return self.transfers.refresh_weights(move, going)
 
     def assign_weights(self, move: WeightTransfer) -> None:
-        self.transfers.adopt(move)
+        self.transfers.assign_weights(move)
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
         self.losses.things = things
-        metrics = self.sleeping.finish(step)
+        metrics = self.sleeping.take_step_metrics(step)
         self._over.append(step)
         step = last_settled_step(step, things)
         for finished in [finished for finished in self._over if finished.number <= step.number]:
-            self.dispatch.finish(finished)
+            self.dispatch.forget_step(finished)
             self._over.remove(finished)
         if self._forgetting is not None:
             # Processes that were lost since then have forgotten everything anyway.
@@ -97,29 +97,29 @@ class RayTransport:
         needed, calls = live_pieces(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
             for leader, others in [replicas_of(group)[replica] for replica in self.losses.living_replicas(group)]:
-                calls.call_one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
+                calls.call_one(leader, Worker.forget_step_except, step, sorted(needed.get(leader, ())))
                 for who in others:
                     if who in needed:
-                        calls.call_others((leader, (who,)), Worker.retain, step, sorted(needed[who]))
+                        calls.call_others((leader, (who,)), Worker.forget_step_except, step, sorted(needed[who]))
                 if rest := tuple(who for who in others if who not in needed):
-                    calls.call_others((leader, rest), Worker.retain, step, [])
+                    calls.call_others((leader, rest), Worker.forget_step_except, step, [])
         # The next step does not wait for these calls: their answers are taken at its end.
         self._forgetting = calls
         return metrics
 
-    def forget(self, groups: Collection[str]) -> None:
+    def forget_groups(self, groups: Collection[str]) -> None:
         """Forget what the replaced processes of some groups had. No step is in flight."""
         self._forgetting = None
         self.losses.count_as_living(groups)
-        self.dispatch.ledger.forget(groups)
+        self.dispatch.ledger.forget_groups(groups)
         self.dispatch.links.clear()
-        self.transfers.forget()
+        self.transfers.forget_plans()
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         self.processes.allow_calls()
         self.folders.save(model, owner, folder)
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         self.processes.fail_waiters(why)
 
     def end_processes(self) -> None:

@@ -36,16 +36,16 @@ class WaitGraph:
     waits: tuple[Wait, ...]
 
     @classmethod
-    def of(cls, found: Mapping[Address, ActivityReport], silent: Collection[Address]) -> WaitGraph:
+    def from_reports(cls, found: Mapping[Address, ActivityReport], silent: Collection[Address]) -> WaitGraph:
         called = {process_name(who): who for who in (*found, *silent)}
         waits: list[Wait] = []
         for who, at in found.items():
-            for collective, ranks in at.open():
+            for collective, ranks in at.open_collectives():
                 if missing := tuple(peer for peer in ranks if peer != who and not _came(peer, collective, found)):
                     waits.append(Wait(who, _called(collective, ranks), missing))
-            for pending in at.moving:
+            for pending in at.pending_messages:
                 if pending.peer in called:
-                    waits.append(Wait(who, f"the transfer of {pending.about}", (called[pending.peer],)))
+                    waits.append(Wait(who, f"the transfer of {pending.description}", (called[pending.peer],)))
         return cls(found, silent, tuple(waits))
 
     def process_to_blame(self, unanswered: Iterable[Address]) -> Address | None:
@@ -55,7 +55,7 @@ class WaitGraph:
         ranked = sorted(unanswered, key=lambda who: (who not in self.silent, who in waiting, who not in wanted, who))
         return ranked[0] if ranked else None
 
-    def notes(self, unanswered: Collection[Address]) -> tuple[Related, ...]:
+    def explain_waits(self, unanswered: Collection[Address]) -> tuple[Related, ...]:
         """Return sentences that say who waits for whom and in what, and what those do that wait for nobody."""
         alike: dict[tuple[str, tuple[Address, ...]], list[Address]] = {}
         for wait in self.waits:
@@ -102,7 +102,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 def _came(peer: Address, collective: Collective, reports: Mapping[Address, ActivityReport]) -> bool:
     """Return whether a process has entered a collective, as far as it reports."""
-    return peer in reports and reports[peer].entered.last.get(collective.group, 0) >= collective.number
+    return peer in reports and reports[peer].collectives.last_numbers.get(collective.group, 0) >= collective.number
 
 
 def _called(collective: Collective, ranks: Sequence[Address]) -> str:
@@ -111,7 +111,7 @@ def _called(collective: Collective, ranks: Sequence[Address]) -> str:
 
 
 def _does(who: Address, at: ActivityReport) -> str:
-    if not at.work:
+    if not at.thread_work:
         return f"{process_name(who)} does nothing: what it was asked for has not come to it, or has gone from it"
-    longest = max(at.work, key=lambda work: work.seconds)
+    longest = max(at.thread_work, key=lambda work: work.seconds)
     return f"{process_name(who)} does {longest.what}, for {longest.seconds:.0f} s, at {longest.place}"

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 
 from rlgraph.backends.engines.offload import MemoryCounters
-from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
+from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, open_store
 from rlgraph.backends.engines.records import Admission, PartialRow
-from rlgraph.backends.engines.roles import Admits
+from rlgraph.backends.engines.roles import AdmitsCalls
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import TraceNote
@@ -24,21 +24,21 @@ from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import work_phrase
-from rlgraph.backends.ray.orders import RankRequest, Receipt, pickled, unpickled_request
+from rlgraph.backends.ray.orders import RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.remote import Key, recording_name
 from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, wire_bytes
-from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
+from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.choosing import chosen_places
-from rlgraph.backends.worker.nodes import do_work
-from rlgraph.backends.worker.sampling import generate_parts, longest_answers, sampled_tokens
+from rlgraph.backends.worker.choosing import chosen_row_indices
+from rlgraph.backends.worker.nodes import run_node
+from rlgraph.backends.worker.sampling import generate_parts, longest_answer_lengths, sampled_token_count
 from rlgraph.backends.worker.session import Session, Settings
-from rlgraph.backends.worker.training import TRAINING, train_together
+from rlgraph.backends.worker.training import TRAINING, train_fused
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group
-from rlgraph.ir.plan import Holding as Held
+from rlgraph.ir.plan import ModelHolding as Held
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, model_of
 
@@ -97,9 +97,9 @@ class Worker(RankRows):
 
     # Opening
 
-    def address(self) -> str:
+    def start_rendezvous(self) -> str:
         """Listen for a rendezvous from now on, and return the address, with the secret that lets others in."""
-        self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host_address()))
+        self.meetings.append(open_store(LOOPBACK if self.spec.alone else shards.host_address()))
         return self.meetings[-1].address
 
     def make_leader(self, others: Mapping[int, Any]) -> None:
@@ -121,17 +121,19 @@ class Worker(RankRows):
         import ray
 
         if number:
-            self.passed.wait(number - 1)
+            self.passed.wait_until_arrived(number - 1)
         asked = []
         try:
             for rank in to:
                 bound = getattr(self.others[rank], method)
                 asked.append((bound.options(concurrency_group=threads) if threads else bound).remote(*args, **named))
         finally:
-            self.passed.add(number)
+            self.passed.note_arrived(number)
         return list(ray.get(asked))
 
-    def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held], turned: Collection[str]) -> list[str]:
+    def load_models(
+        self, addresses: Mapping[str, str], holdings: Mapping[str, Held], turned: Collection[str]
+    ) -> list[str]:
         """Load the models of this rank, some with reversed stages, and return, for the controller, the names of the
         values without rows that live here."""
         spec = self.spec
@@ -141,7 +143,7 @@ class Worker(RankRows):
             self.session = Session(
                 spec.program,
                 spec.settings,
-                open_engine=opener.open,
+                open_engine=opener.open_engine,
                 outside=spec.outside,
                 spread=not spec.group.code,
                 who=recording_name((spec.group.name, spec.rank)),
@@ -175,14 +177,16 @@ class Worker(RankRows):
     def pid(self) -> int:
         return os.getpid()
 
-    def activity(self) -> ActivityReport:
+    def report_activity(self) -> ActivityReport:
         """Return what this process is doing and whom it waits for. Is answered meanwhile."""
         group, rank = self.spec.group, self.spec.rank
-        ranks: Sequence[int] = range(group.mesh.size)
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() != group.mesh.size:
+        ranks: Sequence[int] = range(group.mesh.rank_count)
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() != group.mesh.rank_count:
             # The default torch group of some engines is that of a replica.
-            ranks = group.copies()[group.mesh.at(rank, "dp")]
-        return self.doing.make_report(tuple((group.name, group_rank) for group_rank in ranks), self.links.pending())
+            ranks = group.replica_ranks()[group.mesh.axis_position(rank, "dp")]
+        return self.doing.make_report(
+            tuple((group.name, group_rank) for group_rank in ranks), self.links.pending_messages()
+        )
 
     def wait_until_idle(self, attempt: int | None = None) -> bool:
         """Answer when all earlier requests are done. attempt: steps begun before this attempt record nothing from now
@@ -193,186 +197,196 @@ class Worker(RankRows):
 
     # Rows
 
-    def retain(self, step: Step, keys: Sequence[Key]) -> None:
+    def forget_step_except(self, step: Step, keys: Sequence[Key]) -> None:
         """Forget all rows of a finished step but these."""
         self.store.keep_only(step.number, keys)
-        self.session.finish(step)
+        self.session.forget_steps(step)
 
-    def fire(self, order: bytes, *arrived: Wire) -> bytes:
+    def run_packed_request(self, order: bytes, *arrived: Wire) -> bytes:
         """Do a node's work, by a packed request, and return a packed receipt. arrived: the rows that were not here
         yet."""
-        request = unpickled_request(order)
+        request = unpickle_request(order)
         with self.doing(work_phrase(self.nodes[request.node][1])):
-            return pickled(self.do_request(request, *arrived))
+            return pickle_message(self.do_request(request, *arrived))
 
-    def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
+    def sample_rows(self, model: str, order: bytes, *arrived: Wire) -> bytes:
         """Do the same for a request whose rows are sampled together with those of others, by `drive`."""
-        request = unpickled_request(order)
+        request = unpickle_request(order)
         try:
             with self.doing(f"the rows of {work_phrase(self.nodes[request.node][1])}"):
-                self.came.wait(request.after)
-                return pickled(self.do_request(request, *arrived))
+                self.came.wait_until_arrived(request.after_request)
+                return pickle_message(self.do_request(request, *arrived))
         except BaseException:
             self.parts.pop(request.number, None)
             raise
         finally:
-            self.came.add(request.number)
-            self.dismiss(request.number, model)
+            self.came.note_arrived(request.number)
+            self.stop_sampling(request.number, model)
 
     def continue_rows(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
         """Do the same for rows that others have begun. before: the number that each part had there; given: what they
         have made of their parts, by these numbers, followed by the rows that were not here yet."""
-        request, rows_of_part = unpickled_request(order), dict[int, Sequence[PartialRow]]()
+        request, rows_of_part = unpickle_request(order), dict[int, Sequence[PartialRow]]()
         for rows_of_source in given[:sources]:
             rows_of_part |= rows_of_source
         self.begun[request.number] = [row for number in before for row in rows_of_part[number]]
-        return self.sample(model, order, *given[sources:])
+        return self.sample_rows(model, order, *given[sources:])
 
     def give_up_rows(self, number: int, model: str) -> None:
         """Have such a request give up its unfinished rows, and report their parts."""
-        self.admitting(model).give_up_rows(number)
+        self.admitting_engine(model).give_up_rows(number)
 
     def give_up_longer_rows(self, number: int, model: str, tokens: int) -> None:
         """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
-        self.admitting(model).give_up_longer_rows(number, tokens)
+        self.admitting_engine(model).give_up_longer_rows(number, tokens)
 
     def unfinished_parts(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
         """Return what there is of the parts that a request has given up, by their numbers."""
         return self.given_up.pop(number)
 
-    def next_sampled(self, number: int, model: str) -> bytes:
+    def next_sampled_part(self, number: int, model: str) -> bytes:
         """Go on with such a request until its next part is done."""
         try:
             return self.next_part(number)
         finally:
-            self.dismiss(number, model)
+            self.stop_sampling(number, model)
 
-    def dismiss(self, number: int, model: str) -> None:
+    def stop_sampling(self, number: int, model: str) -> None:
         """Stop sampling for such a request once it has reported everything."""
         if number not in self.parts:
-            self.admitting(model).dismiss_call(number)
+            self.admitting_engine(model).dismiss_call(number)
 
-    def drive(self, number: int, model: str, version: int | None) -> None:
+    def sample_shared_batch(self, number: int, model: str, version: int | None) -> None:
         """Sample the rows of such a request, and those of others that join. version: of the weights at the time of the
         request, where newer ones may arrive meanwhile."""
         if version is not None:
-            self.arrivals[model].begin(version)
+            self.arrivals[model].begin_with_version(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
-            self.admitting(model).sample_until_done(number)
+            self.admitting_engine(model).sample_until_done(number)
 
-    def admitting(self, model: str) -> Admits:
-        return cast(Admits, self.session.models[model].engine)
+    def admitting_engine(self, model: str) -> AdmitsCalls:
+        return cast(AdmitsCalls, self.session.models[model].engine)
 
-    def take_pipeline_seat(self, link: str, seat: Seat, places: int) -> None:
+    def take_pipeline_seat(self, link: str, seat: PipelineSeat, places: int) -> None:
         """Take a seat in a pipeline shared with the processes of a link, of which there are `places`."""
         self.besides[link] = PipelineTurns(self.links.mailbox(link), seat, places)
 
-    def fire_together(
+    def train_fused(
         self, orders: Sequence[bytes], sizes: Sequence[int], link: str | None, *arrived: Wire
     ) -> list[bytes]:
         """Do trainings that share a pipeline, and return a packed receipt for each. sizes: how many of the arrived
         parcels are for each request. link: to processes of heterogeneously split models, if any."""
         start, wires = time.time(), iter(arrived)
-        requests = [unpickled_request(order_bytes) for order_bytes in orders]
-        came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(requests, sizes, strict=True)]
+        requests = [unpickle_request(order_bytes) for order_bytes in orders]
+        came = [
+            self.store_arrived(order, [*islice(wires, count)]) for order, count in zip(requests, sizes, strict=True)
+        ]
         nodes = [self.nodes[order.node][1] for order in requests]
-        frames = [self.frame(self.nodes[order.node][0], order) for order in requests]
+        frames = [self.request_frame(self.nodes[order.node][0], order) for order in requests]
         beside = None if link is None else self.besides[link]
         with torch.no_grad(), self.doing(f"the training of {quoted_list([node.name for node in nodes], 'and')}"):
-            made = train_together(nodes, frames, self.session, [order.idle for order in requests], beside)
+            made = train_fused(nodes, frames, self.session, [order.idle for order in requests], beside)
         for node, frame in zip(nodes, frames, strict=True):
-            self.count_update(frame.values[model_of(node)])
-        notes = self.session.notes.take(requests[0].step.number)
+            self.count_optimizer_step(frame.values[model_of(node)])
+        notes = self.session.notes.pop_notes(requests[0].step.number)
         # All ranks have noted what a model is trained on, and the one with its results reports it.
-        away = {node.region.inputs[0].name for node, order in zip(nodes, requests, strict=True) if not order.keeps}
+        away = {
+            node.region.inputs[0].name for node, order in zip(nodes, requests, strict=True) if not order.returns_results
+        }
         notes = tuple(note for note in notes if note.node not in away)
         receipts = []
         for order, node, frame, result, sent in zip(requests, nodes, frames, made, came, strict=True):
-            receipts.append(self.receipt(order.number, order.keeps, node, frame, result, start, sent, notes))
-            notes = () if order.keeps else notes
-        return [pickled(receipt) for receipt in receipts]
+            receipts.append(
+                self.make_receipt(order.number, order.returns_results, node, frame, result, start, sent, notes)
+            )
+            notes = () if order.returns_results else notes
+        return [pickle_message(receipt) for receipt in receipts]
 
-    def arrive(self, order: RankRequest, arrived: Sequence[Wire]) -> tuple[int, ...]:
+    def store_arrived(self, order: RankRequest, arrived: Sequence[Wire]) -> tuple[int, ...]:
         """Store the rows that were not here yet, and return how many bytes each sender sent."""
         came = tuple(sum(wire_bytes(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
                 self.store.store_received(order.step.number, key, as_array(places), from_wire(sent))
-        self.came.add(order.number)
+        self.came.note_arrived(order.number)
         return came
 
     def do_request(self, order: RankRequest, *arrived: Wire) -> Receipt:
         """Do a request."""
         start = time.time()
-        came = self.arrive(order, arrived)
+        came = self.store_arrived(order, arrived)
         phase, node = self.nodes[order.node]
-        frame = self.frame(phase, order)
+        frame = self.request_frame(phase, order)
         session = self.session
         with torch.no_grad():
             if NODES[node.op].chooses is not None:
-                chosen = chosen_places(node, frame, session)
+                chosen = chosen_row_indices(node, frame, session)
                 return Receipt(
-                    start, time.time(), chosen=chosen, came=came, notes=self.notes_of_step(order.step, order.keeps)
+                    start,
+                    time.time(),
+                    chosen_rows=chosen,
+                    received_bytes=came,
+                    notes=self.take_step_notes(order.step, order.returns_results),
                 )
             if NODES[node.op].weighs:
-                numbers = do_work(node, frame, session).values[node.name]
-                return Receipt(start, time.time(), numbers=numbers, came=came)
+                numbers = run_node(node, frame, session).values[node.name]
+                return Receipt(start, time.time(), row_loads=numbers, received_bytes=came)
             if order.parts:
-                parts = self.in_parts(order, node, frame, start, came)
-                if order.keeps:
+                parts = self.run_in_parts(order, node, frame, start, came)
+                if order.returns_results:
                     self.parts[order.number] = parts
                     return next(parts)
                 *_, last = parts
-                return replace(last, start=start, came=came)
+                return replace(last, start=start, received_bytes=came)
             if node.op in TRAINING:
                 made = TRAINING[node.op](node, frame, session, idle=order.idle)
                 if NODES[node.op].updates:
-                    self.count_update(frame.values[model_of(node)])
+                    self.count_optimizer_step(frame.values[model_of(node)])
             else:
-                self.accept_weights(order, node, frame)
-                made = do_work(node, frame, session)
-        return self.receipt(order.number, order.keeps, node, frame, made, start, came)
+                self.receive_newer_weights(order, node, frame)
+                made = run_node(node, frame, session)
+        return self.make_receipt(order.number, order.returns_results, node, frame, made, start, came)
 
     def next_part(self, number: int) -> bytes:
         """Go on with a request until its next part is done, and return a packed receipt."""
         try:
             with torch.no_grad(), self.doing("the next rows of what it samples"):
-                return pickled(next(self.parts[number]))
+                return pickle_message(next(self.parts[number]))
         except BaseException:
             del self.parts[number]
             raise
 
-    def in_parts(
+    def run_in_parts(
         self, order: RankRequest, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
         """Yield a receipt for each part of a request as it is done, and one for the parts that were given up."""
         sizes = [rows for _, rows in order.parts]
-        self.accept_weights(order, node, frame)
+        self.receive_newer_weights(order, node, frame)
         for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
             if done == len(sizes):
                 self.parts.pop(order.number, None)
             part_frame, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
             part_frame.add_rows(rows)
-            receipt = self.receipt(number, order.keeps, node, part_frame, made, start, came)
-            longest = longest_answers(node, made) if order.races else ()
-            yield replace(receipt, part=part, longest=longest)
+            receipt = self.make_receipt(number, order.returns_results, node, part_frame, made, start, came)
+            longest = longest_answer_lengths(node, made) if order.reports_lengths else ()
+            yield replace(receipt, part=part, longest_answers=longest)
             start, came = time.time(), ()
-        if frame.admission is not None and frame.admission.left:
-            left = frame.admission.left
+        if frame.admission is not None and frame.admission.rows_given_up:
+            left = frame.admission.rows_given_up
             self.parts.pop(order.number, None)
-            if order.keeps:
+            if order.returns_results:
                 self.given_up[order.number] = {order.parts[part][0]: rows for part, rows in left.items()}
-            yield Receipt(start, time.time(), came=came, left=tuple(left))
+            yield Receipt(start, time.time(), received_bytes=came, abandoned_parts=tuple(left))
 
-    def accept_weights(self, order: RankRequest, node: Node, frame: Frame) -> None:
+    def receive_newer_weights(self, order: RankRequest, node: Node, frame: Frame) -> None:
         """Let newer weights arrive while a request is done, if it says so."""
         if order.refreshes:
             frame.refresh = self.arrivals[frame.values[model_of(node)]]
-            if order.joins is None:
+            if order.shares_batch is None:
                 assert order.version is not None
-                frame.refresh.begin(order.version)
+                frame.refresh.begin_with_version(order.version)
 
-    def receipt(
+    def make_receipt(
         self,
         number: int,
         keeps: bool,
@@ -384,44 +398,54 @@ class Worker(RankRows):
         notes: tuple[TraceNote, ...] | None = None,
     ) -> Receipt:
         """Return a receipt. notes: those on its rows; None takes all of the step."""
-        tokens = sampled_tokens(node, made)
+        tokens = sampled_token_count(node, made)
         if notes is None:
-            notes = self.notes_of_step(frame.step, keeps)
+            notes = self.take_step_notes(frame.step, keeps)
         if not keeps:
-            return Receipt(start, time.time(), tokens=tokens, came=came)
-        rows, named, sizes = self.keep(number, node, frame, made)
+            return Receipt(start, time.time(), tokens=tokens, received_bytes=came)
+        rows, named, sizes = self.store_outputs(number, node, frame, made)
         receipt = Receipt(
-            start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came, notes=notes
+            start,
+            time.time(),
+            rows,
+            named,
+            sizes,
+            metrics=made.metrics,
+            tokens=tokens,
+            received_bytes=came,
+            notes=notes,
         )
-        return replace(receipt, beside=frame.admission.concurrent_calls) if frame.admission else receipt
+        return replace(receipt, other_rows=frame.admission.concurrent_calls) if frame.admission else receipt
 
-    def notes_of_step(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
+    def take_step_notes(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
         """Return the notes that were made for a step, on the rank that reports for its replica."""
-        notes = self.session.notes.take(step.number)
+        notes = self.session.notes.pop_notes(step.number)
         return notes if keeps else ()
 
-    def frame(self, phase: str, order: RankRequest) -> Frame:
+    def request_frame(self, phase: str, order: RankRequest) -> Frame:
         """Return a frame with the rows and values that a request names."""
         admission = None
-        if order.joins is not None:
+        if order.shares_batch is not None:
             begun = self.begun.pop(order.number, None)
-            admission = Admission(order.number, order.joins, leaves=bool(order.parts), begun=begun)
-        return self.filled(Frame(self.types[phase], order.step, version=order.version, admission=admission), order)
+            admission = Admission(
+                order.number, order.shares_batch, may_be_given_up=bool(order.parts), partial_rows=begun
+            )
+        return self.fill_frame(Frame(self.types[phase], order.step, version=order.version, admission=admission), order)
 
     # Values that live across steps
 
-    def rows(self) -> dict[str, int | None]:
+    def source_row_counts(self) -> dict[str, int | None]:
         """Return how many rows each data source has, where that is known."""
-        return {name: reader.source.length for name, reader in self.session.readers.items()}
+        return {name: reader.source.row_count for name, reader in self.session.readers.items()}
 
     def overlong_notes(self) -> list[str]:
         """Return sentences that say what was done with rows that are too long."""
         return self.session.judged
 
-    def lengths(self) -> Known:
+    def answer_lengths(self) -> Known:
         """Return how long the answers to prompts were."""
         return self.session.history.copy_lengths()
 
-    def set_history(self, known: Known) -> None:
+    def set_answer_lengths(self, known: Known) -> None:
         """Set how long they were in earlier steps."""
         self.session.history.known = known

@@ -64,7 +64,7 @@ def worker_time(
             for place in workers[name]:
                 works_by_place[place].append(work)
     waited: dict[PoolWait, float] = {}
-    busy, all_works = 0.0, _AllWorks.of(works, ended)
+    busy, all_works = 0.0, _AllWorks.from_works(works, ended)
     # Many places have done the same works, as all that answer an agent side by side.
     for place_works, count in Counter(map(tuple, works_by_place.values())).items():
         part, share = _time(pool, place_works, all_works, began, ended), count / len(works_by_place)
@@ -79,7 +79,7 @@ def worker_time(
 def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
     """Return the time of one pool, between two moments. Before each of its works it waits for what that work waits for.
     Works from before and after tell what the first and the last wait was for."""
-    return _time(pool, [work for work in works if pool in work.pools], _AllWorks.of(works, ended), began, ended)
+    return _time(pool, [work for work in works if pool in work.pools], _AllWorks.from_works(works, ended), began, ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class _AllWorks:
     """The last work that was over at the end."""
 
     @classmethod
-    def of(cls, works: Sequence[Work], ended: float) -> _AllWorks:
+    def from_works(cls, works: Sequence[Work], ended: float) -> _AllWorks:
         """Return this for works, and a moment at which they end."""
         over = (work for work in works if work.end <= ended)
-        return cls(step_ends(works), max(over, key=lambda work: work.end, default=None))
+        return cls(step_end_times(works), max(over, key=lambda work: work.end, default=None))
 
 
 def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, ended: float) -> PoolTime:
@@ -129,7 +129,7 @@ def _wanted(coming: Sequence[Work]) -> Work:
     """Return the next work of a pool; if it sends weights that had been there before, the next thing that the pool
     itself has to do."""
     first = coming[0]
-    if first.op == "sync" and not _updates(first.input):
+    if first.op == "sync" and not _updates(first.last_input):
         return next((work for work in coming if work.op != "sync" and work.fired <= first.start), first)
     return first
 
@@ -147,22 +147,22 @@ def _waits(
     if ready > since:
         yield _input(work, since, ends), ready - since
     if until > ready:
-        assert work.after is not None
+        assert work.waited_for is not None
         busy = next(
-            (other_pool for other_pool in work.pools if other_pool != pool and other_pool in work.after.pools),
-            work.after.pools[0],
+            (other_pool for other_pool in work.pools if other_pool != pool and other_pool in work.waited_for.pools),
+            work.waited_for.pools[0],
         )
-        yield PoolWait("turn", work.after.name, busy), until - ready
+        yield PoolWait("turn", work.waited_for.name, busy), until - ready
 
 
 def _input(work: Work, since: float, ends: dict[int, float]) -> PoolWait:
     """Return the source of the last input of a work. Mathematics in between counts as nobody's wait, unless nothing
     else went on meanwhile."""
-    cause = work.input
+    cause = work.last_input
     while cause is not None and set(cause.pools) == {HOST} and cause.step == work.step and cause.start > since:
-        if cause.input is None or cause.input.end <= since:
+        if cause.last_input is None or cause.last_input.end <= since:
             return PoolWait("rows", cause.name, HOST)
-        work, cause = cause, cause.input
+        work, cause = cause, cause.last_input
     if cause is None:
         return PoolWait("start")
     steps_back, pool = work.step - cause.step, cause.pools[0]
@@ -175,7 +175,7 @@ def _input(work: Work, since: float, ends: dict[int, float]) -> PoolWait:
     return PoolWait("rows", cause.name, pool, steps_back)
 
 
-def step_ends(works: Iterable[Work]) -> dict[int, float]:
+def step_end_times(works: Iterable[Work]) -> dict[int, float]:
     """Return when the last work of each step ended."""
     ends: dict[int, float] = {}
     for work in works:
@@ -183,7 +183,7 @@ def step_ends(works: Iterable[Work]) -> dict[int, float]:
     return ends
 
 
-def steps_in_flight(works: Iterable[Work], began: float, ended: float) -> float:
+def mean_steps_in_flight(works: Iterable[Work], began: float, ended: float) -> float:
     """Return how many steps were in flight, on average: from the beginning of their first work on a pool to the end of
     their last. Data that are read early do not count."""
     spans: dict[int, tuple[float, float]] = {}
@@ -195,7 +195,7 @@ def steps_in_flight(works: Iterable[Work], began: float, ended: float) -> float:
     return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans.values()) / (ended - began)
 
 
-def untrained_rows(works: Iterable[Work], began: float, ended: float) -> float:
+def mean_untrained_rows(works: Iterable[Work], began: float, ended: float) -> float:
     """Return the rows that are being sampled, or were and wait until their step begins to train on them, on average
     over this time. They begin when it is decided which weights sample, and these may have to be brought first."""
     # Not all works are nodes: there are transfers of weights.
@@ -207,7 +207,7 @@ def untrained_rows(works: Iterable[Work], began: float, ended: float) -> float:
     waited = 0.0
     for work, op in node_works:
         if op.generates:
-            first_work = work.input if work.input is not None and work.input.op == "sync" else work
+            first_work = work.last_input if work.last_input is not None and work.last_input.op == "sync" else work
             waited += work.rows * max(
                 0.0, min(training_starts.get(work.step, ended), ended) - max(min(first_work.fired, work.start), began)
             )
@@ -221,5 +221,5 @@ def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:
     work = max(works, key=lambda work: work.end, default=None)
     while work is not None and (work.start >= began or work.end > began):
         chain.append(work)
-        work = work.after
+        work = work.waited_for
     return tuple(reversed(chain))

@@ -10,7 +10,7 @@ from typing import Any
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.in_flight import state_name
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.log import Prediction, WorkLog
+from rlgraph.backends.sim.log import CostPredictor, WorkLog
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Observer, SilentObserver
@@ -31,7 +31,7 @@ class SimBackend(DistributedBackend):
         self,
         program: Program,
         plan: Plan,
-        predictor: Prediction,
+        predictor: CostPredictor,
         workload: Workload,
         seed: int = 0,
         observer: Observer | None = None,

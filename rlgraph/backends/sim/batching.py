@@ -19,7 +19,7 @@ sampled."""
 class ReplicaRows:
     """The rows that one replica samples for a request."""
 
-    alone: SamplingResult
+    result_alone: SamplingResult
     """What they take, if there are no others."""
     prompts: Sequence[float]
     answers: Sequence[float]
@@ -33,7 +33,7 @@ class BatchedRequest:
     began: float
     rows: Sequence[ReplicaRows]
     """The rows of each replica."""
-    moved: Callable[[Ends, bool, Mapping[str, float]], None]
+    on_ends_changed: Callable[[Ends, bool, Mapping[str, float]], None]
     """Is told when its rows end, where that changes, whether others have come after it, and the reasons, each with its
     weight."""
 
@@ -46,30 +46,30 @@ class _Session:
     copies: list[ContinuousBatch] = field(default_factory=list)
     calls: dict[BatchedRequest, int] = field(default_factory=dict)
 
-    def add(self, member: BatchedRequest) -> None:
+    def add_request(self, member: BatchedRequest) -> None:
         """Let the rows of a member join those of its replicas."""
         for copy, rows in zip(self.copies, member.rows, strict=True):
-            if rows.alone.pace is not None:
-                self.calls[member] = copy.join(member.began, rows.alone.pace, rows.answers)
+            if rows.result_alone.pace is not None:
+                self.calls[member] = copy.add_call(member.began, rows.result_alone.pace, rows.answers)
 
-    def follow(self) -> bool:
+    def start_tracking(self) -> bool:
         """Follow the rows of all requests from now on. Returns whether that can be done."""
-        if any(rows.alone.pace is None for member in self.members for rows in member.rows):
+        if any(rows.result_alone.pace is None for member in self.members for rows in member.rows):
             return False
         if not self.copies:
             self.copies = [ContinuousBatch() for _ in self.members[0].rows]
         for member in self.members:
             if member not in self.calls:
-                self.add(member)
+                self.add_request(member)
         return True
 
-    def tell_ends(self, why: Mapping[str, float]) -> None:
+    def notify_end_times(self, why: Mapping[str, float]) -> None:
         """Tell all members when their rows end."""
-        ends = [copy.ends() for copy in self.copies]
+        ends = [copy.row_end_times() for copy in self.copies]
         for member in self.members:
             call = self.calls[member]
             after = member is not self.members[-1]
-            member.moved([[end - member.began for end in row_ends[call]] for row_ends in ends], after, why)
+            member.on_ends_changed([[end - member.began for end in row_ends[call]] for row_ends in ends], after, why)
 
 
 class SharedBatches:
@@ -79,12 +79,12 @@ class SharedBatches:
         self._sessions: dict[DeviceSet, _Session] = {}
 
     @contextmanager
-    def sampled(self, seats: DeviceSet, member: BatchedRequest) -> Iterator[None]:
+    def sample_in_batch(self, seats: DeviceSet, member: BatchedRequest) -> Iterator[None]:
         """Sample a request on these devices in the context, with those that are sampled there."""
         session = self._sessions.setdefault(seats, _Session())
         session.members.append(member)
-        if (len(session.members) > 1 or session.copies) and session.follow():
-            session.tell_ends({"sampling": 1.0})
+        if (len(session.members) > 1 or session.copies) and session.start_tracking():
+            session.notify_end_times({"sampling": 1.0})
         try:
             yield
         finally:
@@ -96,7 +96,7 @@ class SharedBatches:
         """Return for each row that is sampled on these devices at a moment the tokens that it has, with its prompt;
         None: this is not known."""
         session = self._sessions.get(seats)
-        if session is None or not session.follow():
+        if session is None or not session.start_tracking():
             return None
         rows = {call: member.rows for member, call in session.calls.items()}
         return [
@@ -110,5 +110,5 @@ class SharedBatches:
         """Sample nothing there for so many seconds. Only where `unfinished_rows` returns rows."""
         session = self._sessions[seats]
         for copy in session.copies:
-            copy.pause(now, sum(why.values()))
-        session.tell_ends(why)
+            copy.pause_sampling(now, sum(why.values()))
+        session.notify_end_times(why)

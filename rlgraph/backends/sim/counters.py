@@ -9,8 +9,8 @@ import numpy as np
 
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import NodeOutput
-from rlgraph.backends.sim.fake_rows import FakeRows, no_rows
-from rlgraph.backends.sim.orders import tables_of
+from rlgraph.backends.sim.fake_rows import FakeRows, no_row_numbers
+from rlgraph.backends.sim.orders import tables_read
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ops.nodes import NODES, model_of
@@ -43,15 +43,15 @@ class StepCounters:
         self._over = 0
         """The last step that is over."""
 
-    def of(self, step: Step) -> StepCounts:
+    def counts_of_step(self, step: Step) -> StepCounts:
         """Return the counts of a step; a batch that goes on when its step is over counts for the next one."""
         return self._books.setdefault(max(step.number, self._over + 1), StepCounts())
 
-    def count(self, order: NodeRequest, made: NodeOutput) -> None:
+    def count_request(self, order: NodeRequest, made: NodeOutput) -> None:
         """Count the rows and tokens of a request for its step."""
         node = order.node
         if NODES[node.op].generates or node.op == "encode":
-            rows, counts = made.values[node.name], self.of(order.step)
+            rows, counts = made.values[node.name], self.counts_of_step(order.step)
             counts.rows += rows.rows
             counts.tokens += int(rows.prompt.sum() + rows.response.sum())
         if NODES[node.op].generates:
@@ -60,19 +60,19 @@ class StepCounters:
                 assert order.version is not None
                 counts.ages[max(0, self.versions.version_at(model, step) - order.version)] += rows.rows
         if NODES[node.op].trains:
-            counts = self.of(order.step)
-            for table in tables_of(node, order.frame):
+            counts = self.counts_of_step(order.step)
+            for table in tables_read(node, order.frame):
                 counts.trained.setdefault(table.name, []).append(table.numbers)
 
-    def fresh(self, value: FakeRows, order: NodeRequest) -> FakeRows:
+    def take_unsent_rows(self, value: FakeRows, order: NodeRequest) -> FakeRows:
         """Return the rows that the group does not have yet; now it has them."""
-        sent, key = self.of(order.step).sent, (value.name, order.group.name)
-        earlier = sent.get(key, no_rows())
+        sent, key = self.counts_of_step(order.step).sent, (value.name, order.group.name)
+        earlier = sent.get(key, no_row_numbers())
         new_rows = value.pick(~np.isin(value.numbers, earlier))
         sent[key] = np.concatenate([earlier, new_rows.numbers])
         return new_rows
 
-    def finish(self, step: Step) -> dict[str, float]:
+    def pop_step_totals(self, step: Step) -> dict[str, float]:
         """Return the rows and tokens of the step; of the rows, how many were trained on, and how many were of which
         age."""
         counts, self._over = self._books.pop(step.number, StepCounts()), step.number

@@ -12,7 +12,7 @@ import numpy as np
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.fake_rows import FakeRows, length_at, normal_scores, normal_shares
+from rlgraph.backends.sim.fake_rows import FakeRows, length_at_quantiles, quantiles_to_scores, scores_to_quantiles
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.errors import Diagnostic, ProgramError
@@ -52,15 +52,15 @@ class FakeValues:
         if node.op == "read":
             return self.read_rows(node, frame, group)
         if NODES[node.op].generates:
-            return self.sampled(order)
+            return self.sample_rows(order)
         if node.op == "sample":
-            return self.sampled_from_buffer(node, frame, group)
+            return self.sample_from_buffer(node, frame, group)
         values: dict[str, Any] = {}
         for value in node.outputs:
             if isinstance(value.type, Handle):
-                values[value.name] = self.handle(node, frame, value.type, group)
+                values[value.name] = self.handle_after(node, frame, value.type, group)
             else:
-                values[value.name] = self.like_input(value.name, value.type, node, frame, group)
+                values[value.name] = self.value_like_input(value.name, value.type, node, frame, group)
         if node.op == "encode":
             name, encoded = node.name, values[node.name]
             prompts = encoded.sample_lengths(self.workload.prompt, f"{self.seed}/prompt")
@@ -81,7 +81,7 @@ class FakeValues:
         rows = replace(rows, prompt=rows.sample_lengths(self.workload.prompt, f"{self.seed}/prompt"))
         return NodeOutput({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
-    def sampled(self, order: NodeRequest) -> NodeOutput:
+    def sample_rows(self, order: NodeRequest) -> NodeOutput:
         """Return the fake rows that a model samples."""
         node, frame, group = order.node, order.frame, order.group
         asked, asked_axis = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
@@ -95,16 +95,16 @@ class FakeValues:
         )
         if order.expected is not None:
             made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
-        answers, key = self.answers(node.attr("max_tokens")), self.random_key(node, frame.step)
+        answers, key = self.answer_lengths(node.attr("max_tokens")), self.random_key(node, frame.step)
         made = replace(made, response=made.sample_lengths(answers, key, count, self.workload.alike, self.prompts))
         rows, first = [], rows_per_input(node)
         if first < count:
-            made = made.first(first, count)
+            made = made.shortest_of_groups(first, count)
         if axis.key != asked_axis.key:
-            rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
+            rows.append(Rows(axis, made.row_count, np.repeat(np.arange(asked.rows), first)))
         return NodeOutput({node.name: made}, rows)
 
-    def expected(self, order: NodeRequest) -> list[float]:
+    def expected_lengths(self, order: NodeRequest) -> list[float]:
         """Return how long the answers to each prompt are expected to be that is going to be asked: what they will be,
         as far as the workload says that one can know."""
         asked, step = order.frame.values[order.node.inputs[0]], order.step
@@ -113,23 +113,26 @@ class FakeValues:
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         rows = _rows(node.name, order.group.name, numbers, asked.period * count)
         scores = (
-            normal_scores(rows.uniform_shares(self.random_key(node, step), count, self.workload.alike, self.prompts))
+            quantiles_to_scores(
+                rows.uniform_quantiles(self.random_key(node, step), count, self.workload.alike, self.prompts)
+            )
             .reshape(-1, count)
             .mean(axis=1)
         )
         # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
-        chance = normal_scores(asked.uniform_shares(f"{self.random_key(node, step)}/expected"))
-        lengths = length_at(
-            self.answers(node.attr("max_tokens")), normal_shares(knows * scores + np.sqrt(1 - knows**2) * chance)
+        chance = quantiles_to_scores(asked.uniform_shares(f"{self.random_key(node, step)}/expected"))
+        lengths = length_at_quantiles(
+            self.answer_lengths(node.attr("max_tokens")),
+            scores_to_quantiles(knows * scores + np.sqrt(1 - knows**2) * chance),
         )
         return [float(length) for length in lengths]
 
-    def answers(self, limit: int) -> Lengths:
+    def answer_lengths(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
-        return memo(self._answers, limit, lambda: self.workload.answers(limit))
+        return memo(self._answers, limit, lambda: self.workload.answer_lengths(limit))
 
-    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
+    def sample_from_buffer(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return fake rows of a buffer."""
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
@@ -137,7 +140,7 @@ class FakeValues:
         taken = random.Random(self.random_key(node, frame.step)).sample(range(held.rows), count)
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
-    def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
+    def handle_after(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
         """Return the value after a node of a thing that lives across steps."""
         if kind.kind == "model":
             return kind.name
@@ -148,21 +151,21 @@ class FakeValues:
         rule = next(thing for thing in self.program.outside if thing.name == kind.name)
         return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
 
-    def like_input(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
+    def value_like_input(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
         """Return a value with the rows of an input that lies on the same axis, or else on the same rows."""
         axis = axis_of(kind)
         if axis is None:
             return FakeRows(name, group.name)
         given = [(axes_of(frame.types[input_name]), frame.values.get(input_name)) for input_name in node.inputs]
         fakes = [(axes, value) for axes, value in given if isinstance(value, FakeRows)]
-        for near in (axis, axis.row):
+        for near in (axis, axis.row_axis):
             for axes, value in fakes:
                 if any(near.key == value_axis.key for value_axis in axes):
                     return replace(value, name=name, where=group.name, column=None)
-        size = frame.size(axis.row.key)
+        size = frame.row_count(axis.row_axis.key)
         return _rows(name, group.name, np.arange(size), max(1, size))
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
         """Choose rows: a share of them for `keep`, one of each group for `pick`, for `recent` those that are, for
         `aged` all of them, the oldest first, and for `soonest` all of them, those first whose longest is the
         shortest."""
@@ -171,27 +174,27 @@ class FakeValues:
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
             kept = mask.uniform_shares(self.random_key(node, frame.step)) < self.workload.kept
-            return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
+            return np.flatnonzero(kept[frame.ancestor_rows(node.attr("axis"), axis.key)])
         if node.op == "recent":
             value_axis = axis_of(frame.types[node.inputs[0]])
             assert value_axis is not None
             age = self.versions.version_at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
-            old = frame.index(value_axis.row.key, node.attr("axis"))[age > node.attr("oldest")]
-            return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
+            old = frame.ancestor_rows(value_axis.row_axis.key, node.attr("axis"))[age > node.attr("oldest")]
+            return np.setdiff1d(np.arange(frame.row_count(node.attr("axis"))), old)
         if node.op == "aged":
             sampled = zip(node.inputs, node.attr("models"), strict=True)
             ages = [
                 (name, self.versions.version_at(model, frame.step) - frame.values[name].version)
                 for name, model in sampled
             ]
-            return np.argsort(-frame.largest_inside(node.attr("axis"), ages), kind="stable")
+            return np.argsort(-frame.max_per_row(node.attr("axis"), ages), kind="stable")
         if node.op == "soonest":
             tokens = [(name, frame.values[name].response) for name in node.inputs]
             ended = [(name, np.where(lengths > 0, lengths, np.inf)) for name, lengths in tokens]
-            return np.argsort(frame.largest_inside(node.attr("axis"), ended), kind="stable")
+            return np.argsort(frame.max_per_row(node.attr("axis"), ended), kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
-        counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
+        counts = np.bincount(frame.ancestor_rows(table.key, chosen.key), minlength=frame.row_count(chosen.key))
         if bool((counts == 0).any()):
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))

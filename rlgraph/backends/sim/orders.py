@@ -16,13 +16,13 @@ from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.fusing import FusedPipeline
 
 
 def shard_fake_rows(rows: FakeRows, order: NodeRequest) -> list[FakeRows]:
     """Return the rows of each replica of a group that samples them: those of a prompt stay together."""
-    copies, samples = order.replica_count or order.group.mesh.length("dp"), rows_per_input(order.node)
-    shards = rows_by_replica(order, rows.rows // samples, copies)
+    copies, samples = order.replica_count or order.group.mesh.axis_size("dp"), rows_per_input(order.node)
+    shards = rows_by_replica(order, rows.row_count // samples, copies)
     return [rows.pick((shard[:, None] * samples + np.arange(samples)).reshape(-1)) for shard in shards]
 
 
@@ -36,42 +36,44 @@ def work_title(node: Node) -> str:
 
 def model_used(node: Node, frame: Frame) -> str | None:
     """Return the model that a node works with."""
-    if not NODES[node.op].with_model:
+    if not NODES[node.op].uses_model:
         return None
     model: str = frame.values[model_of(node)]
     return model
 
 
-def batches_of(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]:
+def batches_worked_on(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]:
     """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
         return [made.values[node.name].sampling_work(rows_per_input(node), node.attr("n"))]
-    return [table.batch() for table in tables_of(node, frame)]
+    return [table.to_cost_batch() for table in tables_read(node, frame)]
 
 
-def tables_of(node: Node, frame: Frame) -> list[FakeRows]:
+def tables_read(node: Node, frame: Frame) -> list[FakeRows]:
     """Return the tables that an update, or a call of a model, reads."""
     nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
     calls = [call for call in nodes if NODES[call.op].scores]
     return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
 
 
-def counts_of(node: Node, frame: Frame, made: NodeOutput) -> tuple[int, int]:
+def row_and_token_counts(node: Node, frame: Frame, made: NodeOutput) -> tuple[int, int]:
     """Return the rows that a node worked on, and the tokens that it sampled."""
     values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
-    rows = max((value.rows for value in values if isinstance(value, FakeRows)), default=0)
+    rows = max((value.row_count for value in values if isinstance(value, FakeRows)), default=0)
     tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
     return rows, tokens
 
 
-def stages_of(order: NodeRequest, batches: Sequence[Batch], log: WorkLog) -> Callable[[], Fusion] | None:
+def deferred_stage_work(
+    order: NodeRequest, batches: Sequence[Batch], log: WorkLog
+) -> Callable[[], FusedPipeline] | None:
     """Return what computes the work of the stages of a training that has several; no other node works stage by
     stage."""
     node, model = order.node, model_used(order.node, order.frame)
     trained = node.regions and NODES[node.op].trains and total_rows(batches)
-    if not trained or order.group.mesh.length("pp") == 1 or model is None:
+    if not trained or order.group.mesh.axis_size("pp") == 1 or model is None:
         return None
-    return partial(log.predictor.fused, [(model, batches)])
+    return partial(log.predictor.fused_pipeline, [(model, batches)])
 
 
 def cost_parts(cost: Cost) -> dict[str, float]:

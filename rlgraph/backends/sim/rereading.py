@@ -17,12 +17,12 @@ def rereading_seconds(log: WorkLog, order: NodeRequest, tokens: Sequence[float])
     """Return the seconds in which rows of so many tokens are read."""
     if not tokens:
         return 0.0
-    batch = Batch(float(len(tokens)), Lengths.of(tokens), Lengths.of([1]))
+    batch = Batch(float(len(tokens)), Lengths.from_lengths(tokens), Lengths.from_lengths([1]))
     model = order.frame.values[model_of(order.node)]
-    return log.predictor.work(model, order.node.op, [batch], order.replica_count).seconds
+    return log.predictor.work_cost(model, order.node.op, [batch], order.replica_count).seconds
 
 
-def reading_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
+def reread_unfinished_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
     """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
     order, rows, past = sampling.order, sampling.rows, log.clock.now - sampling.began
     node, model = order.node, order.frame.values[model_of(order.node)]
@@ -30,7 +30,7 @@ def reading_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
 
     def until(tokens: int) -> float:
         cut = replace(batch, response=batch.response.capped(tokens))
-        return log.predictor.work(model, node.op, [cut]).seconds
+        return log.predictor.work_cost(model, node.op, [cut]).seconds
 
     least, most = 0, int(rows.response.max(initial=0))
     while least + 1 < most:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.sim.batching import Ends, ReplicaRows
-from rlgraph.backends.sim.fake_rows import FakeRows, no_rows
+from rlgraph.backends.sim.fake_rows import FakeRows, no_row_numbers
 
 
 @dataclass
@@ -20,44 +20,44 @@ class SamplingRequest:
     order: NodeRequest
     rows: FakeRows
     began: float
-    later: dict[str, float]
+    delays_s: dict[str, float]
     """What newer weights add to its time, in seconds."""
 
 
 @dataclass(eq=False)
-class SampledRows:
+class SamplingRows:
     """Rows while they are sampled, and until when some of them are waited for. All seconds are since they began."""
 
     copies: Sequence[ReplicaRows]
-    part: Callable[[Ends], float]
+    part_end: Callable[[Ends], float]
     """Returns when what is waited for has come, by when the rows of each replica end."""
-    until: float = 0.0
-    there: float = 0.0
+    waits_until: float = 0.0
+    waited_until: float = 0.0
     """The moment until which it has been waited."""
-    later: dict[str, float] = field(default_factory=dict)
+    delays_s: dict[str, float] = field(default_factory=dict)
     """By how much longer it is waited, because others have come, or new weights."""
     followed: bool = False
     """Whether rows of others begin where its rows have ended."""
 
     def __post_init__(self) -> None:
-        self.ends: Ends = [rows.alone.ends for rows in self.copies]
-        self.over = [rows.alone.cost.seconds for rows in self.copies]
+        self.ends: Ends = [rows.result_alone.end_times for rows in self.copies]
+        self.over = [rows.result_alone.cost.seconds for rows in self.copies]
         """When each replica has ended."""
 
-    def begin(self, part: Callable[[Ends], float]) -> None:
+    def begin_part(self, part: Callable[[Ends], float]) -> None:
         """Wait for the next part."""
-        self.part = part
-        self.until = max(self.there, part(self.ends))
-        self.later.clear()
+        self.part_end = part
+        self.waits_until = max(self.waited_until, part(self.ends))
+        self.delays_s.clear()
 
     def reschedule(self, ends: Ends, followed: bool, why: Mapping[str, float]) -> None:
         """Note that the rows end at other times, and why."""
         self.ends, self.over, self.followed = ends, [max(row_ends, default=0.0) for row_ends in ends], followed
-        until, total = max(self.until, self.part(ends)), sum(why.values())
-        for name, weight in why.items() if until > self.until else ():
-            added = (until - self.until) * weight / total
-            self.later[name] = self.later.get(name, 0.0) + added
-        self.until = until
+        until, total = max(self.waits_until, self.part_end(ends)), sum(why.values())
+        for name, weight in why.items() if until > self.waits_until else ():
+            added = (until - self.waits_until) * weight / total
+            self.delays_s[name] = self.delays_s.get(name, 0.0) + added
+        self.waits_until = until
 
     def move_rows(self, here: Sequence[int], ends: Ends) -> None:
         """Note that some replicas alone go on with the rows that have not ended."""
@@ -68,7 +68,7 @@ class SampledRows:
         if self.followed:
             return 0.0
         # Differences first: the mean of equal numbers need not be that number.
-        return fmean(self.until - min(self.until, max(self.there, end)) for end in self.over)
+        return fmean(self.waits_until - min(self.waits_until, max(self.waited_until, end)) for end in self.over)
 
 
 class ReplicaParts:
@@ -80,9 +80,9 @@ class ReplicaParts:
         first, self.places = 0, list[tuple[int, np.ndarray]]()
         """For each part the places of its prompts among all that the replica samples, in the order in which they
         begin."""
-        turn = self.rows.prompts_in_order(kept).argsort() if self.rows else no_rows()
+        turn = self.rows.prompt_begin_order(kept).argsort() if self.rows else no_row_numbers()
         for part, rows in zip(parts, made, strict=True):
-            last = first + rows.rows // kept
+            last = first + rows.row_count // kept
             self.places.append((part, turn[first:last]))
             first = last
 

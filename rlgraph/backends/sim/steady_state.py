@@ -11,7 +11,7 @@ from statistics import fmean
 
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.ir.graph import Phase
-from rlgraph.passes.cost.tasks import main_step
+from rlgraph.passes.cost.tasks import main_phase
 
 NEAR = 0.01
 FEWEST = 4
@@ -25,7 +25,7 @@ class SimulatedSteps:
     began: float
     """Seconds since the simulation began."""
     ends: tuple[float, ...]
-    told: tuple[Mapping[str, float], ...]
+    step_metrics: tuple[Mapping[str, float], ...]
     """What each step reported."""
     works: tuple[int, int]
     """How many works had ended when they began, and when they were over."""
@@ -35,21 +35,21 @@ class SimulatedSteps:
     """Whether their two halves take the same time; None: they are too few to tell."""
 
     @property
-    def seconds(self) -> float:
+    def mean_step_seconds(self) -> float:
         """Seconds of a step, on average."""
         return (self.ends[-1] - self.began) / len(self.ends)
 
 
-def run_steps(
+def simulate_steps(
     backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None
 ) -> SimulatedSteps:
     """Run so many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended:
     is told after each step how many are done, and of how many."""
-    phase = main_step(backend.program)
+    phase = main_phase(backend.program)
     before = steps_before_middle(phase)
     coming = ((phase, number) for number in count(1))
     ends, told = [], []
-    with closing(backend.run_steps(coming)) as running:
+    with closing(backend.iter_step_frames(coming)) as running:
         # Steps ahead of the last one are in flight as in the middle of a run; one more tells what its end waits for.
         for _, extra in islice(running, before + steps + 1):
             ends.append((backend.now(), len(backend.works)))
@@ -86,15 +86,15 @@ def steps_before_middle(phase: Phase) -> int:
     return 1 + phase.staleness.steps
 
 
-def longest_cycle(backend: SimBackend) -> float:
+def longest_cycle_seconds(backend: SimBackend) -> float:
     """Return the seconds of a step where no work waits for its turn on a pool: what is left is the longest cycle of
     dependences, over the steps that it spans. Such steps come in bursts, of as many as may be ahead.
 
     backend: one without turns that has not run.
     """
-    phase = main_step(backend.program)
+    phase = main_phase(backend.program)
     burst = steps_before_middle(phase)
     coming = ((phase, number) for number in count(1))
-    with closing(backend.run_steps(coming)) as running:
+    with closing(backend.iter_step_frames(coming)) as running:
         ends = [backend.now() for _ in islice(running, 4 * burst)]
     return (ends[-1] - ends[2 * burst - 1]) / (2 * burst)

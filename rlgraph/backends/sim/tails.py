@@ -29,8 +29,8 @@ def ends_after_move(
                 answers.append(left[copy][row])
         replica, pace = followed[receiver], sampling(receiver, prompts, answers).pace
         assert pace is not None
-        number = replica.join(now, pace, answers, more=True)
-        after = replica.ends()
+        number = replica.add_call(now, pace, answers, more=True)
+        after = replica.row_end_times()
         # Rows that have ended stay so, and none ends sooner because of others.
         new_ends[receiver] = [
             old if old <= now else max(old, new) for old, new in zip(new_ends[receiver], after[0], strict=True)
@@ -43,7 +43,7 @@ def ends_after_move(
 def _followed(rows: ReplicaRows) -> ContinuousBatch:
     """Return a replica that is followed from the beginning of its rows on."""
     copy = ContinuousBatch()
-    copy.join(0.0, rows.alone.pace or SamplingPace(0.0, 0.0, 1, lambda count: 0.0), rows.answers)
+    copy.add_call(0.0, rows.result_alone.pace or SamplingPace(0.0, 0.0, 1, lambda count: 0.0), rows.answers)
     return copy
 
 

@@ -23,16 +23,16 @@ from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.fakes import FakeValues
 from rlgraph.backends.sim.log import WorkLog
 from rlgraph.backends.sim.orders import (
-    batches_of,
+    batches_worked_on,
     cost_parts,
-    counts_of,
+    deferred_stage_work,
     model_used,
+    row_and_token_counts,
     shard_fake_rows,
-    stages_of,
     work_title,
 )
-from rlgraph.backends.sim.rereading import reading_seconds, rereading_seconds
-from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SampledRows, SamplingRequest, last_end
+from rlgraph.backends.sim.rereading import reread_unfinished_seconds, rereading_seconds
+from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SamplingRequest, SamplingRows, last_end
 from rlgraph.backends.sim.tails import ends_after_move
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
@@ -41,11 +41,11 @@ from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
-from rlgraph.ops.nodes import NODES, code_of, model_of, read_inputs, rows_per_input
+from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
-from rlgraph.passes.cost.tasks import turns_of
+from rlgraph.passes.cost.tasks import max_turns
 from rlgraph.passes.cost.workload import Workload
 
 
@@ -67,13 +67,13 @@ class SimTransport:
 
     # Orders
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         made = self.standins.make_output(order)
-        self.work(order, made)
-        self.counts.count(order, made)
+        self.spend_work_time(order, made)
+        self.counts.count_request(order, made)
         return made
 
-    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
+    def run_fused_trainings(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
         made = [self.standins.make_output(order) for order in orders]
         group, step = orders[0].group, orders[0].step.number
         fired = self.log.ready_work()
@@ -81,16 +81,19 @@ class SimTransport:
             works, spent = list[tuple[str, list[Batch]]](), dict[str, float]()
             for order, output in zip(orders, made, strict=True):
                 self.log.observer.node_started(order.node, group.pool)
-                works.append((order.frame.values[model_of(order.node)], batches_of(order.node, order.frame, output)))
+                works.append(
+                    (order.frame.values[model_of(order.node)], batches_worked_on(order.node, order.frame, output))
+                )
                 for name, seconds in self.seconds_before_work(order, works[-1][1]).items():
                     # The trainings come as one request.
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
                     )
-            fusion = self.log.predictor.fused(works)
+            fusion = self.log.predictor.fused_pipeline(works)
             spent |= cost_parts(fusion.cost)
             rows = max(
-                counts_of(order.node, order.frame, output)[0] for order, output in zip(orders, made, strict=True)
+                row_and_token_counts(order.node, order.frame, output)[0]
+                for order, output in zip(orders, made, strict=True)
             )
             title = "train " + ", ".join(model for model, _ in works)
             op, counts = orders[0].node.op, (rows, 0)
@@ -99,10 +102,10 @@ class SimTransport:
             for order in orders:
                 self.log.observer.node_done(order.node, work.seconds, work.tokens, group.pool)
         for order, output in zip(orders, made, strict=True):
-            self.counts.count(order, output)
+            self.counts.count_request(order, output)
         return made
 
-    def work(self, order: NodeRequest, made: NodeOutput) -> None:
+    def spend_work_time(self, order: NodeRequest, made: NodeOutput) -> None:
         """Wait for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.ready_work()
@@ -112,101 +115,103 @@ class SimTransport:
                 copy: int | None = stack.enter_context(self.queues.acquire_cpu(group.pool, order.step.number))
             else:
                 copy = order.copy
-                stack.enter_context(self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key))
+                stack.enter_context(
+                    self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.weights_key)
+                )
             self.log.observer.node_started(node, group.pool)
-            batches = batches_of(node, frame, made)
+            batches = batches_worked_on(node, frame, made)
             spent = self.seconds_before_work(order, batches)
-            rows: SampledRows | None = None
+            rows: SamplingRows | None = None
             if NODES[node.op].generates:
-                replica_rows = self.sampling_copies(
+                replica_rows = self.rows_by_replica(
                     order, shard_fake_rows(made.values[node.name], order), order.copy or 0
                 )
-                slowest = max((shard.alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
-                rows = SampledRows(replica_rows, last_end, slowest.seconds)
+                slowest = max((shard.result_alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
+                rows = SamplingRows(replica_rows, last_end, slowest.seconds)
                 answering = self.environment_seconds(node, order, made)
                 alone = cost_parts(slowest) | answering
             else:
-                alone = cost_parts(self.cost(order, made, batches))
+                alone = cost_parts(self.work_cost(order, made, batches))
             worker_group = group if copy is None else replace(group, name=worker_name(group.name, copy))
-            counts = counts_of(node, frame, made)
-            with self.sampling(order, made, rows), self.sample_concurrently(order, rows, sum(spent.values())):
-                if rows is not None and rows.later:
+            counts = row_and_token_counts(node, frame, made)
+            with self.accept_new_weights(order, made, rows), self.sample_concurrently(order, rows, sum(spent.values())):
+                if rows is not None and rows.delays_s:
                     # Its rows were sampled with those of others.
-                    alone = {"sampling": rows.until} | answering
-                    rows.later.clear()
-                idle, later = (rows.idle_seconds, rows.later) if rows is not None else (lambda: 0.0, None)
-                title, step, stages = work_title(node), order.step.number, stages_of(order, batches, self.log)
+                    alone = {"sampling": rows.waits_until} | answering
+                    rows.delays_s.clear()
+                idle, later = (rows.idle_seconds, rows.delays_s) if rows is not None else (lambda: 0.0, None)
+                title, step, stages = work_title(node), order.step.number, deferred_stage_work(order, batches, self.log)
                 work = self.log.do_work(
                     title, node.op, [worker_group], step, fired, spent | alone, counts, later, idle, stages
                 )
             self.log.observer.node_done(node, work.seconds, work.tokens, group.pool)
-            runner = self.plan.runs(code_of(node))
-            if runner is not None and NODES[node.op].with_model:
-                self.answer_in_pool(order, runner, work)
+            runner = self.plan.runs(user_code_of(node))
+            if runner is not None and NODES[node.op].uses_model:
+                self.run_environment_pool(order, runner, work)
 
     def environment_seconds(self, node: Node, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
         """Return the time of an environment that has no pool of its own: each replica has its rows answered by
         processes of its own."""
-        turns = turns_of(node)
-        if not turns or self.plan.runs(code_of(node)) is not None:
+        turns = max_turns(node)
+        if not turns or self.plan.runs(user_code_of(node)) is not None:
             return {}
-        rows = max(shared.rows for shared in shard_fake_rows(made.values[node.name], order))
-        busiest = ceil(rows / self.program.workers(code_of(node)))
-        return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
+        rows = max(shared.row_count for shared in shard_fake_rows(made.values[node.name], order))
+        busiest = ceil(rows / self.program.workers(user_code_of(node)))
+        return {"environment": self.log.predictor.host_work_cost(node.op, turns * busiest).seconds}
 
-    def sampling_copies(self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int) -> list[ReplicaRows]:
+    def rows_by_replica(self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int) -> list[ReplicaRows]:
         """Return for each replica of a group, from one of them on, the rows that it samples, in the order in which they
         begin; replicas without rows take no time."""
         node, replica_rows = order.node, list[ReplicaRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
-            first = rows.prompts_in_order(kept)
+            first = rows.prompt_begin_order(kept)
             prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun_tokens(kept, samples))
-            alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples, copy)
+            alone = self.log.predictor.sampling_result(model, node.op, prompts, answers, samples, copy)
             replica_rows.append(ReplicaRows(alone, prompts, answers))
         return replica_rows
 
     @contextmanager
-    def sample_concurrently(self, order: NodeRequest, rows: SampledRows | None, after: float) -> Iterator[None]:
+    def sample_concurrently(self, order: NodeRequest, rows: SamplingRows | None, after: float) -> Iterator[None]:
         """Sample rows of a request in the context, from so many seconds on, together with those of others."""
-        if rows is None or order.key is None:
+        if rows is None or order.weights_key is None:
             yield
             return
-        with self.together.sampled(
+        with self.together.sample_in_batch(
             order.devices, BatchedRequest(self.log.clock.now + after, rows.copies, rows.reschedule)
         ):
             yield
 
-    def answer_in_pool(self, order: NodeRequest, runner: Group, acted: Work) -> None:
+    def run_environment_pool(self, order: NodeRequest, runner: Group, acted: Work) -> None:
         """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
         be. Replicas that act wait meanwhile: the answers of all turns are put together."""
         node, fired = order.node, self.log.ready_work()
-        busy = min(acted.rows, runner.mesh.size)
+        busy = min(acted.rows, runner.mesh.rank_count)
         with self._asking.acquire(order.step.number), ExitStack() as stack:
             places = [stack.enter_context(self.queues.acquire_cpu(runner.pool, order.step.number)) for _ in range(busy)]
             workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
             actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
-            spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
+            spent = {"overhead": self.log.predictor.host_work_cost(node.op, actions).seconds}
             self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
 
-    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.ready_work()
-        turn = self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.key)
+        turn = self.queues.acquire_devices(order.devices, rank=order.step.number, key=order.weights_key)
         with turn as devices, ExitStack() as sampling:
             self.log.observer.node_started(node, group.pool)
             output = self.standins.make_output(order)
             spent, began, tokens = (
-                self.seconds_before_work(order, batches_of(node, frame, output)),
+                self.seconds_before_work(order, batches_worked_on(node, frame, output)),
                 self.log.clock.now,
                 0,
             )
             bounds = list(pairwise(accumulate(sizes, initial=0)))
-            slices = [self.slice(node, frame, *bound) for bound in bounds]
+            slices = [self.slice_frame(node, frame, *bound) for bound in bounds]
             made = [self.standins.make_output(replace(order, frame=part)) for part in slices]
-            output, *made = self.rows_given_up(order, [output, *made])
-            shares = blocks_by_replica(order.expected, sizes, group.mesh.length("dp"))
+            output, *made = self.give_up_long_rows(order, [output, *made])
+            shares = blocks_by_replica(order.expected, sizes, group.mesh.axis_size("dp"))
             part_rows = [part.values[node.name] for part in made]
             dealt = [
                 ReplicaParts(numbers, [part_rows[number] for number in numbers], rows_per_input(node))
@@ -215,28 +220,28 @@ class SimTransport:
             copies = [
                 ReplicaRows(NOTHING, (), ())
                 if shard.rows is None
-                else self.sampling_copies(order, [shard.rows], copy)[0]
+                else self.rows_by_replica(order, [shard.rows], copy)[0]
                 for copy, shard in enumerate(dealt)
             ]
-            rows, ends = SampledRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
-            sampling.enter_context(self.sampling(order, output, rows))
+            rows, ends = SamplingRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
+            sampling.enter_context(self.accept_new_weights(order, output, rows))
             sampling.enter_context(self.sample_concurrently(order, rows, sum(spent.values())))
             left, groups = list(range(len(sizes))), [group]
-            ending = TailMoves.of(order, devices, [part.values[node.name].rows for part in made], shares)
+            ending = TailMoves.for_request(order, devices, [part.values[node.name].rows for part in made], shares)
             while left:
                 number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)
-                rows.begin(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
-                spent["sampling"] = rows.until - rows.there
-                counts, step = counts_of(node, slices[number], made[number]), order.step.number
+                rows.begin_part(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
+                spent["sampling"] = rows.waits_until - rows.waited_until
+                counts, step = row_and_token_counts(node, slices[number], made[number]), order.step.number
                 work = self.log.do_work(
-                    work_title(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle_seconds
+                    work_title(node), node.op, groups, step, fired, spent, counts, rows.delays_s, rows.idle_seconds
                 )
-                rows.there, tokens = rows.until, tokens + work.tokens
+                rows.waited_until, tokens = rows.waits_until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.ready_work()
-                self.counts.count(order, made[number])
-                if ending is not None and (destinations := ending.ended(number)) is not None:
+                self.counts.count_request(order, made[number])
+                if ending is not None and (destinations := ending.end_block(number)) is not None:
                     rows.move_rows(ending.here, self.ends_after_move(order, dealt, rows, destinations))
                     groups = [replace(group, name=worker_name(group.name, copy)) for copy in ending.here]
                 if not left:
@@ -244,19 +249,19 @@ class SimTransport:
                 yield number, made[number]
             self.log.observer.node_done(node, self.log.clock.now - began, tokens, group.pool)
 
-    def rows_given_up(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
+    def give_up_long_rows(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
         """Return the rows of a request, and of its parts, of which those are given up that are longer than what is
         wanted."""
         if order.wanted_rows is None:
             return made
         race, name = LengthLimit(order.wanted_rows), order.node.name
-        race.ended(made[0].values[name].longest(rows_per_input(order.node)).tolist())
-        if race.limit is None:
+        race.note_ended_rows(made[0].values[name].longest(rows_per_input(order.node)).tolist())
+        if race.token_limit is None:
             return made
-        return [replace(output, values={name: output.values[name].cut_at(race.limit)}) for output in made]
+        return [replace(output, values={name: output.values[name].cut_at(race.token_limit)}) for output in made]
 
     def ends_after_move(
-        self, order: NodeRequest, dealt: Sequence[ReplicaParts], rows: SampledRows, to: Mapping[int, int]
+        self, order: NodeRequest, dealt: Sequence[ReplicaParts], rows: SamplingRows, to: Mapping[int, int]
     ) -> Ends:
         """Return when the rows of each replica end, where blocks of them go to other replicas now."""
         model, samples = order.frame.values[model_of(order.node)], order.node.attr("n")
@@ -265,38 +270,38 @@ class SimTransport:
             for part, groups in shard.places:
                 if part in to:
                     going = (int(group) * samples + sample for group in groups for sample in range(samples))
-                    places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.there}
+                    places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.waited_until}
 
         def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> SamplingResult:
-            return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1, copy)
+            return self.log.predictor.sampling_result(model, order.node.op, prompts, answers, 1, copy)
 
-        return ends_after_move(rows.copies, rows.ends, rows.there, places, sampling)
+        return ends_after_move(rows.copies, rows.ends, rows.waited_until, places, sampling)
 
-    def slice(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
+    def slice_frame(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
         """Return a frame with some rows of a node's unit."""
         assert node.unit is not None and node.unit.axis is not None
-        return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
+        return frame.slice_rows(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
-    def row_weights(self, order: NodeRequest) -> Sequence[float]:
-        self.work(order, NodeOutput())
-        return self.standins.expected(order)
+    def row_loads(self, order: NodeRequest) -> Sequence[float]:
+        self.spend_work_time(order, NodeOutput())
+        return self.standins.expected_lengths(order)
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
-        self.work(order, NodeOutput())
-        return self.standins.choose(order)
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
+        self.spend_work_time(order, NodeOutput())
+        return self.standins.choose_rows(order)
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
-        return self.counts.finish(step)
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
+        return self.counts.pop_step_totals(step)
 
     # Weights
 
     def send_weights(self, move: WeightTransfer) -> Coming:
         fired = self.log.ready_work()
         with self.queues.acquire_devices(*move.devices):
-            with move.shifting():
+            with move.offload_change():
                 pass  # To load the model back counts as part of its work, and these weights do not come from the host.
             ends = move.sender.name, move.receiver.name
-            seconds = self.log.predictor.sync(move.source, *ends, move.replica_count).seconds
+            seconds = self.log.predictor.weight_sync_cost(move.source, *ends, move.replica_count).seconds
             taking = move.receiver
             if move.copy is not None:
                 taking = replace(taking, name=worker_name(taking.name, move.copy))
@@ -305,26 +310,26 @@ class SimTransport:
         moved = TransferCost(work.seconds)
         return lambda: moved
 
-    def connect(self, move: WeightTransfer) -> None:
+    def prepare_transfer(self, move: WeightTransfer) -> None:
         """Do nothing: a simulation has no connections."""
 
-    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
+    def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         """Pause the group until the weights have come, and read its rows again."""
         fired = self.log.ready_work()
         with self.queues.acquire_devices(device_set(move.sender)), going as version:
             if version is None:
                 return None
             ends = move.sender.name, move.receiver.name
-            seconds = self.log.predictor.sync(move.source, *ends, move.replica_count).seconds
-            at_work = self.sampling_requests(move)
+            seconds = self.log.predictor.weight_sync_cost(move.source, *ends, move.replica_count).seconds
+            at_work = self.requests_to_refresh(move)
             # Replicas that take them one after the other pause once each, at about the same time.
             if at_work and (at_work[0].order.copy is not None or not move.copy):
-                self.pause(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
+                self.pause_requests(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
             # For the receiver the transfer is part of its work.
             self.log.do_work(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return TransferCost(seconds)
 
-    def sampling_requests(self, move: WeightTransfer) -> list[SamplingRequest]:
+    def requests_to_refresh(self, move: WeightTransfer) -> list[SamplingRequest]:
         """Return the requests that are sampled where weights come."""
         receiver = move.devices[1]
         seated = [(sampling.order.devices, sampling) for sampling in self._sampling]
@@ -335,24 +340,24 @@ class SimTransport:
         ]
 
     @contextmanager
-    def sampling(self, order: NodeRequest, made: NodeOutput, rows: SampledRows | None) -> Iterator[None]:
+    def accept_new_weights(self, order: NodeRequest, made: NodeOutput, rows: SamplingRows | None) -> Iterator[None]:
         """Let newer weights come while a request is done, where they can."""
-        if order.sampling is None or rows is None:
+        if order.refresh_state is None or rows is None:
             yield
             return
-        sampling = SamplingRequest(order, made.values[order.node.name], self.log.clock.now, rows.later)
+        sampling = SamplingRequest(order, made.values[order.node.name], self.log.clock.now, rows.delays_s)
         self._sampling.append(sampling)
         try:
             yield
         finally:
             self._sampling = [other for other in self._sampling if other is not sampling]
 
-    def pause(self, at_work: Sequence[SamplingRequest], seconds: float, kept: bool) -> None:
+    def pause_requests(self, at_work: Sequence[SamplingRequest], seconds: float, kept: bool) -> None:
         """Make requests wait for new weights, and read again what is not kept."""
         order = at_work[0].order
         going = self.together.unfinished_rows(order.devices, self.log.clock.now)
         if going is None:
-            reading = 0.0 if kept else sum(reading_seconds(self.log, sampling) for sampling in at_work)
+            reading = 0.0 if kept else sum(reread_unfinished_seconds(self.log, sampling) for sampling in at_work)
         else:
             reading = 0.0 if kept else rereading_seconds(self.log, order, going)
         why = {"sync": seconds, "reading again": reading}
@@ -361,11 +366,11 @@ class SimTransport:
             return
         for sampling in at_work:
             for name, seconds_more in why.items():
-                sampling.later[name] = sampling.later.get(name, 0.0) + seconds_more
+                sampling.delays_s[name] = sampling.delays_s.get(name, 0.0) + seconds_more
 
     def assign_weights(self, move: WeightTransfer) -> None:
-        assert move.update is not None
-        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update.number):
+        assert move.update_step is not None
+        with self.queues.acquire_devices(device_set(move.receiver), rank=move.update_step.number):
             pass  # This takes no virtual time.
 
     # The end
@@ -373,7 +378,7 @@ class SimTransport:
     def save(self, model: str, owner: Group, folder: Path) -> None:
         raise NotImplementedError("a simulation has no weights")
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         """Do nothing: the clock ends all that wait."""
 
     def end_processes(self) -> None: ...
@@ -385,31 +390,33 @@ class SimTransport:
         the group."""
         node, frame, group = order.node, order.frame, order.group
         predictor, model = self.log.predictor, model_used(node, frame)
-        spent = {"order": predictor.order(group.name, order.replica_count).seconds}
+        spent = {"order": predictor.request_cost(group.name, order.replica_count).seconds}
         if model is not None:
-            with order.shifting() as shift:
+            with order.offload_change() as shift:
                 if shift.wake:
-                    spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
+                    spent["onload"] = predictor.onload_cost(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
-        for name in read_inputs(node):
+        for name in inputs_read(node):
             value, kind = frame.values.get(name), frame.types[name]
             if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
-                sent[value.where] = max(sent.get(value.where, 0.0), self.counts.fresh(value, order).token_entries(kind))
+                sent[value.where] = max(
+                    sent.get(value.where, 0.0), self.counts.take_unsent_rows(value, order).sent_token_count(kind)
+                )
         spent["transfer"] = sum(
-            predictor.rows(source, group.name, tokens, order.replica_count).seconds
+            predictor.row_transfer_cost(source, group.name, tokens, order.replica_count).seconds
             for source, tokens in sent.items()
             if tokens
         )
         return {name: seconds for name, seconds in spent.items() if seconds}
 
-    def cost(self, order: NodeRequest, made: NodeOutput, batches: Sequence[Batch]) -> Cost:
+    def work_cost(self, order: NodeRequest, made: NodeOutput, batches: Sequence[Batch]) -> Cost:
         """Return the cost of the work itself."""
         node, frame = order.node, order.frame
         model = model_used(node, frame)
         if model is None:
-            rows = counts_of(node, frame, made)[0]
-            if self.plan.runs(code_of(node)) is None:
-                rows = ceil(rows / self.program.workers(code_of(node)))
-            return self.log.predictor.host(node.op, rows)
-        return self.log.predictor.work(model, node.op, batches, order.replica_count)
+            rows = row_and_token_counts(node, frame, made)[0]
+            if self.plan.runs(user_code_of(node)) is None:
+                rows = ceil(rows / self.program.workers(user_code_of(node)))
+            return self.log.predictor.host_work_cost(node.op, rows)
+        return self.log.predictor.work_cost(model, node.op, batches, order.replica_count)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlgraph.backends.steps import TimelineWatcher
-from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.fusing import FusedPipeline
 from rlgraph.passes.pipelines.timetable import WAYS, timed_entries
 
 BEGINS = ("order", "onload", "transfer")
@@ -29,9 +29,9 @@ class Work:
     """When it could have begun, had its pools been free; in seconds, as all times."""
     start: float
     end: float
-    input: Work | None
+    last_input: Work | None
     """What it waited for until then: the work that made its last input."""
-    after: Work | None
+    waited_for: Work | None
     """What it waited for last: this, or the work that its pool did before."""
     rows: int = 0
     tokens: int = 0
@@ -40,7 +40,7 @@ class Work:
     """Seconds of it that a replica has nothing to do, on average, since its own rows have ended."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The seconds of each part of it."""
-    stages: Callable[[], Fusion] | None = None
+    stages: Callable[[], FusedPipeline] | None = None
     """For a training on the stages of a pipeline, returns what each stage does, which takes some time to compute."""
 
     @property
@@ -76,19 +76,19 @@ class TimelineWriter:
         self.watcher, self._left = watcher, most
         self._spans: dict[int, int] = {}
 
-    def record(self, work: Work) -> None:
+    def write_work(self, work: Work) -> None:
         """Tell the watcher of a work."""
         counts = (("step", work.step), ("rows", work.rows), ("tokens", work.tokens))
         args = {name: value for name, value in counts if value}
         for pool, group in zip(work.pools, work.groups, strict=True):
-            span = self.watcher.span(pool, group, work.name, work.op, work.start, work.end, **args, **work.parts)
+            span = self.watcher.add_span(pool, group, work.name, work.op, work.start, work.end, **args, **work.parts)
             self._spans[id(work)] = span
-        if id(work.after) in self._spans:
-            self.watcher.flow(self._spans[id(work.after)], self._spans[id(work)], "then", 0)
+        if id(work.waited_for) in self._spans:
+            self.watcher.add_flow(self._spans[id(work.waited_for)], self._spans[id(work)], "then", 0)
         if self._left and work.stages is not None:
             self._staged(work, work.stages())
 
-    def _staged(self, work: Work, fusion: Fusion) -> None:
+    def _staged(self, work: Work, fusion: FusedPipeline) -> None:
         """Tell of a pipeline: a track for each stage, with the pipeline, and in it what goes forward and backward."""
         lines, entered = fusion.problem.replicas, work.pipeline_start
         if fusion.problem.forward_backward_count > self._left:
@@ -97,13 +97,13 @@ class TimelineWriter:
         for pool, group in zip(work.pools, work.groups, strict=True):
             tracks = [f"{group}, stage {stage + 1}" for stage in range(fusion.problem.stages)]
             for track in tracks:
-                self.watcher.span(
+                self.watcher.add_span(
                     pool, track, work.name, "pipeline", entered, entered + fusion.table.makespan, step=work.step
                 )
             for piece in timed_entries(fusion.problem, fusion.lists, fusion.table):
-                name, way = lines[piece.entry.line].model.name, WAYS[piece.entry.part]
+                name, way = lines[piece.entry.replica].model.name, WAYS[piece.entry.part]
                 times = entered + piece.start, entered + piece.end
-                self.watcher.span(pool, tracks[piece.stage], f"{name} {way} {piece.number + 1}", way, *times)
+                self.watcher.add_span(pool, tracks[piece.stage], f"{name} {way} {piece.number + 1}", way, *times)
 
 
 def worker_name(group: str, place: int) -> str:

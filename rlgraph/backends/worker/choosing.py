@@ -9,8 +9,8 @@ import torch
 
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.selection import select_rows
-from rlgraph.backends.worker.columns import Who, numbers_of
-from rlgraph.backends.worker.sampling import rows_inside, table_type
+from rlgraph.backends.worker.columns import Who, column_tensor
+from rlgraph.backends.worker.sampling import rows_of_inner_axes, table_type
 from rlgraph.backends.worker.session import Session
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
@@ -19,16 +19,16 @@ from rlgraph.ir.types import Axis, Table, axis_of
 
 def keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
-    return select_rows(node, frame, chosen_places(node, frame, session))
+    return select_rows(node, frame, chosen_row_indices(node, frame, session))
 
 
-def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
+def chosen_row_indices(node: Node, frame: Frame, session: Session) -> np.ndarray:
     """Return which rows a node takes that only selects some, int64."""
     axis, places = _CHOOSE[node.op](node, frame, session)
     if session.notes.wanted:
         row_ids, chosen = frame.rows[axis].known_ids, set(places.tolist())
         dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
-        session.notes.add(frame.step, "dropped", node.name, dropped)
+        session.notes.add_note(frame.step, "dropped", node.name, dropped)
     return places
 
 
@@ -38,8 +38,8 @@ def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
     axis = axis_of(kind)
     assert axis is not None
     if isinstance(mask, list):
-        mask = numbers_of(mask, node.inputs[0], row_namer(frame, node.inputs[0]), node.span, torch.float64)
-    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
+        mask = column_tensor(mask, node.inputs[0], row_namer(frame, node.inputs[0]), node.span, torch.float64)
+    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.ancestor_rows(node.attr("axis"), axis.key)])
     return node.attr("axis"), kept
 
 
@@ -49,8 +49,8 @@ def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
     assert value_axis is not None
     axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
     age = session.versions.version_at(node.attr("model"), frame.step) - versions
-    old = frame.index(value_axis.key, axis)[age > node.attr("oldest")]
-    return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
+    old = frame.ancestor_rows(value_axis.key, axis)[age > node.attr("oldest")]
+    return axis, np.setdiff1d(np.arange(frame.row_count(axis)), old)
 
 
 def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
@@ -60,7 +60,7 @@ def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
     ages = [
         (name, session.versions.version_at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled
     ]
-    return axis, np.argsort(-frame.largest_inside(axis, ages), kind="stable")
+    return axis, np.argsort(-frame.max_per_row(axis, ages), kind="stable")
 
 
 def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
@@ -68,14 +68,14 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
     was given up has none, and counts as longer than any other."""
     axis = node.attr("axis")
     lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
-    longest = frame.largest_inside(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
+    longest = frame.max_per_row(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
     return axis, np.argsort(longest, kind="stable")
 
 
-def choose(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def pick(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `pick`: one row of each group."""
-    made = select_rows(node, frame, chosen_places(node, frame, session))
-    made.rows.extend(rows_inside(table_type(node), made.values[node.name]))
+    made = select_rows(node, frame, chosen_row_indices(node, frame, session))
+    made.rows.extend(rows_of_inner_axes(table_type(node), made.values[node.name]))
     return made
 
 
@@ -101,7 +101,7 @@ def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
 
 def group_starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
     """Return the first row of an axis in each row of the group's, int64."""
-    counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
+    counts = np.bincount(frame.ancestor_rows(axis.key, group.key), minlength=frame.row_count(group.key))
     first: np.ndarray = counts.cumsum() - counts
     return first
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.rows import Rows
-from rlgraph.columns import EVERY_ROW, WORDS, kind_of
+from rlgraph.columns import EVERY_ROW, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
 from rlgraph.ops import TENSOR
@@ -23,12 +23,12 @@ Who = Callable[[int], str]
 """Returns the name of the row at a place, for a message."""
 
 
-def numbers_of(values: Sequence[Any], name: str, who: Who, span: Span, dtype: torch.dtype) -> Tensor:
+def column_tensor(values: Sequence[Any], name: str, who: Who, span: Span, dtype: torch.dtype) -> Tensor:
     """Return a column as a tensor of its own kind: int64, bool, or `dtype` where a number is real.
 
     Raises RunError for what is no number, or none that the tensor can hold.
     """
-    kinds = [kind_of(value) for value in values]
+    kinds = [value_kind(value) for value in values]
     for place, kind in enumerate(kinds):
         if kind not in ("whole", "real", "truth", "wide"):
             raise _no_number(f"{WORDS[kind]}: {values[place]!r:.60}", name, who(place), span)
@@ -59,7 +59,7 @@ def _no_number(what: str, name: str, who: str, span: Span) -> RunError:
     return RunError(Diagnostic("E0735", f"`{name}` of {who} is {what}, and no number", span))
 
 
-def inputs_of(node: Node, values: Mapping[str, Any], who: Mapping[str, Who], dtype: torch.dtype) -> dict[str, Any]:
+def tensor_inputs(node: Node, values: Mapping[str, Any], who: Mapping[str, Who], dtype: torch.dtype) -> dict[str, Any]:
     """Return the inputs of a tensor node: columns are lists of texts where texts are compared, otherwise numbers. who:
     for each input, its rows. Raises RunError."""
     compared: dict[str, Span] = {}
@@ -75,7 +75,7 @@ def inputs_of(node: Node, values: Mapping[str, Any], who: Mapping[str, Who], dty
         elif name not in calculated and any(isinstance(item, str) for item in value):
             inputs[name] = _texts(value, name, who[name], compared.get(name, node.span))
         else:
-            inputs[name] = numbers_of(value, name, who[name], calculated.get(name, node.span), dtype)
+            inputs[name] = column_tensor(value, name, who[name], calculated.get(name, node.span), dtype)
     for let in node.body:
         _check_sides(let.expr, inputs, values, who)
     return inputs
@@ -96,7 +96,7 @@ def _texts(values: list[Any], name: str, who: Who, span: Span) -> list[str]:
     odd = next((place for place, item in enumerate(values) if not isinstance(item, str)), None)
     if odd is None:
         return values
-    what = f"{WORDS[kind_of(values[odd])]}: {values[odd]!r:.60}"
+    what = f"{WORDS[value_kind(values[odd])]}: {values[odd]!r:.60}"
     message = f"`{name}` of {who(odd)} is {what}, and is compared with texts: it is equal to none"
     raise RunError(Diagnostic("E0735", message, span, "write the whole column as texts in the data"))
 
@@ -148,11 +148,11 @@ def function_columns(
     for name in filter(takes, names):
         place = next((place for place, row in enumerate(data) if name not in row), None)
         if place is not None:
-            raise missing_column(rows.row_name(place), name, span, ())
+            raise missing_column_error(rows.row_name(place), name, span, ())
     return {name: [row.get(name) for row in data] for name in names}
 
 
-def missing_column(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
+def missing_column_error(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
     """Return the error for a row without a column that is asked for: others have it, or none is known to, where `has`
     names the row's own columns."""
     if has:

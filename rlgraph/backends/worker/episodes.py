@@ -14,9 +14,15 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
 from rlgraph.backends.versions import Runs, merge_runs
 from rlgraph.backends.worker.columns import finite_numbers
-from rlgraph.backends.worker.prompts import asked_rows, encoded_prompts, sample_ids
-from rlgraph.backends.worker.sampler import Sampler, newest_version, past_weights, refresh_of, sampling_options
-from rlgraph.backends.worker.sampling import made_table, repeat, table_type, version_columns
+from rlgraph.backends.worker.prompts import encode_prompts, ids_of_samples, rows_to_answer
+from rlgraph.backends.worker.sampler import (
+    Sampler,
+    newest_allowed_version,
+    sampling_options,
+    weight_refresh,
+    weights_to_sample_with,
+)
+from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
 from rlgraph.backends.worker.session import ModelState, Session
 from rlgraph.ir.graph import Node
 from rlgraph.user_code import Environment, Episode
@@ -31,20 +37,20 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     model = session.models[frame.values[node.inputs[0]]]
     if frame.admission is not None:
         # Each turn submits rows of its own.
-        frame.admission.more = True
-    parents, data, prompts = asked_rows(node, frame, asks=False)
+        frame.admission.may_continue = True
+    parents, data, prompts = rows_to_answer(node, frame, asks=False)
     kind, count = table_type(node), node.attr("n")
-    ids = sample_ids(parents, count)
-    weights, version = past_weights(node, frame, session, model)
-    started = encoded_prompts(node, model, prompts, parents)
-    rows, asked = repeat(data, count), repeat(prompts, count)
+    ids = ids_of_samples(parents, count)
+    weights, version = weights_to_sample_with(node, frame, session, model)
+    started = encode_prompts(node, model, prompts, parents)
+    rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     environment = session.environments[node.attr("env")]
     episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
     games = [environment(row_label(row)) for row in ids]
     try:
         first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for text, episode in zip(first, episodes, strict=True):
-            episode.observe(model, text)
+            episode.add_observation(model, text)
         for turn in range(node.attr("max_turns")):
             open_ = [
                 place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
@@ -56,8 +62,8 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         for game in games:
             game.close()
     # Where there was no room for an action nothing was sampled, and nothing recorded.
-    runs = [merge_runs(e.versions) or ((newest_version(node, frame, session, model), 0),) for e in episodes]
-    session.notes.add(frame.step, "sampled", node.attr("key"), ids, runs)
+    runs = [merge_runs(e.versions) or ((newest_allowed_version(node, frame, session, model), 0),) for e in episodes]
+    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, runs)
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
     owners = [row for row, e in zip(ids, episodes, strict=True) for _ in e.rewards]
@@ -72,7 +78,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
-    return made_table(node, parents, ids, table, count)
+    return table_output(node, parents, ids, table, count)
 
 
 class _Episode:
@@ -87,14 +93,14 @@ class _Episode:
         self.rewards: list[float] = []
         self.over = False
 
-    def observe(self, model: ModelState, text: str) -> None:
+    def add_observation(self, model: ModelState, text: str) -> None:
         """Add an observation, which carries no loss."""
         if text:
             ids = model.engine.codec.encode_text(text)
             self.tokens += ids
             self.scored += [False] * len(ids)
 
-    def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
+    def add_action(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
         """Add an action, which carries loss."""
         self.tokens += ids
         self.scored += [True] * len(ids)
@@ -122,24 +128,24 @@ def _turn(
 ) -> None:
     """Take one action in every open episode. Rows with the same room left are sampled together."""
     most = node.attr("max_tokens")
-    keys = frame.step.row_keys(node.attr("key"), ids, turn)
+    keys = frame.step.row_random_numbers(node.attr("key"), ids, turn)
     by_room: dict[int, list[int]] = {}
     for place in open_:
         by_room.setdefault(episodes[place].tokens_left(most), []).append(place)
     for room, group in by_room.items():
         encoded = [episodes[place].tokens for place in group]
         rows, sampling = tuple(ids[place] for place in group), sampling_options(node, model, room)
-        how = sampling, weights, version, refresh_of(node, frame), frame.admission
+        how = sampling, weights, version, weight_refresh(node, frame), frame.admission
         sampler = Sampler(node, frame.step, session, model, turn, 1, *how)
-        [(_, _, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
+        [(_, _, made, runs)] = sampler.sample_parts(rows, encoded, keys[group], [len(rows)])
         actions = made.sequences.scored_rows()
-        logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
+        logprobs = torch.split(made.logprobs, made.sequences.scored_counts().tolist())
         decode = model.engine.codec.decode
         answers = environment.run_calls(
             [partial(games[place].step, decode(action)) for place, action in zip(group, actions, strict=True)]
         )
         for place, action, chances, runs_of_row, answer in zip(group, actions, logprobs, runs, answers, strict=True):
-            episodes[place].act(action, chances.tolist(), runs_of_row)
+            episodes[place].add_action(action, chances.tolist(), runs_of_row)
             observation, reward, over = answer
             episodes[place].rewards.append(reward)
             episodes[place].over = over
@@ -147,6 +153,6 @@ def _turn(
                 # An observation that does not fit could not be answered: the episode ends with the action.
                 room_left = episodes[place].tokens_left(most)
                 if len(model.engine.codec.encode_text(observation)) < room_left:
-                    episodes[place].observe(model, observation)
+                    episodes[place].add_observation(model, observation)
                 else:
                     episodes[place].over = True

@@ -8,8 +8,8 @@ import torch
 
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import TableData, row_label
-from rlgraph.backends.worker.columns import function_columns, numbers_of
-from rlgraph.backends.worker.prompts import asked_rows, data_column
+from rlgraph.backends.worker.columns import column_tensor, function_columns
+from rlgraph.backends.worker.prompts import data_column, rows_to_answer
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import attribute_value
@@ -18,11 +18,11 @@ from rlgraph.ops.nodes import attribute_value
 def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a length for each row: by the history of its prompt, a column of its data, or a function of the user's,
     which is called as a reward function is, with empty answers."""
-    rows, data, prompts = asked_rows(node, frame, 0)
+    rows, data, prompts = rows_to_answer(node, frame, 0)
     lengths: Any
     if column := attribute_value(node, "column"):
         lengths = data_column(TableData(tuple(data)), column, rows, node)
-        lengths = numbers_of(lengths, column, rows.row_name, node.span, session.dtype).tolist()
+        lengths = column_tensor(lengths, column, rows.row_name, node.span, session.dtype).tolist()
     elif func := attribute_value(node, "func"):
         columns = function_columns(data, rows, node.span, session.functions[func].accepts_column)
         count = len(prompts)

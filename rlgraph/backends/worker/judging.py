@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.columns import utf8_bytes_bound
-from rlgraph.data import Reader, Row
-from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_batch
+from rlgraph.data import BatchReader, Row
+from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
 from rlgraph.dsl.columns import PromptUse, find_prompt_uses
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase
 from rlgraph.ir.graph import Program
@@ -33,13 +33,13 @@ class PromptLimit:
 
     column: str
     codec: Codec
-    most: int
+    max_tokens: int
     """Tokens of a prompt, at most."""
     span: Span
     """Where the program sets the limit."""
     model: str = ""
     """The model that takes no more; empty where it is the program that says how long a prompt may be."""
-    longest: int = 0
+    max_row_tokens: int = 0
     """Tokens of a row of that model, at most."""
     answer: str = ""
     """The column of what follows a prompt, and is counted with it."""
@@ -47,7 +47,7 @@ class PromptLimit:
     @property
     def safe_bytes(self) -> int:
         """How many bytes a text may have before it could have more tokens than are allowed."""
-        return self.most // self.codec.most_tokens_a_byte - 16
+        return self.max_tokens // self.codec.max_tokens_per_byte - 16
 
 
 class OpenedModel(Protocol):
@@ -59,13 +59,13 @@ class OpenedModel(Protocol):
         ...
 
     @property
-    def longest(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """Tokens of a row, at most; None: any number."""
         ...
 
 
 def prompt_limits(
-    program: Program, readers: Mapping[str, Reader], models: Mapping[str, OpenedModel]
+    program: Program, readers: Mapping[str, BatchReader], models: Mapping[str, OpenedModel]
 ) -> dict[str, list[PromptLimit]]:
     """Return how long the prompts of each data source may be, if there is a limit: for each column and tokenizer the
     lowest. A source whose rows come one after the other has none, since it cannot be read ahead."""
@@ -73,12 +73,12 @@ def prompt_limits(
     asks = find_prompt_uses(program, columns)
     limits_of: dict[str, list[PromptLimit]] = {}
     for name, reader in readers.items():
-        if reader.source.numbers is None:
+        if reader.source.row_numbers is None:
             continue
         lowest: dict[tuple[str, str, str], PromptLimit] = {}
         for limit, model in _limits(program, reader.source, [ask for ask in asks if ask.source == name], models):
             key = limit.column, limit.answer, program.original(program.model(model)).name
-            if key not in lowest or limit.most < lowest[key].most:
+            if key not in lowest or limit.max_tokens < lowest[key].max_tokens:
                 lowest[key] = limit
         if lowest:
             limits_of[name] = [*lowest.values()]
@@ -89,13 +89,13 @@ def _limits(
     program: Program, source: DataSource, asks: Sequence[PromptUse], models: Mapping[str, OpenedModel]
 ) -> Iterator[tuple[PromptLimit, str]]:
     """Yield each limit with the name of the model whose tokens are counted."""
-    max_prompt, span = source.max_prompt, source.spec.at("max_prompt")
+    max_prompt, span = source.max_prompt, source.spec.argument_span("max_prompt")
     for ask in asks:
         codec = models[ask.model].engine.codec
         if max_prompt is not None:
             yield PromptLimit(ask.column, codec, max_prompt, span), ask.model
         # A program that leaves rows out may leave out those that are too long.
-        longest = None if ask.chosen else models[ask.model].longest
+        longest = None if ask.chosen else models[ask.model].max_row_tokens
         if longest is not None:
             most = longest - ask.node.attr("max_tokens", 0)
             yield PromptLimit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
@@ -105,7 +105,9 @@ def _limits(
         yield PromptLimit("prompt", models[first].engine.codec, max_prompt, span), first
 
 
-def apply_limits(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[PromptLimit]], note: Note) -> list[str]:
+def apply_prompt_limits(
+    readers: Mapping[str, BatchReader], limits: Mapping[str, Sequence[PromptLimit]], note: Note
+) -> list[str]:
     """Apply the limits of each data source, by name. Returns what was left out or cut, a sentence for each source.
     Raises `ProgramError`, with an error for each source whose rows are too long."""
     sentences: list[str] = []
@@ -121,23 +123,23 @@ def apply_limits(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[Pr
     return sentences
 
 
-def _judge(reader: Reader, limits: Sequence[PromptLimit], note: Note) -> list[str]:
+def _judge(reader: BatchReader, limits: Sequence[PromptLimit], note: Note) -> list[str]:
     """Apply the limits of one data source."""
     source, name = reader.source, reader.name
-    assert source.numbers is not None
+    assert source.row_numbers is not None
     longer = {limit: _longer(source, name, limit, note) for limit in limits if _may_be_longer(source, limit)}
     rows = sorted({number for lengths in longer.values() for number in lengths})
     if not rows:
         return []
-    share = f"{len(rows):,} of the {count_phrase(len(source.numbers), 'row')} of `{name}`"
+    share = f"{len(rows):,} of the {count_phrase(len(source.row_numbers), 'row')} of `{name}`"
     if source.overlong == "drop":
         left = set(rows)
-        rows_left = [number for number in source.numbers if number not in left]
+        rows_left = [number for number in source.row_numbers if number not in left]
         if not rows_left:
             message = f"the prompts of all rows of `{name}` are too long, and none is left"
             hint = "take a model of a longer context, fewer `max_tokens`, a larger `max_prompt`, or `overlong=cut`"
             raise ProgramError(Diagnostic(NO_ROWS, message, source.spec.span, hint))
-        reader.source = require_batch(replace(source, kept=rows_left), f"`{name}`, without {share},")
+        reader.source = require_full_batch(replace(source, kept=rows_left), f"`{name}`, without {share},")
         return [f"left out {share}: their prompts are too long"]
     if source.overlong == "cut":
         rules = {limit: frozenset(lengths) for limit, lengths in longer.items()}
@@ -163,27 +165,27 @@ def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
 
 def _longer(source: DataSource, name: str, limit: PromptLimit, note: Note) -> dict[int, int]:
     """Return the numbers of the rows that are too long, and how many tokens their prompts have."""
-    assert source.numbers is not None
+    assert source.row_numbers is not None
     lengths: dict[int, int] = {}
     for part, done in _parts(source, limit):
         for number, tokens in zip(part, _tokens(name, limit, part), strict=True):
-            if tokens > limit.most:
+            if tokens > limit.max_tokens:
                 lengths[number] = tokens
-        note(f"counting the tokens of `{name}`: {done:,} of {count_phrase(len(source.numbers), 'row')}")
+        note(f"counting the tokens of `{name}`: {done:,} of {count_phrase(len(source.row_numbers), 'row')}")
     return lengths
 
 
 def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
     """Yield prompts to count, with the answers that follow them, by the number of their row, so many at a time; and how
     many rows were read."""
-    assert source.numbers is not None
+    assert source.row_numbers is not None
     part: dict[int, tuple[Any, str]] = {}
     for done, (number, row) in enumerate(numbered_rows(source), 1):
         prompt, answer = row.get(limit.column), _answer(limit, row)
         size = utf8_bytes_bound(prompt) + utf8_bytes_bound(answer) if isinstance(prompt, str) else None
         if isinstance(prompt, list) or size is not None and size > limit.safe_bytes:
             part[number] = prompt, answer
-        if len(part) == _PROMPTS_AT_A_TIME or done == len(source.numbers):
+        if len(part) == _PROMPTS_AT_A_TIME or done == len(source.row_numbers):
             yield part, done
             part = {}
 
@@ -227,16 +229,14 @@ def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: 
     row_length = f"the prompt of {name} row {number} has {count_phrase(tokens, 'token')}"
     ways = f"say what becomes of such rows, with `overlong=drop` or `overlong=cut` in `data {name}`"
     if not limit.model:
-        message = f"{row_length}, more than the {limit.most:,} of `max_prompt`{more}"
+        message = f"{row_length}, more than the {limit.max_tokens:,} of `max_prompt`{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     if limit.answer:
         row_length = f"{name} row {number} has {count_phrase(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
-        message = f"{row_length}, more than the {limit.longest:,} that a row of `{limit.model}` may have{more}"
+        message = f"{row_length}, more than the {limit.max_row_tokens:,} that a row of `{limit.model}` may have{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
-    room = limit.longest - limit.most
-    message = (
-        f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the {limit.longest:,} that a row of "
-    )
+    room = limit.max_row_tokens - limit.max_tokens
+    message = f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the {limit.max_row_tokens:,} that a row of "
     message += f"`{limit.model}` may have{more}"
     return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
 
@@ -268,12 +268,10 @@ def _shortened(name: str, limit: PromptLimit, number: int, prompt: Any, followin
         return [*prompt[:place], {**prompt[place], "content": text[start:]}, *prompt[place + 1 :]]
 
     def fits(start: int) -> bool:
-        return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.most
+        return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.max_tokens
 
     if not isinstance(text, str) or not fits(len(text)):
-        message = (
-            f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.most, 'token')}: what is not the "
-        )
+        message = f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.max_tokens, 'token')}: what is not the "
         message += "text of its last message is longer"
         raise RunError(Diagnostic(TOO_LONG, message, limit.span, "leave such rows out: `overlong=drop`"))
     low, high = 0, len(text)

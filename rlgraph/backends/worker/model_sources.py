@@ -8,13 +8,13 @@ from typing import cast
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, TokenizerSpec, WordTokenizer
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
-from rlgraph.catalog.models.gguf import UnusableFile
+from rlgraph.catalog.models.gguf import UnusableGguf
 from rlgraph.errors import Diagnostic, ProgramError, Span
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.types import Handle
-from rlgraph.ops.bases import is_changed
+from rlgraph.ops.bases import weights_change
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.user_code.files import Folders, find_file
 
@@ -25,7 +25,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     model = program.original(model)
     # A copy is made of what was loaded for its original.
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
-    learns = is_changed(program, model)
+    learns = weights_change(program, model)
     adapters = adapters_of(model)
     if isinstance(model.source, Record) and model.source.name == "gguf":
         source = _gguf_folder(model, folders)
@@ -57,14 +57,14 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
 
 def _gguf_folder(model: Model, folders: Folders) -> str:
     """Return the folder with the model of `gguf(...)`. Raises ProgramError where the file cannot be used."""
-    from rlgraph.backends.engines.gguf import folder_of
+    from rlgraph.backends.engines.gguf import dequantized_folder
 
     assert isinstance(model.source, Record)
     path, place = str(model.source.args[0]), dict(model.source.spans).get(0, source_span(model))
     file = find_file(path, folders, place, "model file")
     try:
-        return str(folder_of(file))
-    except UnusableFile as error:
+        return str(dequantized_folder(file))
+    except UnusableGguf as error:
         raise ProgramError(Diagnostic("E0756", f"{path!r} {error}", place, error.hint)) from None
 
 
@@ -86,11 +86,11 @@ def _generating(program: Program) -> Iterator[str]:
 def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
     if isinstance(value, Record):
         if value.name == "chars":
-            return Chars(str(value.args[0]))
+            return CharTokenizer(str(value.args[0]))
         if value.name == "words":
-            return Words(str(value.args[0]))
+            return WordTokenizer(str(value.args[0]))
         if value.name == "bytes":
-            return Bytes()
+            return ByteTokenizer()
     if isinstance(value, str):
         return folders.model_source(value)
     raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")

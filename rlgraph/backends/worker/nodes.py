@@ -16,13 +16,13 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.choosing import choose, group_starts, keep, row_namer
-from rlgraph.backends.worker.columns import finite_numbers, function_columns, inputs_of
+from rlgraph.backends.worker.choosing import group_starts, keep, pick, row_namer
+from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.prompts import data_column
-from rlgraph.backends.worker.sampling import generate, rows_inside, table_type
-from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
+from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
+from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
@@ -37,9 +37,9 @@ def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Read the next rows of a data source."""
     kind = table_type(node)
     name = kind.axis.name
-    rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
+    rows, ids, cursor = session.readers[name].read_batch(frame.values[node.inputs[0]])
     row_ids = tuple((name, position.epoch, position.row) for position in ids)
-    session.notes.add(frame.step, "read", node.name, row_ids)
+    session.notes.add_note(frame.step, "read", node.name, row_ids)
     made = TableData(tuple(rows))
     assert isinstance(cursor, Cursor)
     return NodeOutput(
@@ -63,12 +63,12 @@ def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
         try:
             pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
         except (EngineError, TypeError, KeyError) as error:
-            raise engine_failure(node, "the prompt cannot be used", error) from None
+            raise engine_run_error(node, "the prompt cannot be used", error) from None
     sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
     # The table gets the columns of the data, so that functions can be called on it.
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
-    return NodeOutput({node.outputs[0].name: table}, rows_inside(kind, table))
+    return NodeOutput({node.outputs[0].name: table}, rows_of_inner_axes(kind, table))
 
 
 def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -84,7 +84,7 @@ def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
     try:
         counts = codec.prompt_lengths(texts)
     except (EngineError, TypeError, KeyError) as error:
-        raise engine_failure(node, "the tokens of a column cannot be counted", error) from None
+        raise engine_run_error(node, "the tokens of a column cannot be counted", error) from None
     return NodeOutput({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
 
 
@@ -97,11 +97,11 @@ def column(node: Node, frame: Frame, session: Session) -> NodeOutput:
         # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
         values = (session.versions.version_at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
-        values = column_of(node, table, session, frame.rows[kind.axis.key])
+        values = table_column(node, table, session, frame.rows[kind.axis.key])
     return NodeOutput({node.outputs[0].name: values})
 
 
-def column_of(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
+def table_column(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
     """Return the column of a table that a node asks for, unless it depends on the step; `rows` tell which row
     lacks it."""
     name = node.attr("name")
@@ -112,11 +112,11 @@ def column_of(node: Node, table: TableData, session: Session, rows: Rows | None 
         if name == "tokens":
             return sequences.tokens[sequences.scored]
         if name == "length":
-            return sequences.counts()
+            return sequences.scored_counts()
         if name == "end":
-            last = sequences.counts().cumsum(0) - 1
+            last = sequences.scored_counts().cumsum(0) - 1
             end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
-            end[last[sequences.counts() > 0]] = True
+            end[last[sequences.scored_counts() > 0]] = True
             return end
         if name == "text":
             codec = session.models[table.owner].engine.codec
@@ -124,16 +124,16 @@ def column_of(node: Node, table: TableData, session: Session, rows: Rows | None 
     return list(data_column(table, name, rows, node))
 
 
-def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
+def engine_and_sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
     """Return a model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
     state, sequences = _in_tokens_of_model(node, frame, session)
-    longest = state.longest
+    longest = state.max_row_tokens
     if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
         place = int(sequences.lengths.argmax())
         kind = frame.types[node.inputs[1]]
         assert isinstance(kind, Table)
         who, tokens = frame.rows[kind.axis.key].row_name(place), int(sequences.lengths[place])
-        raise too_long(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
+        raise row_too_long_error(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
 
@@ -169,11 +169,11 @@ def call_options(node: Node) -> dict[str, Any]:
 
 def forward(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `logprobs`, `entropy`, `values` or `score`: with a gradient exactly inside `train`."""
-    engine, sequences = sequences_for(node, frame, session)
+    engine, sequences = engine_and_sequences(node, frame, session)
     try:
         value = getattr(engine, node.op)(sequences, **call_options(node))
     except EngineError as error:
-        raise engine_failure(node, f"`{node.op}` failed", error) from None
+        raise engine_run_error(node, f"`{node.op}` failed", error) from None
     return NodeOutput({node.outputs[0].name: value.to("cpu", session.dtype)})
 
 
@@ -191,11 +191,11 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
         value, source_type = frame.values[source], frame.types[source]
         if source_type.axis.key != kind.axis.key:  # type: ignore[union-attr]
-            value = pick_entries(value, frame.index(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
+            value = pick_entries(value, frame.ancestor_rows(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
-    groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
+    groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
     returned = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
     rewards = finite_numbers(
         returned, lambda place: f"what `{func}` gives for {rows.row_name(place)}", node.span, session.dtype
@@ -211,7 +211,7 @@ def _lowered(node: Node) -> LoweredNode:
 def tensor(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Compute tensor mathematics."""
     raw = {name: frame.values[name] for name in node.inputs}
-    values = inputs_of(node, raw, {name: row_namer(frame, name) for name in node.inputs}, session.dtype)
+    values = tensor_inputs(node, raw, {name: row_namer(frame, name) for name in node.inputs}, session.dtype)
     try:
         results = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
     except OverflowError as error:
@@ -240,26 +240,26 @@ class _AxisRows:
     frame: Frame
     dtype: torch.dtype
 
-    def index(self, child: str, ancestor: str) -> Tensor:
-        return torch.from_numpy(self.frame.index(child, ancestor))
+    def ancestor_rows(self, child: str, ancestor: str) -> Tensor:
+        return torch.from_numpy(self.frame.ancestor_rows(child, ancestor))
 
-    def size(self, axis: str) -> int:
-        return self.frame.size(axis)
+    def row_count(self, axis: str) -> int:
+        return self.frame.row_count(axis)
 
 
 def size(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the number of rows of an axis."""
-    return NodeOutput({node.outputs[0].name: frame.size(node.attr("axis"))})
+    return NodeOutput({node.outputs[0].name: frame.row_count(node.attr("axis"))})
 
 
 def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Give a model another's weights, or move it towards them."""
     target, source = (frame.values[name] for name in node.inputs)
-    copy_weights(node, frame.step, session, target, source)
+    copy_or_blend_weights(node, frame.step, session, target, source)
     return NodeOutput({node.outputs[0].name: target})
 
 
-def copy_weights(node: Node, step: Step, session: Session, target: str, source: str) -> None:
+def copy_or_blend_weights(node: Node, step: Step, session: Session, target: str, source: str) -> None:
     """Give a model another's weights, or move it towards them."""
     state, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
     session.prepare_change(target, step)
@@ -269,7 +269,7 @@ def copy_weights(node: Node, step: Step, session: Session, target: str, source: 
         else:
             state.engine.blend(weights, ema)
     except EngineError as error:
-        raise engine_failure(node, "the weights do not fit", error) from None
+        raise engine_run_error(node, "the weights do not fit", error) from None
 
 
 def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -295,7 +295,7 @@ WORK: dict[str, Work] = {
     "expect": expect,
     "learn": learn,
     "keep": keep,
-    "pick": choose,
+    "pick": pick,
     "lookup": lookup,
     "assign": assign,
     "push": push,
@@ -305,6 +305,6 @@ WORK: dict[str, Work] = {
 }
 
 
-def do_work(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_node(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do the work of one node on the rows of a frame."""
     return WORK[node.op](node, frame, session)

@@ -8,14 +8,14 @@ from typing import Any
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, Rows, TableData
-from rlgraph.backends.worker.columns import missing_column
-from rlgraph.backends.worker.session import ModelState, engine_failure, too_long
+from rlgraph.backends.worker.columns import missing_column_error
+from rlgraph.backends.worker.session import ModelState, engine_run_error, row_too_long_error
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table
 
 
-def asked_rows(
+def rows_to_answer(
     node: Node, frame: Frame, place: int = 1, *, asks: bool = True
 ) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
     """Return the rows to answer, the data rows they came from, and the prompts. place: of the input that these are;
@@ -40,20 +40,20 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     for place, row in enumerate(table.data):
         if name not in row:
             others = any(name in other_row for other_row in table.data)
-            raise missing_column(
+            raise missing_column_error(
                 rows.row_name(place) if rows else f"row {place}", name, node.span, () if others else tuple(row)
             )
     return tuple(row[name] for row in table.data)
 
 
-def sample_ids(parents: Rows, count: int) -> tuple[RowId, ...]:
+def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:
     """Return the identities of `count` samples of each row."""
     if count == 1:
         return parents.known_ids
     return tuple((*row, sample) for row in parents.known_ids for sample in range(count))
 
 
-def encoded_prompts(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
+def encode_prompts(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
     """Return the tokens of each prompt. Raises RunError for prompts that cannot be used."""
     encoded = []
     for place, prompt in enumerate(prompts):
@@ -67,10 +67,10 @@ def encoded_prompts(node: Node, model: ModelState, prompts: Sequence[Any], paren
         try:
             encoded.append(model.engine.codec.encode_prompt(prompt))
         except (EngineError, TypeError, KeyError) as error:
-            raise engine_failure(node, f"the prompt of {who} cannot be used", error) from None
-        longest, most = model.longest, node.attr("max_tokens")
+            raise engine_run_error(node, f"the prompt of {who} cannot be used", error) from None
+        longest, most = model.max_row_tokens, node.attr("max_tokens")
         if longest is not None and len(encoded[-1]) + most > longest:
             asked = f"the prompt of {who} has {count_phrase(len(encoded[-1]), 'token')}"
             asked = f"{asked}: with the {most:,} of `max_tokens` more it is"
-            raise too_long(node, asked, len(encoded[-1]) + most, model, longest)
+            raise row_too_long_error(node, asked, len(encoded[-1]) + most, model, longest)
     return encoded

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.first_done import select_first, take_rows
+from rlgraph.backends.engines.first_done import select_first_finished, take_rows
 from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
-from rlgraph.backends.engines.roles import Streams, WeightRefresh
+from rlgraph.backends.engines.roles import StreamsRows, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
-from rlgraph.backends.worker.session import ModelState, Session, engine_failure
+from rlgraph.backends.worker.session import ModelState, Session, engine_run_error
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest_weights
@@ -54,22 +54,22 @@ def sampling_options(node: Node, model: ModelState, most: int | None = None) -> 
             node.attr("first") or 0,
         )
     except EngineError as error:
-        raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
+        raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None
 
 
-def past_weights(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
+def weights_to_sample_with(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
     """Return the weights that generate, where they are not the present ones, and their version. In one process the last
     ones are always there when a step samples, which satisfies any bound of their age."""
-    version = newest_version(node, frame, session, model) if frame.version is None else frame.version
+    version = newest_allowed_version(node, frame, session, model) if frame.version is None else frame.version
     return model.past.get(version) if oldest_weights(node) else None, version
 
 
-def newest_version(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
+def newest_allowed_version(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
     """Return the last version that a node may sample with."""
     return session.versions.version_at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
-def refresh_of(node: Node, frame: Frame) -> WeightRefresh | None:
+def weight_refresh(node: Node, frame: Frame) -> WeightRefresh | None:
     """Return where newer weights come from while a node samples, no more often than the program lets them."""
     return _RefreshAtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
 
@@ -86,17 +86,17 @@ class _RefreshAtTurns:
         return self._inner.version
 
     @property
-    def can_take(self) -> bool:
+    def can_take_weights(self) -> bool:
         begun, self._begun = self._begun, True
-        return not begun and self._inner.can_take
+        return not begun and self._inner.can_take_weights
 
-    def take(self) -> int:
-        return self._inner.take()
+    def take_weights(self) -> int:
+        return self._inner.take_weights()
 
 
 def _runs(made: Generation, version: int) -> list[Runs]:
     """Return for each row the versions that made its tokens; `version`: where there were no others."""
-    counts = made.sequences.counts().tolist()
+    counts = made.sequences.scored_counts().tolist()
     if made.versions is None:
         return [((version, tokens),) for tokens in counts]
     runs: list[Runs] = []
@@ -128,7 +128,7 @@ class Sampler:
     expected: Sequence[float] | None = None
     """For each row that is asked the tokens that its answers are expected to have."""
 
-    def parts(
+    def sample_parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
     ) -> Iterator[tuple[int, tuple[RowId, ...], Generation, list[Runs]]]:
         """Yield the responses to the first `sizes[0]` lists, to the next `sizes[1]`, and so on, each part when it is
@@ -140,10 +140,10 @@ class Sampler:
                 rows = tuple(ids[place] for place in places)
                 if self.session.recorder and self.model.engine.has_results:
                     asked = [encoded[place // self.count] for place in places]
-                    self.session.recorder.write(self.node, self.step, self.turn, rows, asked, made, runs)
+                    self.session.recorder.write_rows(self.node, self.step, self.turn, rows, asked, made, runs)
                 yield number, rows, made, runs
         except EngineError as error:
-            raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
+            raise engine_run_error(self.node, f"`{self.model.model.name}` cannot generate", error) from None
 
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
@@ -159,13 +159,15 @@ class Sampler:
         # Only one that admits knows `admission`.
         engine_options |= {} if self.admission is None else {"admission": self.admission}
         engine_options |= {} if self.expected is None else {"expected": self.expected}
-        if len(sizes) == 1 and not (self.admission and self.admission.leaves):
+        if len(sizes) == 1 and not (self.admission and self.admission.may_be_given_up):
             parts = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **engine_options))])
         else:
-            parts = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **engine_options)
+            parts = cast(StreamsRows, engine).generate_in_parts(
+                asked, self.count, self.sampling, keys, sizes, **engine_options
+            )
         for number, made in parts:
-            all_wanted = self.admission is None or self.admission.limit is None
-            kept = select_first(made, self.count, self.sampling, all_wanted)
+            all_wanted = self.admission is None or self.admission.token_limit is None
+            kept = select_first_finished(made, self.count, self.sampling, all_wanted)
             made = take_rows(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
@@ -174,14 +176,14 @@ class Sampler:
     ) -> tuple[Tensor, Generation, list[Runs]]:
         """Return which responses are kept, and these. Of samples that end first the recording has no others."""
         step, kept = self.step.number, torch.arange(len(ids))
-        if self.sampling.first:
-            recorded = torch.tensor([replay.has(self.node, step, self.turn, row) for row in ids])
-            if bool((recorded.view(-1, self.count).sum(1) == self.sampling.first).all()):
+        if self.sampling.samples_wanted:
+            recorded = torch.tensor([replay.has_row(self.node, step, self.turn, row) for row in ids])
+            if bool((recorded.view(-1, self.count).sum(1) == self.sampling.samples_wanted).all()):
                 kept = recorded.nonzero()[:, 0]
         places = kept.tolist()
         rows, asked = [ids[place] for place in places], [encoded[place // self.count] for place in places]
-        made, runs = replay.read(self.node, step, self.turn, rows, asked)
-        if len(rows) < len(ids) or not self.sampling.first:
+        made, runs = replay.read_rows(self.node, step, self.turn, rows, asked)
+        if len(rows) < len(ids) or not self.sampling.samples_wanted:
             return kept, made, runs
-        chosen = select_first(made, self.count, self.sampling)
+        chosen = select_first_finished(made, self.count, self.sampling)
         return chosen, take_rows(made, chosen), [runs[place] for place in chosen.tolist()]

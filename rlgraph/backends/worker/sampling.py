@@ -13,17 +13,17 @@ from torch import Tensor
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.versions import Runs
-from rlgraph.backends.worker.prompts import asked_rows, encoded_prompts, sample_ids
-from rlgraph.backends.worker.sampler import Sampler, past_weights, refresh_of, sampling_options
+from rlgraph.backends.worker.prompts import encode_prompts, ids_of_samples, rows_to_answer
+from rlgraph.backends.worker.sampler import Sampler, sampling_options, weight_refresh, weights_to_sample_with
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import OLDEST, Axis, Table
-from rlgraph.ops.nodes import expected_lengths_of, rows_per_input, work_of
+from rlgraph.ops.nodes import expected_lengths_of, model_work_of, rows_per_input
 
 
 def generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample `n` answers for each row of a table or a text column, or those of them that end first."""
-    size = asked_rows(node, frame)[0].size
+    size = rows_to_answer(node, frame)[0].size
     [(_, _, made)] = generate_parts(node, frame, session, [size])
     return made
 
@@ -34,18 +34,18 @@ def generate_parts(
     """Do `generate` for the first `sizes[0]` rows, for the next `sizes[1]`, and so on. Yields each part when it is
     done: its number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
-    parents, data, prompts = asked_rows(node, frame)
+    parents, data, prompts = rows_to_answer(node, frame)
     kind = table_type(node)
     count, answers = node.attr("n"), rows_per_input(node)
-    ids = sample_ids(parents, count)
-    encoded = encoded_prompts(node, model, prompts, parents)
-    weights, version = past_weights(node, frame, session, model)
-    keys = frame.step.row_keys(node.attr("key"), ids)
+    ids = ids_of_samples(parents, count)
+    encoded = encode_prompts(node, model, prompts, parents)
+    weights, version = weights_to_sample_with(node, frame, session, model)
+    keys = frame.step.row_random_numbers(node.attr("key"), ids)
     expected = frame.values[expected_lengths_of(node)] if expected_lengths_of(node) else None
-    how = sampling_options(node, model), weights, version, refresh_of(node, frame), frame.admission, expected
+    how = sampling_options(node, model), weights, version, weight_refresh(node, frame), frame.admission, expected
     sampler = Sampler(node, frame.step, session, model, None, count, *how)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
-    for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
+    for number, rows, made, runs in sampler.sample_parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]
         # With one answer for each row that is asked, they are the same rows.
         row_ids = parents.known_ids[start:stop] if kind.axis.key == parents.axis.key else rows
@@ -54,19 +54,19 @@ def generate_parts(
             "finished": made.finished,
             **version_columns(runs, kind),
         }
-        session.notes.add(frame.step, "sampled", node.attr("key"), row_ids, runs)
-        asked = repeat(data[start:stop], answers), repeat(prompts[start:stop], answers)
+        session.notes.add_note(frame.step, "sampled", node.attr("key"), row_ids, runs)
+        asked = repeat_items(data[start:stop], answers), repeat_items(prompts[start:stop], answers)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
-        yield number, part, made_table(node, part, row_ids, table, answers)
+        yield number, part, table_output(node, part, row_ids, table, answers)
 
 
-def sampled_tokens(node: Node, made: NodeOutput) -> int:
+def sampled_token_count(node: Node, made: NodeOutput) -> int:
     """Return how many tokens a node sampled."""
-    return int(made.values[node.name].sequences.scored.sum()) if work_of(node.op) == "generates" else 0
+    return int(made.values[node.name].sequences.scored.sum()) if model_work_of(node.op) == "generates" else 0
 
 
-def longest_answers(node: Node, made: NodeOutput) -> tuple[int, ...]:
+def longest_answer_lengths(node: Node, made: NodeOutput) -> tuple[int, ...]:
     """Return for each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
     counts = made.values[node.name].sequences.counts().view(-1, rows_per_input(node))
     longest = counts.max(1).values * (counts.min(1).values > 0)
@@ -91,26 +91,26 @@ def version_columns(runs: Sequence[Runs], kind: Table) -> dict[str, Tensor]:
     return {"version": versions.repeat_interleave(tokens), OLDEST: oldest}
 
 
-def repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
+def repeat_items(items: Sequence[Any], count: int) -> tuple[Any, ...]:
     return tuple(item for item in items for _ in range(count))
 
 
-def made_table(node: Node, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int) -> NodeOutput:
+def table_output(node: Node, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int) -> NodeOutput:
     """Return the table, and the rows of the axes that it brings."""
     kind, rows = table_type(node), list[Rows]()
     if kind.axis.key != parents.axis.key:
         parent = np.repeat(np.arange(parents.size), count)
         rows.append(Rows(kind.axis, len(ids), parent, ids))
-    return NodeOutput({node.outputs[0].name: table}, rows + rows_inside(kind, table))
+    return NodeOutput({node.outputs[0].name: table}, rows + rows_of_inner_axes(kind, table))
 
 
-def rows_inside(kind: Table, table: TableData) -> list[Rows]:
+def rows_of_inner_axes(kind: Table, table: TableData) -> list[Rows]:
     """Return the tokens of a table's rows, and the turns of episodes."""
     assert kind.token and table.sequences is not None
-    rows = [inner_rows(kind.token, table.sequences.counts().numpy())]
-    return rows + ([inner_rows(kind.turn, table.columns["turns"].numpy())] if kind.turn else [])
+    rows = [rows_from_counts(kind.token, table.sequences.scored_counts().numpy())]
+    return rows + ([rows_from_counts(kind.turn, table.columns["turns"].numpy())] if kind.turn else [])
 
 
-def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
+def rows_from_counts(axis: Axis, counts: np.ndarray) -> Rows:
     """Return rows of an inner axis, from how many there are in each row, int64."""
     return Rows(axis, int(counts.sum()), np.repeat(np.arange(counts.shape[0]), counts))

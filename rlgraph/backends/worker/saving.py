@@ -17,10 +17,10 @@ from rlgraph.backends.engines.optimizer import STEP
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.roles import KeepsMoments
 from rlgraph.backends.engines.stored import StoredTensors, TensorView, full_boxes, select_views, write_tensors
-from rlgraph.backends.engines.weights import WeightSource, fill_tensors, locals_of
+from rlgraph.backends.engines.weights import WeightSource, fill_tensors, tensors_by_layer
 from rlgraph.backends.saved import SavedModel, checking_damage
 from rlgraph.backends.worker.session import ModelState
-from rlgraph.digests import Digests
+from rlgraph.digests import FileDigests
 from rlgraph.ir.layout import Box, LocalTensor
 from rlgraph.ir.transfer import TensorBox
 from rlgraph.passes.resharding.owners import divide_writing
@@ -40,7 +40,7 @@ class ModelPart:
     moments: tuple[LocalTensor, ...]
 
 
-def boxes_to_write(stocks: Sequence[ModelPart]) -> list[WrittenBoxes]:
+def boxes_to_write(stocks: Sequence[ModelPart]) -> list[BoxesToWrite]:
     """Return what each of these processes writes, so that all of the model is written, and once."""
     weights, moments = (
         divide_writing([stock.weights for stock in stocks]),
@@ -49,20 +49,20 @@ def boxes_to_write(stocks: Sequence[ModelPart]) -> list[WrittenBoxes]:
     whole_of = full_boxes(stock.weights for stock in stocks)
     marks = [f"-rank{rank:05d}" for rank in range(len(stocks))] if len(stocks) > 1 else [""]
     return [
-        WrittenBoxes(w, m, {name: whole_of[name] for name, _ in (*w, *m)}, mark)
+        BoxesToWrite(w, m, {name: whole_of[name] for name, _ in (*w, *m)}, mark)
         for w, m, mark in zip(weights, moments, marks, strict=True)
     ]
 
 
 @dataclass(frozen=True)
-class WrittenBoxes:
+class BoxesToWrite:
     """What a process writes of a model: boxes of global tensors."""
 
     weights: Sequence[TensorBox]
     moments: Sequence[TensorBox]
-    whole_of: Mapping[str, Box]
+    whole_boxes: Mapping[str, Box]
     """The box of each whole tensor."""
-    mark: str = ""
+    file_suffix: str = ""
     """The mark of its files, where others write more of them."""
 
 
@@ -72,23 +72,24 @@ class ModelSnapshot:
     does meanwhile with its own (it computes with older weights in their place, moves its model to the host), they
     refer to what was left."""
 
-    stock: ModelPart
+    part: ModelPart
     tensors: Mapping[str, Tensor]
     moments: Moments
     past: Mapping[int, State] = field(default_factory=dict)
 
 
-def snapshot_of(state: ModelState, before: ModelSnapshot | None = None) -> ModelSnapshot:
+def take_snapshot(state: ModelState, before: ModelSnapshot | None = None) -> ModelSnapshot:
     """Return what the last change has left. Called in the thread that works with the engine. before: what an earlier
     change left."""
     weights = {name: weight.detach() for name, weight in state.engine.tensors().items()}
-    layout = before.stock.weights if before else tuple(locals_of(state.engine.layout(), weights))
-    moments = moments_of(state)
+    layout = before.part.weights if before else tuple(tensors_by_layer(state.engine.layout(), weights))
+    moments = engine_moments(state)
     kinds = {
-        kind: {name: tensor.detach() for name, tensor in tensors.items()} for kind, tensors in moments.kinds.items()
+        kind: {name: tensor.detach() for name, tensor in tensors.items()}
+        for kind, tensors in moments.tensors_by_kind.items()
     }
     stock = ModelPart(state.updates, state.past.changed, (), layout, moments.layout)
-    return ModelSnapshot(stock, weights, replace(moments, kinds=kinds))
+    return ModelSnapshot(stock, weights, replace(moments, tensors_by_kind=kinds))
 
 
 def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
@@ -97,7 +98,7 @@ def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelS
     with state.gate:
         changed, past = state.past.changed, state.past.snapshot(number)
         state.held = 0 < changed <= number
-    return replace(left, stock=replace(left.stock, changed=changed, past=tuple(sorted(past))), past=past)
+    return replace(left, part=replace(left.part, changed=changed, past=tuple(sorted(past))), past=past)
 
 
 def release_model(state: ModelState) -> None:
@@ -109,23 +110,23 @@ def release_model(state: ModelState) -> None:
 
 def model_part(state: ModelState) -> ModelPart:
     """Return what this process has of a model."""
-    return snapshot_of(state).stock
+    return take_snapshot(state).part
 
 
-def check_same(held: Iterable[Sequence[LocalTensor]], saved: SavedModel) -> None:
+def check_saved_layout(held: Iterable[Sequence[LocalTensor]], saved: SavedModel) -> None:
     """Check that what was saved is what these ranks have together: raises EngineError where it is not, UsageMistake
     where it is damaged."""
     with checking_damage(saved):
-        boxes, weights = full_boxes(held), StoredTensors(saved.files("weights"))
+        boxes, weights = full_boxes(held), StoredTensors(saved.files_of_kind("weights"))
     for name in boxes.keys() ^ {*weights.names}:
         raise EngineError(f"{name} is only {'in the model' if name in boxes else 'among those that were saved'}")
     for name, box in boxes.items():
-        if box != weights.box(name):
-            sizes = (" x ".join(str(stop) for _, stop in extent) for extent in (box, weights.box(name)))
+        if box != weights.full_box(name):
+            sizes = (" x ".join(str(stop) for _, stop in extent) for extent in (box, weights.full_box(name)))
             raise EngineError("{} is {}, and was {}".format(name, *sizes))
 
 
-def moments_of(state: ModelState) -> Moments:
+def engine_moments(state: ModelState) -> Moments:
     """Return the moments of an engine; one that trains nothing has none."""
     return cast(KeepsMoments, state.engine).moments() if hasattr(state.engine, "moments") else Moments()
 
@@ -134,7 +135,7 @@ def moments_of(state: ModelState) -> Moments:
 class WrittenFiles:
     """What a process has written."""
 
-    files: Mapping[str, Digests]
+    files: Mapping[str, FileDigests]
     """The digests of its files, by name."""
     mismatched: str = ""
     """The first tensor whose weights are NaN or infinite."""
@@ -143,16 +144,16 @@ class WrittenFiles:
 
 
 @torch.no_grad()
-def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: WrittenBoxes) -> WrittenFiles:
+def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: BoxesToWrite) -> WrittenFiles:
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
-    moments, odd, files = left.moments, "", dict[str, Digests]()
+    moments, odd, files = left.moments, "", dict[str, FileDigests]()
     rest = getattr(state.engine, "offloader", None)
     reading = nullcontext if rest is None else rest.prefetch
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
     moment_tensors: dict[str, Tensor | TensorView] = {
         f"{kind}:{name}": tensor
-        for kind, tensors in moments.kinds.items()
-        for name, tensor in select_views(tensors, moments.layout, part.moments, part.whole_of).items()
+        for kind, tensors in moments.tensors_by_kind.items()
+        for name, tensor in select_views(tensors, moments.layout, part.moments, part.whole_boxes).items()
     }
     # The process that has a parameter's beginning writes how often it was updated.
     first = [name for name, box in part.moments if not any(start for start, _ in box)] if moments.steps else []
@@ -160,11 +161,11 @@ def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: Writte
     try:
         place.mkdir(parents=True, exist_ok=True)
         for kind, tensors in kinds.items():
-            file = place / f"{kind}{part.mark}.safetensors"
-            chosen_weights = select_views(tensors, left.stock.weights, part.weights, part.whole_of)
+            file = place / f"{kind}{part.file_suffix}.safetensors"
+            chosen_weights = select_views(tensors, left.part.weights, part.weights, part.whole_boxes)
             files[file.name], lost = write_tensors(file, chosen_weights, reading=reading)
             odd = lost or odd
-        file = place / f"{MOMENTS}{part.mark}.safetensors"
+        file = place / f"{MOMENTS}{part.file_suffix}.safetensors"
         # Moments are finite where weights stay so.
         files[file.name], _ = write_tensors(file, moment_tensors, reading=reading, looks=False)
     except OSError as error:
@@ -177,7 +178,7 @@ class _Widest:
     itself."""
 
     def __init__(self, narrow: WeightSource, moments: StoredTensors) -> None:
-        self._narrow, self._wide = narrow, moments.under(MASTER)
+        self._narrow, self._wide = narrow, moments.tensors_of_kind(MASTER)
         self._copied = {name.removeprefix(f"{MASTER}:") for name in moments.names if name.startswith(f"{MASTER}:")}
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -195,24 +196,24 @@ def read_part(state: ModelState, saved: SavedModel) -> None:
 def _read_part(state: ModelState, saved: SavedModel) -> None:
     engine = state.engine
     tensors_here = engine.tensors()
-    layout = locals_of(engine.layout(), tensors_here)
-    moments = StoredTensors(saved.files(MOMENTS))
+    layout = tensors_by_layer(engine.layout(), tensors_here)
+    moments = StoredTensors(saved.files_of_kind(MOMENTS))
     kinds = {name.partition(":")[0] for name in moments.names} - {STEP}
-    weights: WeightSource = StoredTensors(saved.files("weights"))
+    weights: WeightSource = StoredTensors(saved.files_of_kind("weights"))
     if MASTER in kinds and any(tensor.itemsize > 2 for tensor in tensors_here.values()):
         weights = _Widest(weights, moments)
     fill_tensors(tensors_here, layout, weights)
-    engine.weights_were_written()
+    engine.note_weights_written()
     if kinds and hasattr(engine, "begin_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
         new_moments = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
         for kind in kinds & new_moments.kinds.keys():
-            fill_tensors(new_moments.kinds[kind], new_moments.layout, moments.under(kind))
+            fill_tensors(new_moments.kinds[kind], new_moments.layout, moments.tensors_of_kind(kind))
     state.updates = saved.updates
     # On the device and in the layout of the present weights, whose place they take.
     past = {
         version: {name: torch.empty_like(tensor) for name, tensor in tensors_here.items()} for version in saved.past
     }
     for version, tensors in past.items():
-        fill_tensors(tensors, layout, StoredTensors(saved.files(f"past-{version}")))
+        fill_tensors(tensors, layout, StoredTensors(saved.files_of_kind(f"past-{version}")))
     state.past.restore(saved.changed, past)

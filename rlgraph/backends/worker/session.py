@@ -11,29 +11,29 @@ from typing import Any, cast
 
 import torch
 
-from rlgraph.backends.engines.errors import EngineError, HubError, ModelRefused, NoHead
+from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, ModelRefused
 from rlgraph.backends.engines.records import Rank
-from rlgraph.backends.engines.roles import Embedded, Engine, LimitsCache
+from rlgraph.backends.engines.roles import EmbeddedEngine, Engine, LimitsCache
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.enginespec.registry import embedded, opener
+from rlgraph.backends.enginespec.registry import embedded_engine, rank_opener
 from rlgraph.backends.history import LengthHistory
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
-from rlgraph.backends.worker.judging import apply_limits, prompt_limits
+from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.model_sources import model_spec, source_span
-from rlgraph.catalog.models.heads import missing_head
-from rlgraph.data import Cursor, Reader, check_source, open_source
+from rlgraph.catalog.models.heads import missing_head_diagnostic
+from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.ir.graph import External, Model, Node, Program
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.plan import ModelHolding
 from rlgraph.ops.bases import base_models
 from rlgraph.user_code import (
     Ask,
+    CodeFailure,
     Environment,
-    Failure,
     RemoteWorker,
     RewardFunction,
     Workers,
@@ -41,7 +41,7 @@ from rlgraph.user_code import (
     open_function,
 )
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.spec import CallSpec
 
 Note = Callable[[str], None]
 
@@ -103,12 +103,12 @@ class ModelState:
     """Whether its weights are being written to disk: a change of them waits at the gate."""
 
     @property
-    def longest(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """Tokens of a row, at most; None: any number, or the engine does not say."""
         longest: int | None = getattr(self.engine, "longest_row", None)
         return longest
 
-    def roomier(self, tokens: int) -> Holding | None:
+    def larger_cache(self, tokens: int) -> ModelHolding | None:
         """Return what the plan would have to say of the model for a row of so many tokens; None where that would not
         help."""
         return cast(LimitsCache, self.engine).larger_cache(tokens) if hasattr(self.engine, "larger_cache") else None
@@ -122,9 +122,9 @@ def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
     """Open an engine in this process."""
     beside = session.engine_with_same_base(model)
     if model.copy_of and beside is None:
-        return cast(Embedded, session.models[model.copy_of].engine).copy()
+        return cast(EmbeddedEngine, session.models[model.copy_of].engine).copy()
     rank = Rank(threads=session.settings.threads, device=session.settings.device, base_engine=beside)
-    engine: Embedded = opener(embedded())(spec, rank)
+    engine: EmbeddedEngine = rank_opener(embedded_engine())(spec, rank)
     return engine
 
 
@@ -156,7 +156,7 @@ class Session:
         self._open_engine = open_engine
         self.workers = Workers()
         self.models: dict[str, ModelState] = {}
-        self.readers: dict[str, Reader] = {}
+        self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
         self.history = LengthHistory()
@@ -188,7 +188,7 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        self.judged = apply_limits(self.readers, prompt_limits(self.program, self.readers, self.models), note)
+        self.judged = apply_prompt_limits(self.readers, prompt_limits(self.program, self.readers, self.models), note)
         """Sentences on what was done with rows that are too long."""
         self.dtype = program_dtype(self.program)
         for state in self.program.states:
@@ -205,7 +205,7 @@ class Session:
         if outside.kind == "data":
             check_source(spec)
             source = open_source(spec, folders, self.workers)
-            self.readers[outside.name] = Reader(source, outside.name, self.settings.seed)
+            self.readers[outside.name] = BatchReader(source, outside.name, self.settings.seed)
             self.first[outside.name] = Cursor()
         elif outside.kind == "func":
             self.functions[outside.name] = open_function(spec, folders, self.workers)
@@ -225,8 +225,8 @@ class Session:
         worker = self.environments[name].workers[0]
         answer: Any
         try:
-            answer = worker.request_of(generation, operation, *arguments, limit_s=limit_s)
-        except Failure as failure:
+            answer = worker.request_generation(generation, operation, *arguments, limit_s=limit_s)
+        except CodeFailure as failure:
             answer = failure
         return worker.generation, answer
 
@@ -240,8 +240,8 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", source_span(model), hint)
             ) from None
-        except NoHead as error:
-            raise ProgramError(missing_head(model.name, str(error), source_span(model))) from None
+        except MissingHead as error:
+            raise ProgramError(missing_head_diagnostic(model.name, str(error), source_span(model))) from None
         except EngineError as error:
             hint = (
                 error.hint
@@ -269,22 +269,24 @@ class Session:
             state.gate.wait_for(lambda: not state.held)
             state.past.copy_before_change(step, state.engine.state)
 
-    def finish(self, step: Step) -> None:
+    def forget_steps(self, step: Step) -> None:
         """Forget what only this step and those before needed, which are over."""
         for state in self.models.values():
-            state.past.finish(step)
+            state.past.drop_unneeded(step)
         if self.replay:
-            self.replay.finish(step)
+            self.replay.forget_steps(step)
 
     def close(self) -> None:
         """End the processes of functions and environments."""
         self.workers.close()
 
 
-def _spec(outside: External, overrides: Mapping[str, Any]) -> Spec:
+def _spec(outside: External, overrides: Mapping[str, Any]) -> CallSpec:
     """Return the spec of an outside thing. overrides: options that count, whatever the program says."""
-    args, options = outside.record.plain()
-    return Spec(outside.record.name, args, {**options, **overrides}, outside.record.span, dict(outside.record.spans))
+    args, options = outside.record.plain_arguments()
+    return CallSpec(
+        outside.record.name, args, {**options, **overrides}, outside.record.span, dict(outside.record.spans)
+    )
 
 
 def program_dtype(program: Program) -> torch.dtype:
@@ -302,17 +304,17 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
         problems += error.diagnostics
 
 
-def engine_failure(node: Node, what: str, error: Exception) -> RunError:
+def engine_run_error(node: Node, what: str, error: Exception) -> RunError:
     """Return the error for what an engine refuses, at the place in the program that asked."""
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 
-def too_long(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
+def row_too_long_error(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
     """Return the error for a row of so many tokens, for which the model has too few positions, or the cache that the
     plan gives it has no room."""
     message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
     hint = "lower `max_tokens`, or leave such rows out of the data"
-    if roomier := state.roomier(tokens):
+    if roomier := state.larger_cache(tokens):
         where = f"of `{roomier.model}` on `{roomier.group}` in the plan file"
         hint = f"raise `kv_bytes` {where} to {roomier.kv_bytes} at least, {hint}"
     return RunError(Diagnostic("E0748", message, node.span, hint))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows, TableData, join_entries
-from rlgraph.backends.worker.columns import numbers_of
-from rlgraph.backends.worker.sampling import inner_rows, table_type
+from rlgraph.backends.worker.columns import column_tensor
+from rlgraph.backends.worker.sampling import rows_from_counts, table_type
 from rlgraph.backends.worker.session import Session
-from rlgraph.columns import NO_KEYS, WORDS, kind_of
+from rlgraph.columns import NO_KEYS, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table, axis_of
@@ -39,7 +39,7 @@ def assign(node: Node, frame: Frame, session: Session) -> NodeOutput:
     if isinstance(values, list):
         axis = axis_of(frame.types[node.inputs[2]])
         assert axis
-        values = numbers_of(values, node.inputs[2], frame.rows[axis.key].row_name, node.span, session.dtype)
+        values = column_tensor(values, node.inputs[2], frame.rows[axis.key].row_name, node.span, session.dtype)
     numbers = [float(value) for value in values.tolist()]
     for key, value in zip(_keys(entries, keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
@@ -58,7 +58,7 @@ def _keys(entries: Mapping[Any, float], column: Any, node: Node, frame: Frame) -
     keys: list[Any] = column.tolist() if isinstance(column, Tensor) else column
     first = next(iter(entries), keys[0] if keys else None)
     for place, key in enumerate(keys):
-        kind = kind_of(key)
+        kind = value_kind(key)
         if kind not in NO_KEYS and isinstance(key, str) == isinstance(first, str):
             continue
         axis = axis_of(frame.types[node.inputs[1]])
@@ -78,7 +78,7 @@ def push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     table = replace(table, columns={**table.columns, **named})
     axis = kind.axis
     lengths = {
-        inner_axis.key: np.bincount(frame.index(inner_axis.key, axis.key), minlength=len(table.data))
+        inner_axis.key: np.bincount(frame.ancestor_rows(inner_axis.key, axis.key), minlength=len(table.data))
         for inner_axis in (kind.token,)
         if inner_axis
     }
@@ -87,7 +87,7 @@ def push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     table.columns.pop("turns", None)
     new = BufferRows(full, table, frame.rows[axis.key].known_ids, lengths[kind.token.key])
     capacity = _capacity(node, session)
-    return NodeOutput({node.outputs[0].name: new.appended(buffer, capacity)})
+    return NodeOutput({node.outputs[0].name: new.appended_to(buffer, capacity)})
 
 
 def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
@@ -113,7 +113,7 @@ class BufferRows:
     lengths: np.ndarray
     """int64: the tokens of each row."""
 
-    def appended(self, held: BufferRows | None, capacity: int) -> BufferRows:
+    def appended_to(self, held: BufferRows | None, capacity: int) -> BufferRows:
         """Return these rows behind those that were there; the oldest leave."""
         if held is not None:
             table = join_entries([held.table, self.table])
@@ -128,7 +128,7 @@ class BufferRows:
         starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:
-            chosen[self.kind.token.key] = ragged_places(starts[places], self.lengths[places])
+            chosen[self.kind.token.key] = ragged_positions(starts[places], self.lengths[places])
         table = self.table.take(self.kind, chosen)
         return BufferRows(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
 
@@ -139,8 +139,8 @@ def sample(node: Node, frame: Frame, session: Session) -> NodeOutput:
     kind = table_type(node)
     assert buffer is not None, "the checker has seen a push above"
     count = min(node.attr("rows"), len(buffer.ids))
-    places = frame.step.sampler(node.attr("key")).sample(range(len(buffer.ids)), count)
+    places = frame.step.picking_rng(node.attr("key")).sample(range(len(buffer.ids)), count)
     taken = buffer.take(np.array(sorted(places), dtype=np.int64))
     assert kind.token
-    rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
+    rows = [Rows(kind.axis, count, None, taken.ids), rows_from_counts(kind.token, taken.lengths)]
     return NodeOutput({node.outputs[0].name: taken.table}, rows)

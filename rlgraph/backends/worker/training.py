@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.errors import EngineError, NoRows, NotFinite, PartialUpdate
+from rlgraph.backends.engines.errors import EngineError, NonFiniteGradient, NoRows, PartialUpdate
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
-from rlgraph.backends.engines.roles import Accumulates, FusesPipelines, PipelineNeighbours
+from rlgraph.backends.engines.roles import AccumulatesGradients, FusesPipelines, PipelineNeighbours
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.backends.regions import assemble_exports, region_output, run_region
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import call_options, do_work, sequences_for
-from rlgraph.backends.worker.session import Session, engine_failure
+from rlgraph.backends.worker.nodes import call_options, engine_and_sequences, run_node
+from rlgraph.backends.worker.session import Session, engine_run_error
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
@@ -40,12 +40,12 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     state = session.models[model]
     state.odd.clear()
     with _updating(node, model, frame, session):
-        state.engine.train_step(gathered.blocks, gathered.micro, _options(node), state.updates)
-    made = gathered.made(model)
+        state.engine.train_step(gathered.micro_batch_numbers, gathered.micro_batch, _options(node), state.updates)
+    made = gathered.node_output(model)
     return replace(made, metrics={**made.metrics, **_skipped_metrics(model, frame, session)})
 
 
-def train_together(
+def train_fused(
     nodes: Sequence[Node],
     frames: Sequence[Frame],
     session: Session,
@@ -63,19 +63,22 @@ def train_together(
         for state in states:
             cast(FusesPipelines, state.engine).clear_gradients()
             state.odd.clear()
-        parts = [(state.engine, body.blocks, body.micro) for state, body in zip(states, bodies, strict=True)]
+        parts = [
+            (state.engine, body.micro_batch_numbers, body.micro_batch)
+            for state, body in zip(states, bodies, strict=True)
+        ]
         cast(FusesPipelines, states[0].engine).add_gradients_jointly(parts, beside)
     except LinkError:
         # Another process is to blame.
         raise
     except EngineError as error:
         names = quoted_list([state.model.name for state in states], "and")
-        raise engine_failure(nodes[0], f"training {names} in one pipeline failed", error) from None
+        raise engine_run_error(nodes[0], f"training {names} in one pipeline failed", error) from None
     outputs = []
     for node, frame, state, body in zip(nodes, frames, states, bodies, strict=True):
         with _updating(node, body.model, frame, session):
             cast(FusesPipelines, state.engine).apply_gradients(_options(node), state.updates)
-        output = body.made(body.model)
+        output = body.node_output(body.model)
         outputs.append(replace(output, metrics={**output.metrics, **_skipped_metrics(body.model, frame, session)}))
     return outputs
 
@@ -87,7 +90,7 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
     """
     axis, model = node.attr("axis"), frame.values[node.inputs[0]]
     gathered, state = _Gathered(node, frame, session, axis, idle), session.models[model]
-    engine = cast(Accumulates, state.engine)
+    engine = cast(AccumulatesGradients, state.engine)
     try:
         if state.gathers != frame.step:
             # The first gradients of a step: a step that failed may have left some.
@@ -95,10 +98,10 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
             state.odd.clear()
             state.gathers = frame.step
         if not idle:
-            engine.add_gradients(gathered.blocks, gathered.micro)
+            engine.add_gradients(gathered.micro_batch_numbers, gathered.micro_batch)
     except EngineError as error:
-        raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
-    return gathered.made(torch.ones(0 if idle else frame.size(axis), dtype=torch.long))
+        raise engine_run_error(node, f"training `{state.model.name}` failed", error) from None
+    return gathered.node_output(torch.ones(0 if idle else frame.row_count(axis), dtype=torch.long))
 
 
 def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
@@ -107,7 +110,7 @@ def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     state = session.models[model]
     state.gathers = None
     with _updating(node, model, frame, session):
-        cast(Accumulates, state.engine).apply_gradients(_options(node), state.updates, float(scale))
+        cast(AccumulatesGradients, state.engine).apply_gradients(_options(node), state.updates, float(scale))
     return NodeOutput({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
 
 
@@ -127,16 +130,18 @@ def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterato
         # All ranks know that no rank has rows.
         state.empty = _one_more(state.empty, frame)
         return
-    except NotFinite as error:
+    except NonFiniteGradient as error:
         # All ranks see the same norm, and leave out the same update.
         if not session.settings.skips:
             rows = f", nor is the loss of {_first_few(state.odd)}" if state.odd else ""
-            raise engine_failure(node, f"training `{state.model.name}` failed", NotFinite(f"{error}{rows}")) from None
+            raise engine_run_error(
+                node, f"training `{state.model.name}` failed", NonFiniteGradient(f"{error}{rows}")
+            ) from None
         state.skipped = _one_more(state.skipped, frame)
         return
     except EngineError as error:
         state.torn = isinstance(error, PartialUpdate)
-        raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
+        raise engine_run_error(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
 
 
@@ -189,7 +194,7 @@ class _Gathered:
             kind = self.frame.types.get(name)
             if isinstance(kind, Table):
                 rows = self.frame.rows[kind.axis.key].known_ids
-                self.session.notes.add(self.frame.step, "trained", weights, rows, table=name)
+                self.session.notes.add_note(self.frame.step, "trained", weights, rows, table=name)
 
     def _rows_of(self, body: Frame) -> list[str]:
         """Return the rows that a model is asked about in a micro-batch, for a message."""
@@ -199,21 +204,21 @@ class _Gathered:
         ]
 
     @property
-    def blocks(self) -> range:
+    def micro_batch_numbers(self) -> range:
         """The numbers of the micro-batches."""
         return range(len(self.rows))
 
-    def micro(self, block: int) -> MicroBatch:
+    def micro_batch(self, block: int) -> MicroBatch:
         """Return a micro-batch: the calls of the model, and its part of the loss."""
         region, session = self.node.region, self.session
-        body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured)
+        body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured_values)
 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
             for inner, answer in zip(self.asked, answers, strict=True):
                 body.values[inner.name] = answer.to("cpu", session.dtype)
             [value] = run_region(partial(_straight, session), region, body, [self.model])
-            body.values = {name: _detached(body.values[name]) for name, _ in self.node.exported}
+            body.values = {name: _detached(body.values[name]) for name, _ in self.node.exported_values}
             with self._lock:
                 self.parts[block] = body, places
             assert isinstance(value, Tensor)
@@ -225,27 +230,27 @@ class _Gathered:
         body.values[region.inputs[0].name] = self.model
         return MicroBatch(tuple(_call(inner, body, session) for inner in self.asked), loss)
 
-    def made(self, carried: Any) -> NodeOutput:
+    def node_output(self, carried: Any) -> NodeOutput:
         """Return the output of the node: `carried`, and what the body has exported."""
         if not self.parts:
             # A rank without the answers has nothing to export either.
             return NodeOutput({self.node.outputs[0].name: carried})
-        ordered = [self.parts[block] for block in self.blocks]
+        ordered = [self.parts[block] for block in self.micro_batch_numbers]
         exports = assemble_exports(self.node, self.frame, ordered, self.axis or "")
         return region_output(self.node, self.frame, exports, [carried], {})
 
 
 def _call(node: Node, body: Frame, session: Session) -> ModelCall:
     """Return the call of a model on the rows of a micro-batch."""
-    _, sequences = sequences_for(node, body, session)
+    _, sequences = engine_and_sequences(node, body, session)
     return ModelCall(node.op, sequences, **call_options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
     """Return the frame of a micro-batch, and the places of its rows."""
     if axis is None or places is None:
-        return frame.child(), {}
-    return frame.slice(axis, places, names)
+        return frame.child_frame(), {}
+    return frame.slice_rows(axis, places, names)
 
 
 def _straight(session: Session, region: Graph, frame: Frame) -> None:
@@ -253,7 +258,7 @@ def _straight(session: Session, region: Graph, frame: Frame) -> None:
     for inner in region.nodes:
         if NODES[inner.op].scores:
             continue
-        made = do_work(inner, frame, session)
+        made = run_node(inner, frame, session)
         for rows in made.rows:
             frame.add_rows(rows)
         frame.values.update(made.values)
@@ -266,16 +271,16 @@ def _detached(value: object) -> object:
 def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.ndarray | None]:
     """Return the rows of the unit for each micro-batch, int64, by the padded tokens of what the model reads for
     them."""
-    lengths = torch.zeros(frame.size(axis), dtype=torch.long)
+    lengths = torch.zeros(frame.row_count(axis), dtype=torch.long)
     for inner in node.region.nodes:
         if not NODES[inner.op].scores or table_of(inner) not in frame.values:
             continue
         kind, table = frame.types[inner.inputs[1]], frame.values[inner.inputs[1]]
         assert isinstance(kind, Table)
-        lengths.index_add_(0, torch.from_numpy(frame.index(kind.axis.key, axis)), table.sequences.lengths)
+        lengths.index_add_(0, torch.from_numpy(frame.ancestor_rows(kind.axis.key, axis)), table.sequences.lengths)
     settings = session.settings
     if settings.micro_rows:
-        rows = np.arange(frame.size(axis))
+        rows = np.arange(frame.row_count(axis))
         return list(np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows)))
     state = session.models[frame.values[node.inputs[0]]]
     blocks = state.engine.plan_blocks(lengths, settings.token_budget)
@@ -293,7 +298,7 @@ def _options(node: Node) -> TrainOptions:
     }
     if not isinstance(rate, Record):
         return TrainOptions(lr=float(rate), **common)
-    first, *_ = rate.plain()[0]
+    first, *_ = rate.plain_arguments()[0]
     return TrainOptions(
         lr=float(first),
         schedule=cast(Any, rate.name),

@@ -47,17 +47,17 @@ class Device:
         """Whether it is a CPU or a GPU."""
         return device_kind(self.name)
 
-    def peak(self, dtype: str) -> float:
+    def peak_flops(self, dtype: str) -> float:
         """Return the peak FLOP/s at a dtype, or those of float32 where the dtype has no rate of its own."""
         rates = dict(self.flops)
         return rates.get(dtype) or rates["float32"]
 
-    def products(self, dtype: str) -> float:
+    def matmul_flops(self, dtype: str) -> float:
         """Return the FLOP/s that the largest matrix products reach at a dtype."""
-        return self.peak(dtype) * self.dense
+        return self.peak_flops(dtype) * self.dense
 
     @property
-    def streamed(self) -> float:
+    def stream_bandwidth(self) -> float:
         """The bytes per second that a long copy in its memory reaches."""
         return self.bandwidth * self.stream
 
@@ -114,9 +114,9 @@ class NodeGroup:
     def devices_for_teams(self, size: int, teams: int) -> int:
         """Return how many consecutive devices from the start of a node so many teams span, idle ones between
         included."""
-        return self.team_member(size, teams * size - 1) + 1 if teams else 0
+        return self.team_member_device(size, teams * size - 1) + 1 if teams else 0
 
-    def team_member(self, size: int, number: int) -> int:
+    def team_member_device(self, size: int, number: int) -> int:
         """Return the device of the team member with this number; both count from 0 at the start of a node."""
         if size > self.per_node:
             return number
@@ -154,11 +154,11 @@ class NodeGroup:
         for part in self.parts:
             room = part.copies(team, size, part.devices) * size
             if number < room:
-                return before + part.team_member(team, number)
+                return before + part.team_member_device(team, number)
             before, number = before + part.devices, number - room
-        return before + self.team_member(team, number)
+        return before + self.team_member_device(team, number)
 
-    def neighbours_share_node(self, size: int, teams: int) -> bool:
+    def neighbour_teams_share_node(self, size: int, teams: int) -> bool:
         """Return whether neighbours among rows of `teams` consecutive teams share a node: as the two of a row, or since
         rows fill a node."""
         on_a_node = self.per_node // size
@@ -205,7 +205,7 @@ class Cluster:
 
     def node_groups_of(self, first: int, devices: int) -> NodeGroup:
         """Return the node group that so many devices from `first` on are in, or all groups that they span, joined."""
-        ends = self.node_group_of_device(first), self.node_group_of_device(first + max(1, devices) - 1)
+        ends = self.node_group_number(first), self.node_group_number(first + max(1, devices) - 1)
         return self.join_groups(tuple(range(ends[0], ends[1] + 1)))
 
     def link_between(self, source: NodeGroup, target: NodeGroup) -> tuple[float, float] | None:
@@ -213,7 +213,7 @@ class Cluster:
         joined one; None if they are the same."""
         return None if source is target else (self.between, self.between_latency)
 
-    def node_group_of_device(self, first: int) -> int:
+    def node_group_number(self, first: int) -> int:
         """Return the number of the node group of a device; devices are numbered through all groups."""
         for number, island in enumerate(self.islands):
             if first < island.devices:
@@ -229,7 +229,7 @@ class Cluster:
             node -= island.nodes
         raise IndexError(f"the cluster has {sum(island.nodes for island in self.islands)} nodes")
 
-    def node(self, device: int) -> int:
+    def node_of_device(self, device: int) -> int:
         """Return the number of the node of a device; both are numbered through all groups."""
         before = 0
         for island in self.islands:
@@ -245,8 +245,8 @@ def _weakest(devices: Sequence[Device]) -> Device:
     return Device(
         " and ".join(dict.fromkeys(device.name for device in devices)),
         min(device.memory for device in devices),
-        tuple((dtype, min(device.products(dtype) for device in devices)) for dtype in dtypes),
-        min(device.streamed for device in devices),
+        tuple((dtype, min(device.matmul_flops(dtype) for device in devices)) for dtype in dtypes),
+        min(device.stream_bandwidth for device in devices),
         min(device.link for device in devices),
         min(device.network for device in devices),
         min(device.host for device in devices),

@@ -57,7 +57,7 @@ class ListedDevice:
     aliases: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
-    def values(self) -> dict[str, float]:
+    def field_values(self) -> dict[str, float]:
         """Return its fields in base units, by the names of `FIELDS`."""
         device = self.device
         numbers = {name: getattr(device, name) for name in _NUMBERS}

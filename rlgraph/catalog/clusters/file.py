@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlgraph.catalog.clusters.devices import FIELDS, device_names
-from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word
+from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, PlacedWord
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import failure_reason, read_bytes
@@ -39,22 +39,24 @@ _NEEDED = "each `[[island]]` has `nodes`, `per_node` and `device`"
 _KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
 
 
-def read_file(path: str) -> ClusterRequest:
+def read_cluster_file(path: str) -> ClusterRequest:
     """Read the cluster that a file describes. Raises ProgramError if the file cannot be read, is not TOML, or has
     unknown fields."""
     file = _File(_source(path))
-    file.only(file.content, _TOP)
-    islands = file.tables("island")
+    file.check_known_fields(file.content, _TOP)
+    islands = file.read_tables("island")
     devices = file.content.get("device", {})
     if not islands:
-        raise file.error(BAD_FIELD, "there is no island in the file", _NEEDED)
+        raise file.make_error(BAD_FIELD, "there is no island in the file", _NEEDED)
     if not isinstance(devices, dict) or not all(isinstance(table, dict) for table in devices.values()):
-        raise file.error(BAD_FIELD, "`device` is no table of devices", "write `[device.NAME]`", file.place("device"))
+        raise file.make_error(
+            BAD_FIELD, "`device` is no table of devices", "write `[device.NAME]`", file.key_span("device")
+        )
     for name, table in devices.items():
         file.check_device(name, table)
     devices_by_name = {name.lower(): (name, table) for name, table in devices.items()}
-    groups = tuple(file.group(number, island, devices_by_name) for number, island in enumerate(islands))
-    between, latency = (file.word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
+    groups = tuple(file.read_group(number, island, devices_by_name) for number, island in enumerate(islands))
+    between, latency = (file.optional_word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
     return ClusterRequest(groups, between, latency)
 
 
@@ -90,7 +92,7 @@ class _File:
         reason = re.sub(r" \(at .*\)", "", error)
         span = Span(self.source, line, column, line, column + 1)
         message = f"this is no TOML: {reason[:1].lower()}{reason[1:]}"
-        return self.error(UNREADABLE, message, "texts stand in quotes", span)
+        return self.make_error(UNREADABLE, message, "texts stand in quotes", span)
 
     def _too_long(self) -> ProgramError:
         """Return the error for an integer of more digits than Python reads, whose place Python does not tell."""
@@ -98,50 +100,58 @@ class _File:
         line = self.source.text.count("\n", 0, longest.start()) + 1
         column = longest.start() - self.source.text.rfind("\n", 0, longest.start())
         span = Span(self.source, line, column, line, column + len(longest[0]))
-        return self.error(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
+        return self.make_error(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
 
-    def tables(self, name: str) -> list[dict[str, Any]]:
+    def read_tables(self, name: str) -> list[dict[str, Any]]:
         tables = self.content.get(name, [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise self.error(BAD_FIELD, f"`{name}` is no list of tables", f"write `[[{name}]]`", self.place(name))
+            raise self.make_error(
+                BAD_FIELD, f"`{name}` is no list of tables", f"write `[[{name}]]`", self.key_span(name)
+            )
         return tables
 
     def check_device(self, name: str, table: Mapping[str, Any]) -> None:
-        self.only(table, FIELDS, (f"device.{name}", 0))
+        self.check_known_fields(table, FIELDS, (f"device.{name}", 0))
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             hint = "it has letters, digits, `-`, `_` and `.`"
-            raise self.error(BAD_FIELD, f"`{name}` is no name of a device", hint, self.place("", f"device.{name}"))
+            raise self.make_error(
+                BAD_FIELD, f"`{name}` is no name of a device", hint, self.key_span("", f"device.{name}")
+            )
 
-    def group(
+    def read_group(
         self, number: int, island: Mapping[str, Any], devices: Mapping[str, tuple[str, Mapping[str, Any]]]
     ) -> GroupRequest:
         """Return an `[[island]]`, with the fields that the file has for its device."""
         where = ("island", number)
-        self.only(island, _ISLAND, where)
-        nodes, per_node, device = (self.needed(name, island, where) for name in ("nodes", "per_node", "device"))
+        self.check_known_fields(island, _ISLAND, where)
+        nodes, per_node, device = (self.required_word(name, island, where) for name in ("nodes", "per_node", "device"))
         alias = device.text.lower()
         same_device = [name for name in devices if device_names().get(name, name) == device_names().get(alias, alias)]
-        options = [self.options(*devices[name]) for name in same_device]
-        return GroupRequest(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
+        options = [self.read_options(*devices[name]) for name in same_device]
+        return GroupRequest(nodes, per_node, device, sum(options, ()), self.optional_word("network", island, where))
 
-    def options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[Word, Word], ...]:
+    def read_options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[PlacedWord, PlacedWord], ...]:
         where = (f"device.{name}", 0)
-        return tuple((Word(key, self.place(key, *where)), self.needed(key, table, where)) for key in table)
+        return tuple(
+            (PlacedWord(key, self.key_span(key, *where)), self.required_word(key, table, where)) for key in table
+        )
 
-    def only(self, table: Mapping[str, Any], fields: Collection[str], where: tuple[str, int] = ("", 0)) -> None:
+    def check_known_fields(
+        self, table: Mapping[str, Any], fields: Collection[str], where: tuple[str, int] = ("", 0)
+    ) -> None:
         for name in table:
             if name not in fields:
                 listing = ", ".join(f"`{field}`" for field in fields)
                 hint = did_you_mean(name, fields) or f"here stand {listing}"
-                raise self.error(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
+                raise self.make_error(BAD_FIELD, f"there is no field `{name}`", hint, self.key_span(name, *where))
 
-    def needed(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word:
-        word = self.word(name, table, where)
+    def required_word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> PlacedWord:
+        word = self.optional_word(name, table, where)
         if word is None:
-            raise self.error(BAD_FIELD, f"the island has no `{name}`", _NEEDED, self.place("", *where))
+            raise self.make_error(BAD_FIELD, f"the island has no `{name}`", _NEEDED, self.key_span("", *where))
         return word
 
-    def word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word | None:
+    def optional_word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> PlacedWord | None:
         """Return a value as it would be in a line; a number gets the base unit of its field."""
         if name not in table:
             return None
@@ -149,9 +159,9 @@ class _File:
         kind = _KINDS.get(name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         text = f"{value!r}{BASE[kind]}" if number and kind else str(value)
-        return Word(text, self.place(name, *where))
+        return PlacedWord(text, self.key_span(name, *where))
 
-    def place(self, key: str, table: str = "", number: int = 0) -> Span:
+    def key_span(self, key: str, table: str = "", number: int = 0) -> Span:
         """Return the place of a key in the `number`-th table of a name; without a key, the place of the table's
         head."""
         inside, seen = not table, -1
@@ -167,7 +177,7 @@ class _File:
                 return Span(self.source, line, begin, line, len(text.split("#")[0].rstrip()) + 1)
         return Span(self.source, 0, 0, 0, 0)
 
-    def error(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
+    def make_error(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
         return ProgramError(Diagnostic(code, message, span or Span(self.source, 0, 0, 0, 0), hint))
 
 

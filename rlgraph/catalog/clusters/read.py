@@ -15,8 +15,8 @@ from rlgraph.catalog.clusters.devices import (
     known_devices,
     make_device,
 )
-from rlgraph.catalog.clusters.file import read_file
-from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word, read_text, write_text
+from rlgraph.catalog.clusters.file import read_cluster_file
+from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, PlacedWord, format_cluster, parse_cluster_text
 from rlgraph.catalog.clusters.units import QuantityKind, format_exact, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean, quoted_list
 
@@ -32,11 +32,11 @@ MOST_DEVICES = 131_072
 def read_cluster(text: str) -> Cluster:
     """Read a cluster from a line, or from a file if the text ends in `.toml`. `Cluster.text` gives the same cluster
     again, without the file. Raises ProgramError with a caret under the mistake."""
-    request = read_file(text.strip()) if text.strip().endswith(".toml") else read_text(text)
+    request = read_cluster_file(text.strip()) if text.strip().endswith(".toml") else parse_cluster_text(text)
     islands = tuple(_island(group) for group in request.groups)
     _few_enough(request, islands)
     bandwidth, latency = _between(request, islands)
-    return Cluster(islands, bandwidth, latency, write_text(islands, _between_text(islands, bandwidth, latency)))
+    return Cluster(islands, bandwidth, latency, format_cluster(islands, _between_text(islands, bandwidth, latency)))
 
 
 def _island(group: GroupRequest) -> NodeGroup:
@@ -46,7 +46,7 @@ def _island(group: GroupRequest) -> NodeGroup:
     return NodeGroup(nodes, per_node, entry.device, network, entry.link_latency, entry.network_latency)
 
 
-def _count(word: Word, what: str) -> int:
+def _count(word: PlacedWord, what: str) -> int:
     if not word.text.isdecimal():
         raise _wrong(BAD_COUNT, f"`{word.text}` is no number of {what}", word, "a whole number, at least 1")
     if len(word.text) > 9:
@@ -61,14 +61,16 @@ def _few_enough(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> None
     for group, island in zip(request.groups, islands, strict=True):
         total += island.devices
         if total > MOST_DEVICES:
-            raise _too_many(Word("", group.nodes.span.to(group.per_node.span)), f"{total:,} devices are too many")
+            raise _too_many(
+                PlacedWord("", group.nodes.span.span_to(group.per_node.span)), f"{total:,} devices are too many"
+            )
 
 
-def _too_many(word: Word, message: str = "these are too many devices") -> ProgramError:
+def _too_many(word: PlacedWord, message: str = "these are too many devices") -> ProgramError:
     return _wrong(BAD_COUNT, message, word, f"a cluster has at most {MOST_DEVICES:,}")
 
 
-def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, float]:
+def _values(options: tuple[tuple[PlacedWord, PlacedWord], ...], per_node: int) -> dict[str, float]:
     """Return the fields of a device in base units. per_node: how many devices share what a node has."""
     values = {}
     for name, value in options:
@@ -85,12 +87,14 @@ def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, 
     return values
 
 
-def _device(word: Word, values: Mapping[str, float]) -> ListedDevice:
+def _device(word: PlacedWord, values: Mapping[str, float]) -> ListedDevice:
     """Return a device of the table, changed by the given values, or a device of the user's own, which has all of
     them."""
     name = device_names().get(word.text.lower(), word.text.lower())
     if name in known_devices():
-        return make_device(name, {**known_devices()[name].values(), **values}) if values else known_devices()[name]
+        return (
+            make_device(name, {**known_devices()[name].field_values(), **values}) if values else known_devices()[name]
+        )
     if not values:
         advice = "one of your own is told with its fields, in parentheses or in a TOML file"
         message = f"there is no device `{word.text}`"
@@ -133,15 +137,15 @@ def _between_text(islands: tuple[NodeGroup, ...], bandwidth: float, latency: flo
     return f"{format_exact(bandwidth, 'bandwidth')}, {format_exact(latency, 'time')}"
 
 
-def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
+def _shared(word: PlacedWord, kind: QuantityKind, per_node: int) -> float:
     """Return a device's part of a quantity that may be given for a whole node, with `/node`."""
     share = word.text.removesuffix("/node")
     devices = per_node if share != word.text else 1
     more = "" if share != word.text else ", for each device; with `/node` behind it for all devices of a node"
-    return _quantity(Word(share, word.span), kind, positive=True, more=more) / devices
+    return _quantity(PlacedWord(share, word.span), kind, positive=True, more=more) / devices
 
 
-def _quantity(word: Word, kind: QuantityKind, positive: bool, more: str = "") -> float:
+def _quantity(word: PlacedWord, kind: QuantityKind, positive: bool, more: str = "") -> float:
     """Return a quantity in its base unit. more: what the hint adds about the expected values."""
     try:
         value = parse_quantity(word.text, kind)
@@ -157,5 +161,5 @@ def _listing(names: Mapping[str, object] | list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _wrong(code: str, message: str, word: Word, hint: str) -> ProgramError:
+def _wrong(code: str, message: str, word: PlacedWord, hint: str) -> ProgramError:
     return ProgramError(Diagnostic(code, message, word.span, hint))

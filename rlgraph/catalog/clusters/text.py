@@ -28,7 +28,7 @@ _FORM = "a group is `NODESxDEVICES:NAME`, as in `4x8:h100-80gb`; groups are join
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class PlacedWord:
     """A word of a cluster's description, and its place."""
 
     text: str
@@ -39,12 +39,12 @@ class Word:
 class GroupRequest:
     """A node group as it is described."""
 
-    nodes: Word
-    per_node: Word
-    device: Word
-    options: tuple[tuple[Word, Word], ...] = ()
+    nodes: PlacedWord
+    per_node: PlacedWord
+    device: PlacedWord
+    options: tuple[tuple[PlacedWord, PlacedWord], ...] = ()
     """Names of the device's fields, and their values."""
-    network: Word | None = None
+    network: PlacedWord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class ClusterRequest:
     """A cluster as it is described."""
 
     groups: tuple[GroupRequest, ...]
-    between: Word | None = None
-    between_latency: Word | None = None
+    between: PlacedWord | None = None
+    between_latency: PlacedWord | None = None
 
 
-def read_text(text: str) -> ClusterRequest:
+def parse_cluster_text(text: str) -> ClusterRequest:
     """Read the cluster that a line describes. Raises ProgramError with a caret under what does not belong there."""
-    return _Reader(Source("--cluster", " ".join(text.splitlines()))).cluster()
+    return _Reader(Source("--cluster", " ".join(text.splitlines()))).parse_cluster()
 
 
 class _Reader:
@@ -69,92 +69,100 @@ class _Reader:
         self.text = source.text
         self.place = 0
 
-    def cluster(self) -> ClusterRequest:
+    def parse_cluster(self) -> ClusterRequest:
         if not self.text.strip():
-            raise self.error("there is no cluster in an empty text", 0, 0, _FORM)
-        groups = [self.group()]
-        while self.sign("+"):
-            groups.append(self.group())
+            raise self.make_error("there is no cluster in an empty text", 0, 0, _FORM)
+        groups = [self.parse_group()]
+        while self.accept_sign("+"):
+            groups.append(self.parse_group())
         between = latency = None
-        if self.sign("~"):
-            between = self.word(_QUANTITY, "the bandwidth between groups", "as in `~ 10Gb/s`")
-            if self.sign(","):
-                latency = self.word(_QUANTITY, "the latency between groups", "as in `~ 10Gb/s, 5ms`")
-        if self.rest():
-            raise self.error(f"`{self.rest()}` does not belong here", self.place, len(self.text.rstrip()), _FORM)
+        if self.accept_sign("~"):
+            between = self.expect_word(_QUANTITY, "the bandwidth between groups", "as in `~ 10Gb/s`")
+            if self.accept_sign(","):
+                latency = self.expect_word(_QUANTITY, "the latency between groups", "as in `~ 10Gb/s, 5ms`")
+        if self.rest_of_line():
+            raise self.make_error(
+                f"`{self.rest_of_line()}` does not belong here", self.place, len(self.text.rstrip()), _FORM
+            )
         return ClusterRequest(tuple(groups), between, latency)
 
-    def group(self) -> GroupRequest:
-        begin = self.skip()
-        nodes = self.take(_COUNT)
+    def parse_group(self) -> GroupRequest:
+        begin = self.skip_spaces()
+        nodes = self.accept_pattern(_COUNT)
         per_node = (
-            self.word(_COUNT, "the number of devices in a node", _FORM) if nodes and self.sign("x", "X", "×") else None
+            self.expect_word(_COUNT, "the number of devices in a node", _FORM)
+            if nodes and self.accept_sign("x", "X", "×")
+            else None
         )
         if not nodes or not per_node:
-            device_name = self.take(rf"(:\s*)?{_NAME}")
+            device_name = self.accept_pattern(rf"(:\s*)?{_NAME}")
             name = device_name.text.lstrip(": ") if device_name else ""
             count = nodes.text if nodes else "8"
             hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in device_names() else _FORM
-            raise self.error("a group of nodes is expected here", begin, self.place, hint)
-        if not self.sign(":"):
+            raise self.make_error("a group of nodes is expected here", begin, self.place, hint)
+        if not self.accept_sign(":"):
             hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"
-            raise self.error("the device is missing", begin, self.place, hint)
-        device = self.word(_NAME, "the name of a device", _FORM)
-        options = self.options() if self.sign("(") else ()
-        network = self.word(_QUANTITY, "the bandwidth of the network", "as in `@25GB/s`") if self.sign("@") else None
+            raise self.make_error("the device is missing", begin, self.place, hint)
+        device = self.expect_word(_NAME, "the name of a device", _FORM)
+        options = self.parse_options() if self.accept_sign("(") else ()
+        network = (
+            self.expect_word(_QUANTITY, "the bandwidth of the network", "as in `@25GB/s`")
+            if self.accept_sign("@")
+            else None
+        )
         return GroupRequest(nodes, per_node, device, options, network)
 
-    def options(self) -> tuple[tuple[Word, Word], ...]:
+    def parse_options(self) -> tuple[tuple[PlacedWord, PlacedWord], ...]:
         hint = "fields of a device stand in parentheses, as in `(memory=64GiB, price=2.5)`"
         options = []
         while True:
-            name = self.word(_NAME, "a field of the device", hint)
-            self.expect("=", hint)
-            options.append((name, self.word(_QUANTITY, f"the value of `{name.text}`", hint)))
-            if not self.sign(","):
-                self.expect(")", hint)
+            name = self.expect_word(_NAME, "a field of the device", hint)
+            self.expect_sign("=", hint)
+            options.append((name, self.expect_word(_QUANTITY, f"the value of `{name.text}`", hint)))
+            if not self.accept_sign(","):
+                self.expect_sign(")", hint)
                 return tuple(options)
 
-    def skip(self) -> int:
+    def skip_spaces(self) -> int:
         while self.place < len(self.text) and self.text[self.place].isspace():
             self.place += 1
         return self.place
 
-    def sign(self, *signs: str) -> bool:
+    def accept_sign(self, *signs: str) -> bool:
         """Consume one of these signs if it is next, and return whether it was."""
-        matches = self.text[self.skip() : self.place + 1] in signs
+        matches = self.text[self.skip_spaces() : self.place + 1] in signs
         self.place += matches
         return matches
 
-    def expect(self, sign: str, hint: str) -> None:
-        if not self.sign(sign):
-            raise self.error(f"`{sign}` is expected here", self.place, self.place + 1, hint)
+    def expect_sign(self, sign: str, hint: str) -> None:
+        if not self.accept_sign(sign):
+            raise self.make_error(f"`{sign}` is expected here", self.place, self.place + 1, hint)
 
-    def take(self, pattern: str) -> Word | None:
-        begin = self.skip()
+    def accept_pattern(self, pattern: str) -> PlacedWord | None:
+        begin = self.skip_spaces()
         match = re.compile(pattern).match(self.text, begin)
         if not match or not match[0].strip():
             return None
         self.place = begin + len(match[0].rstrip())
-        return Word(match[0].rstrip(), self.span(begin, self.place))
+        return PlacedWord(match[0].rstrip(), self.make_span(begin, self.place))
 
-    def word(self, pattern: str, what: str, hint: str) -> Word:
-        word = self.take(pattern)
+    def expect_word(self, pattern: str, what: str, hint: str) -> PlacedWord:
+        word = self.accept_pattern(pattern)
         if not word:
-            raise self.error(f"{what} is expected here", self.place, self.place + 1, hint)
+            raise self.make_error(f"{what} is expected here", self.place, self.place + 1, hint)
         return word
 
-    def rest(self) -> str:
-        return self.text[self.skip() :].rstrip()
+    def rest_of_line(self) -> str:
+        return self.text[self.skip_spaces() :].rstrip()
 
-    def span(self, begin: int, end: int) -> Span:
+    def make_span(self, begin: int, end: int) -> Span:
         return Span(self.source, 1, begin + 1, 1, max(end, begin + 1) + 1)
 
-    def error(self, message: str, begin: int, end: int, hint: str) -> ProgramError:
-        return ProgramError(Diagnostic(BAD_TEXT, message, self.span(begin, end), hint))
+    def make_error(self, message: str, begin: int, end: int, hint: str) -> ProgramError:
+        return ProgramError(Diagnostic(BAD_TEXT, message, self.make_span(begin, end), hint))
 
 
-def write_text(islands: Iterable[NodeGroup], between: str) -> str:
+def format_cluster(islands: Iterable[NodeGroup], between: str) -> str:
     """Return the line that describes these node groups; `between` is what follows `~`, if anything."""
     text = " + ".join(_group(island) for island in islands)
     return f"{text} ~ {between}" if between else text
@@ -169,8 +177,8 @@ def _group(island: NodeGroup) -> str:
 def _changed_fields(island: NodeGroup) -> str:
     """Return in parentheses the fields in which a device differs from the table's."""
     device = island.device
-    values = ListedDevice(device, island.link_latency, island.network_latency).values()
-    usual = known_devices()[device.name].values() if device.name in known_devices() else {}
+    values = ListedDevice(device, island.link_latency, island.network_latency).field_values()
+    usual = known_devices()[device.name].field_values() if device.name in known_devices() else {}
     changed = [
         f"{field}={format_exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value
     ]

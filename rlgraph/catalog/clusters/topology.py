@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind
-from rlgraph.ir.carriers import Site
+from rlgraph.ir.carriers import TensorSite
 from rlgraph.ir.transfer import DEVICES_PER_NODE, Topology
 
 _TORCH: Mapping[DeviceKind, str] = {"cpu": "cpu", "gpu": "cuda"}
@@ -17,16 +17,16 @@ def topology_of(devices: Mapping[int, int], cluster: Cluster | None) -> Topology
     have the usual size."""
     if cluster is None:
         return Topology(devices, {device: device // DEVICES_PER_NODE for device in devices.values()})
-    return Topology(devices, {device: cluster.node(device) for device in devices.values()})
+    return Topology(devices, {device: cluster.node_of_device(device) for device in devices.values()})
 
 
-def sites_of(devices: Mapping[int, int], cluster: Cluster) -> dict[int, Site]:
+def device_sites(devices: Mapping[int, int], cluster: Cluster) -> dict[int, TensorSite]:
     """Return where places on devices have their tensors, each in a process of its own."""
     return {
-        place: Site(
-            _TORCH[cluster.islands[cluster.node_group_of_device(device)].device.kind],
+        place: TensorSite(
+            _TORCH[cluster.islands[cluster.node_group_number(device)].device.kind],
             device,
-            cluster.node(device),
+            cluster.node_of_device(device),
             f"process {place}",
         )
         for place, device in devices.items()

@@ -178,7 +178,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        positions=longest_row(config) or _number(config, "max_position_embeddings"),
+        positions=max_row_tokens(config) or _number(config, "max_position_embeddings"),
         pad_id=config.get("pad_token_id"),
         fused=family in _FUSED,
         norms=NORMS + _MORE_NORMS if family in _SANDWICHED else NORMS,
@@ -193,7 +193,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def longest_row(config: Mapping[str, Any]) -> int | None:
+def max_row_tokens(config: Mapping[str, Any]) -> int | None:
     """Return the longest row in tokens; None where the configuration does not say. Scaled rotary positions reach
     further by their factor: with YaRN, that of `original_max_position_embeddings`."""
     positions = config.get("max_position_embeddings")

@@ -10,7 +10,7 @@ from rlgraph.catalog.models.adapters import factor_names
 from rlgraph.catalog.models.config_shape import SPARSE
 from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Parameter, Range, at_layer, from_layer
+from rlgraph.ir.layout import ParameterShape, Range, layer_tensor_name, with_first_layer
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 """A language model, a model with a scalar for each token, or one with a scalar for each row: transformers'
@@ -23,34 +23,34 @@ CORRECTION = "e_score_correction_bias"
 """The bias that takes part in the choice of experts. It is no parameter: no gradient reaches it."""
 
 
-def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
+def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
     """Return the embedding, the parameters of the layers, the last norm and the head. A tied output layer is not among
     them: it is the embedding."""
     return (
-        Parameter(EMBEDDING, (shape.vocab, shape.hidden)),
+        ParameterShape(EMBEDDING, (shape.vocab, shape.hidden)),
         *(_latent(shape, shape.latent) if shape.latent else _attention(shape)),
         *(_experts(shape) if shape.experts else _network(shape)),
         *(_each_layer(shape, f"{name}.weight", shape.hidden) for name in shape.norms),
-        Parameter("model.norm.weight", (shape.hidden,)),
+        ParameterShape("model.norm.weight", (shape.hidden,)),
         *_head(shape, kind),
     )
 
 
-def trainable_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
+def trainable_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
     """Return the parameters of a trained model that change, and so travel and have gradients and moments: all of them,
     or, with adapters, only these and the head of a value or reward model."""
     if shape.adapters is None:
         return parameters(shape, kind)
-    rank, sizes = shape.adapters.rank, {matrix.name: matrix.shape for matrix in matrices(shape)}
+    rank, sizes = shape.adapters.rank, {matrix.name: matrix.shape for matrix in layer_matrices(shape)}
     adapters = []
     for module in shape.adapters.adapted_layers(sizes):
         layers, outputs, inputs = sizes[module]
         a, b = factor_names(module)
-        adapters += [Parameter(a, (layers, rank, inputs)), Parameter(b, (layers, outputs, rank))]
+        adapters += [ParameterShape(a, (layers, rank, inputs)), ParameterShape(b, (layers, outputs, rank))]
     return (*adapters, *(_head(shape, kind) if kind != "causal_lm" else ()))
 
 
-class Matrix(NamedTuple):
+class LayerMatrix(NamedTuple):
     """A linear layer that every decoder layer has, or some consecutive ones."""
 
     name: str
@@ -61,41 +61,41 @@ class Matrix(NamedTuple):
 def linear_layers(shape: Shape) -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of the linear layers, by name with a `*` for a layer's number. The output layer is not
     among them, and neither are routers and experts, which are no modules of their own."""
-    return {matrix.name: matrix.shape[1:] for matrix in matrices(shape)}
+    return {matrix.name: matrix.shape[1:] for matrix in layer_matrices(shape)}
 
 
-def matrices(shape: Shape) -> Iterator[Matrix]:
+def layer_matrices(shape: Shape) -> Iterator[LayerMatrix]:
     """Return the linear layers that `linear_layers` names, with how many decoder layers have each."""
     for parameter in parameters(shape):
         name, _, field = parameter.name.rpartition(".")
         if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):
             layers, outputs, inputs = parameter.shape
-            yield Matrix(name, (layers, outputs, inputs))
+            yield LayerMatrix(name, (layers, outputs, inputs))
 
 
-def layer_tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
+def parameters_by_layer(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[ParameterShape]:
     """Return the parameters as models in memory have them: one for each layer."""
     for parameter in parameters(shape, kind):
         if "*" not in parameter.name:
             yield parameter
             continue
         for place in range(parameter.shape[0]):
-            yield Parameter(at_layer(parameter.name, place), parameter.shape[1:])
+            yield ParameterShape(layer_tensor_name(parameter.name, place), parameter.shape[1:])
 
 
 def parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return how many numbers all parameters have together, without those of adapters."""
-    return count_numbers(parameters(shape, kind))
+    return count_elements(parameters(shape, kind))
 
 
-def count_numbers(found: Iterable[Parameter]) -> int:
+def count_elements(found: Iterable[ParameterShape]) -> int:
     """Return how many numbers these parameters have together."""
     return sum(math.prod(parameter.shape) for parameter in found)
 
 
-def sparse_layers(shape: Shape) -> str:
+def expert_layer_prefix(shape: Shape) -> str:
     """Return the prefix of the names in layers with experts."""
-    return from_layer("model.layers.*.", shape.dense)
+    return with_first_layer("model.layers.*.", shape.dense)
 
 
 def stored_names(family: str, name: str) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ _FUSED: tuple[tuple[str, tuple[Part, ...]], ...] = (
 """The parts of a layer with the same input, by their name where they are one tensor."""
 
 
-def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weight") -> tuple[str, Range]:
+def rows_of_part(shape: Shape, part: Part, start: int, stop: int, field: str = "weight") -> tuple[str, Range]:
     """Return the tensor that has some rows of a part of each layer, and the range of these rows in it."""
     name, parts = next(entry for entry in _FUSED if part in entry[1])
     if not shape.fused:
@@ -132,9 +132,9 @@ def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weigh
     return f"model.layers.*.{name}.{field}", (before + start, before + stop)
 
 
-def expert_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]:
+def gate_up_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]:
     """Return where some columns of each layer's experts are: the rows of the gate, and those of up, which follow."""
-    name = f"{sparse_layers(shape)}mlp.experts.gate_up_proj"
+    name = f"{expert_layer_prefix(shape)}mlp.experts.gate_up_proj"
     return [(name, (start + offset, stop + offset)) for offset in (0, shape.ffn)]
 
 
@@ -153,7 +153,7 @@ def _part_tensors(shape: Shape, name: str) -> list[tuple[str, int]]:
     return [(f"{name.split('.')[0]}.{part}_proj", part_rows(shape, part)) for part in parts]
 
 
-def _attention(shape: Shape) -> list[Parameter]:
+def _attention(shape: Shape) -> list[ParameterShape]:
     weights = []
     for name, size in _part_tensors(shape, "self_attn.qkv_proj"):
         weights.append(_each_layer(shape, f"{name}.weight", size, shape.hidden))
@@ -165,7 +165,7 @@ def _attention(shape: Shape) -> list[Parameter]:
     return weights
 
 
-def _latent(shape: Shape, latent: LatentAttention) -> list[Parameter]:
+def _latent(shape: Shape, latent: LatentAttention) -> list[ParameterShape]:
     queries = shape.heads * (latent.plain + latent.turned)
     if latent.queries:
         query_weights = [
@@ -184,7 +184,7 @@ def _latent(shape: Shape, latent: LatentAttention) -> list[Parameter]:
     ]
 
 
-def _network(shape: Shape) -> list[Parameter]:
+def _network(shape: Shape) -> list[ParameterShape]:
     return [
         *(
             _each_layer(shape, f"{name}.weight", size, shape.hidden)
@@ -194,40 +194,40 @@ def _network(shape: Shape) -> list[Parameter]:
     ]
 
 
-def _experts(shape: Shape) -> list[Parameter]:
+def _experts(shape: Shape) -> list[ParameterShape]:
     """Return the weights of layers with experts, and of those without that may precede them. In memory all experts of a
     layer are one tensor, gate above up; files have one for each expert."""
     weights = _mlp("model.layers.*.mlp", shape.dense, shape.hidden, shape.dense_ffn) if shape.dense else []
-    layer, count = f"{sparse_layers(shape)}mlp", shape.layers - shape.dense
+    layer, count = f"{expert_layer_prefix(shape)}mlp", shape.layers - shape.dense
     weights += [
-        Parameter(f"{layer}.gate.weight", (count, shape.experts, shape.hidden)),
-        Parameter(f"{layer}.experts.gate_up_proj", (count, shape.experts, 2 * shape.ffn, shape.hidden)),
-        Parameter(f"{layer}.experts.down_proj", (count, shape.experts, shape.hidden, shape.ffn)),
+        ParameterShape(f"{layer}.gate.weight", (count, shape.experts, shape.hidden)),
+        ParameterShape(f"{layer}.experts.gate_up_proj", (count, shape.experts, 2 * shape.ffn, shape.hidden)),
+        ParameterShape(f"{layer}.experts.down_proj", (count, shape.experts, shape.hidden, shape.ffn)),
     ]
     if shape.routing:
-        weights.append(Parameter(f"{layer}.gate.{CORRECTION}", (count, shape.experts)))
+        weights.append(ParameterShape(f"{layer}.gate.{CORRECTION}", (count, shape.experts)))
     if shape.shared_ffn:
-        weights += _mlp(f"{layer}.{shape.shared}", count, shape.hidden, shape.shared_ffn)
+        weights += _mlp(f"{layer}.{shape.shared_expert_name}", count, shape.hidden, shape.shared_ffn)
         if not shape.routing:
-            weights.append(Parameter(f"{layer}.{shape.shared}_gate.weight", (count, 1, shape.hidden)))
+            weights.append(ParameterShape(f"{layer}.{shape.shared_expert_name}_gate.weight", (count, 1, shape.hidden)))
     return weights
 
 
-def _mlp(name: str, layers: int, hidden: int, ffn: int) -> list[Parameter]:
+def _mlp(name: str, layers: int, hidden: int, ffn: int) -> list[ParameterShape]:
     return [
-        Parameter(f"{name}.gate_proj.weight", (layers, ffn, hidden)),
-        Parameter(f"{name}.up_proj.weight", (layers, ffn, hidden)),
-        Parameter(f"{name}.down_proj.weight", (layers, hidden, ffn)),
+        ParameterShape(f"{name}.gate_proj.weight", (layers, ffn, hidden)),
+        ParameterShape(f"{name}.up_proj.weight", (layers, ffn, hidden)),
+        ParameterShape(f"{name}.down_proj.weight", (layers, hidden, ffn)),
     ]
 
 
-def _head(shape: Shape, kind: ModelKind) -> list[Parameter]:
+def _head(shape: Shape, kind: ModelKind) -> list[ParameterShape]:
     if kind == "causal_lm":
-        return [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden))]
-    weight = Parameter(HEAD, (1, shape.hidden))
+        return [] if shape.tied else [ParameterShape("lm_head.weight", (shape.vocab, shape.hidden))]
+    weight = ParameterShape(HEAD, (1, shape.hidden))
     # In transformers only the head of token classification has a bias.
-    return [weight, Parameter("score.bias", (1,))] if kind == "value_lm" else [weight]
+    return [weight, ParameterShape("score.bias", (1,))] if kind == "value_lm" else [weight]
 
 
-def _each_layer(shape: Shape, name: str, *size: int) -> Parameter:
-    return Parameter(f"model.layers.*.{name}", (shape.layers, *size))
+def _each_layer(shape: Shape, name: str, *size: int) -> ParameterShape:
+    return ParameterShape(f"model.layers.*.{name}", (shape.layers, *size))

@@ -36,7 +36,7 @@ _FIELDS = {
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
 
 
-class UnusableFile(UnsupportedModel):
+class UnusableGguf(UnsupportedModel):
     """Raised for a GGUF file that no model can be made of; the message is what follows the file's name."""
 
     def __init__(self, message: str, hint: str) -> None:
@@ -57,7 +57,7 @@ def _config(file: Path, _changed: int, _size: int) -> Mapping[str, Any]:
     contents = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
     architecture = contents.get("general.architecture")
     if not isinstance(architecture, str):
-        raise UnusableFile(
+        raise UnusableGguf(
             "does not say which architecture its model has", "it may hold a tokenizer or an adapter only"
         )
     config: dict[str, Any] = {"model_type": _FAMILIES.get(architecture, architecture)}
@@ -74,14 +74,14 @@ def _reader(file: Path) -> Any:
     """Return the package's reader of a file, which has all of it."""
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) != MAGIC:
-            raise UnusableFile("is no GGUF file", f"one begins with the letters {MAGIC.decode()}")
+            raise UnusableGguf("is no GGUF file", f"one begins with the letters {MAGIC.decode()}")
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise UnusableFile("cannot be read without the package `gguf`", "`pip install gguf`") from None
+        raise UnusableGguf("cannot be read without the package `gguf`", "`pip install gguf`") from None
     try:
         return GGUFReader(file)
     # The package checks nothing, so that damage shows as an error of any kind.
     except Exception as error:
         message = f"is damaged or cut short: {type(error).__name__}: {error}"
-        raise UnusableFile(message, "compare its size with the original's, and copy it again") from None
+        raise UnusableGguf(message, "compare its size with the original's, and copy it again") from None

@@ -23,7 +23,7 @@ def missing_head_message(kind: str, source: str) -> str:
     return f"{source!r} has no head that gives {what}, and nothing trains one: it would give 0 for every row"
 
 
-def missing_head(name: str, message: str, span: Span) -> Diagnostic:
+def missing_head_diagnostic(name: str, message: str, span: Span) -> Diagnostic:
     """Return the message as a diagnostic about the model of this name."""
     hint = "name the folder of a model that was trained with a head, or train it here: then it begins with 0"
     return Diagnostic("E0755", f"`{name}` cannot be used: {message}", span, hint)

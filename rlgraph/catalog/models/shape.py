@@ -100,7 +100,7 @@ class Shape:
     """The adapters that are trained instead of the model itself."""
 
     @property
-    def windowed(self) -> int:
+    def windowed_layers(self) -> int:
         """The number of layers with a sliding window."""
         return len(self.narrow)
 
@@ -110,22 +110,22 @@ class Shape:
         return self.latent.values if self.latent else self.head_dim
 
     @property
-    def widest(self) -> int:
+    def padded_head_dim(self) -> int:
         """The common size of a head's query, key and value after zero padding, as fused attention kernels need it."""
         return max(self.head_dim, self.value_dim)
 
     @property
-    def sparse(self) -> int:
+    def expert_layers(self) -> int:
         """The number of layers with experts."""
         return self.layers - self.dense if self.experts else 0
 
     @property
-    def shared(self) -> str:
+    def shared_expert_name(self) -> str:
         """The name of the shared expert in a layer."""
         return "shared_experts" if self.routing else "shared_expert"
 
     @property
-    def capped(self) -> bool:
+    def has_soft_cap(self) -> bool:
         """Whether attention scores or logits have a soft cap."""
         return bool(self.score_cap or self.logits_cap)
 

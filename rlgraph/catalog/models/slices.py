@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from rlgraph.catalog.models.families import ModelKind, parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import LocalTensor, Parameter, Piece, Range, even_range, first_layer, from_layer
+from rlgraph.ir.layout import (
+    LocalTensor,
+    ParameterShape,
+    Range,
+    TensorPiece,
+    even_range,
+    layer_of_name,
+    with_first_layer,
+)
 from rlgraph.ir.mesh import Mesh
 
 Slice = tuple[str, Range]
@@ -31,36 +39,40 @@ class RankSlicer:
     """The experts that the rank has, in tensors of all experts of a layer: [experts, rows, columns]."""
 
     @classmethod
-    def of(
-        cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None
+    def for_rank(
+        cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[ParameterShape] | None = None
     ) -> RankSlicer:
         """Return the cuts of a rank of a mesh. of: the parameters to cut; None: all of the model."""
         shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
         # With chunks, a stage has some layers of each round over all stages.
-        stages, stage, rounds = mesh.length("pp"), mesh.at(rank, "pp"), mesh.length("chunks")
+        stages, stage, rounds = mesh.axis_size("pp"), mesh.axis_position(rank, "pp"), mesh.axis_size("chunks")
         layers = tuple(even_range(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
-        experts = even_range(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
-        return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
+        experts = even_range(shape.experts, mesh.axis_size("ep"), mesh.axis_position(rank, "ep"))
+        return cls(shapes, layers, mesh.axis_size("tp"), mesh.axis_position(rank, "tp"), experts)
 
-    def entire(self, name: str, source: str) -> LocalTensor:
+    def whole_tensor(self, name: str, source: str) -> LocalTensor:
         """Return a tensor that is not split over tensor-parallel ranks."""
-        return self.join(name, [(source, (0, self._size(source, 0)))])
+        return self.concatenate_slices(name, [(source, (0, self._size(source, 0)))])
 
-    def split(self, name: str, *sources: str, dim: int = 0) -> LocalTensor:
+    def split_tensor(self, name: str, *sources: str, dim: int = 0) -> LocalTensor:
         """Return this rank's parts of some tensors along a dimension, concatenated."""
-        return self.join(name, [(source, self.part(self._size(source, dim))) for source in sources], dim)
+        return self.concatenate_slices(
+            name, [(source, self.rank_range(self._size(source, dim))) for source in sources], dim
+        )
 
-    def split_padded(self, name: str, source: str, rows: int) -> LocalTensor:
+    def split_padded_tensor(self, name: str, source: str, rows: int) -> LocalTensor:
         """Return this rank's part of a tensor that is padded to so many rows."""
-        start, stop = self.part(rows)
+        start, stop = self.rank_range(rows)
         end = min(stop, self._size(source, 0))
-        return self.join(name, [(source, (min(start, end), end))], size=stop - start)
+        return self.concatenate_slices(name, [(source, (min(start, end), end))], size=stop - start)
 
-    def part(self, size: int) -> Range:
+    def rank_range(self, size: int) -> Range:
         """Return this rank's range of so many rows or columns."""
         return even_range(size, self.tp, self.index)
 
-    def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> LocalTensor:
+    def concatenate_slices(
+        self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None
+    ) -> LocalTensor:
         """Return ranges along a dimension, concatenated. size: of that dimension with its padding."""
         pieces, offset = [], 0
         for source, (start, stop) in parts:
@@ -72,24 +84,24 @@ class RankSlicer:
             place = [offset * (number == axis) for number in range(len(box))]
             offset += stop - start
             if not _stacked(source):
-                pieces.append(Piece(source, tuple(box), tuple(place)))
+                pieces.append(TensorPiece(source, tuple(box), tuple(place)))
                 continue
             place[0] = 0
             for layers in self._layers_of(source):
-                pieces.append(Piece(source, (layers, *box[1:]), tuple(place)))
+                pieces.append(TensorPiece(source, (layers, *box[1:]), tuple(place)))
                 place[0] += layers[1] - layers[0]
         shape = [high - low for low, high in box]
         shape[axis] = offset if size is None else size
         if _stacked(source):
             shape[0] = place[0]
             # Layers are numbered from 0 on each rank.
-            first = first_layer(source)
-            name = from_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
+            first = layer_of_name(source)
+            name = with_first_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
         return LocalTensor(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
 
     def _layers_of(self, source: str) -> Iterator[Range]:
         """Return the rank's ranges of layers, counted among the layers that have such a tensor."""
-        first, most = first_layer(source), self.shapes[source][0]
+        first, most = layer_of_name(source), self.shapes[source][0]
         for start, stop in self.layers:
             yield min(max(start - first, 0), most), min(max(stop - first, 0), most)
 
@@ -102,5 +114,5 @@ def _stacked(source: str) -> bool:
     return "*" in source
 
 
-def _filled(piece: Piece) -> bool:
+def _filled(piece: TensorPiece) -> bool:
     return all(start < stop for start, stop in piece.box)

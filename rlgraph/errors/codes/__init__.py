@@ -25,7 +25,7 @@ class Code:
 
 
 @cache
-def registry() -> Mapping[str, Code]:
+def all_codes() -> Mapping[str, Code]:
     """Every code, in order."""
     found: dict[str, Code] = {}
     for page in PAGES.glob("*.md"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Apply, Const, Constant, Expr, Record, Ref, Unit, Value
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
-from rlgraph.ops.tensor import INFIX, PREFIX, infer
+from rlgraph.ops.tensor import INFIX, PREFIX, infer_type
 
 LONGEST = 40
 """The limit of digits of an integer: programs compute with 64 bits, but floats may have 300 digits."""
@@ -37,36 +37,36 @@ class LineReader:
     def text(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
 
-    def next(self) -> str:
+    def next_token(self) -> str:
         """Consume a token, and return its text."""
         self.at += 1
         return self.tokens[self.at - 1][1]
 
-    def word(self) -> str:
+    def read_name(self) -> str:
         """Consume a name, which is quoted where it is no identifier."""
         self.at += 1
         kind, text = self.tokens[self.at - 1]
         return str(json.loads(text)) if kind == "string" else text
 
-    def take(self, *signs: str) -> bool:
+    def accept(self, *signs: str) -> bool:
         """Consume the next token if it is one of these, and return whether it was."""
         if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.text in signs:
             self.at += 1
             return True
         return False
 
-    def want(self, sign: str) -> None:
-        if not self.take(sign):
+    def expect(self, sign: str) -> None:
+        if not self.accept(sign):
             raise ValueError(f"expected {sign!r}, found {self.text!r}")
 
-    def constant(self) -> Constant:
-        if self.take("["):
+    def read_constant(self) -> Constant:
+        if self.accept("["):
             items: list[Constant] = []
-            while not self.take("]"):
-                items.append(self.constant())
-                self.take(",")
+            while not self.accept("]"):
+                items.append(self.read_constant())
+                self.accept(",")
             return tuple(items)
-        sign = -1 if self.take("-") else 1
+        sign = -1 if self.accept("-") else 1
         kind, text = self.tokens[self.at]
         self.at += 1
         if kind == "string":
@@ -75,115 +75,115 @@ class LineReader:
             return sign * _number(text)
         if text in ("true", "false", "null"):
             return {"true": True, "false": False}.get(text)
-        return self.record(text)
+        return self.read_record(text)
 
-    def record(self, name: str) -> Record:
+    def read_record(self, name: str) -> Record:
         args: list[Constant] = []
-        self.want("(")
+        self.expect("(")
         options: list[tuple[str, Constant]] = []
-        while not self.take(")"):
+        while not self.accept(")"):
             if self.tokens[self.at + 1][1] == "=":
-                key = self.next()
-                self.want("=")
-                options.append((key, self.constant()))
+                key = self.next_token()
+                self.expect("=")
+                options.append((key, self.read_constant()))
             else:
-                args.append(self.constant())
-            self.take(",")
+                args.append(self.read_constant())
+            self.accept(",")
         return Record(name, tuple(args), tuple(options))
 
-    def options(self) -> tuple[tuple[str, Constant], ...]:
+    def read_options(self) -> tuple[tuple[str, Constant], ...]:
         options: list[tuple[str, Constant]] = []
-        if self.take("{"):
-            while not self.take("}"):
-                name = self.next()
-                self.want("=")
-                options.append((name, self.constant()))
-                self.take(",")
+        if self.accept("{"):
+            while not self.accept("}"):
+                name = self.next_token()
+                self.expect("=")
+                options.append((name, self.read_constant()))
+                self.accept(",")
         return tuple(options)
 
-    def value(self) -> Value:
-        name = self.next()
-        self.want(":")
-        return Value(name, self.type())
+    def read_value(self) -> Value:
+        name = self.next_token()
+        self.expect(":")
+        return Value(name, self.read_type())
 
-    def type(self) -> Type:
-        word = self.next()
+    def read_type(self) -> Type:
+        word = self.next_token()
         if word == "table":
-            return self.table()
-        if self.take("<"):
-            handle = Handle(word, self.next())  # type: ignore[arg-type]
-            self.want(">")
+            return self.read_table()
+        if self.accept("<"):
+            handle = Handle(word, self.next_token())  # type: ignore[arg-type]
+            self.expect(">")
             return handle
         dtype: DType = word  # type: ignore[assignment]
-        if not self.take("["):
+        if not self.accept("["):
             return Tensor(dtype)
-        axis = self.axes[self.next()]
-        self.want("]")
+        axis = self.axes[self.next_token()]
+        self.expect("]")
         return Tensor(dtype, axis)
 
-    def table(self) -> Table:
-        self.want("[")
-        table = Table(self.axes[self.next()])
+    def read_table(self) -> Table:
+        self.expect("[")
+        table = Table(self.axes[self.next_token()])
         fields: dict[str, object] = {}
         extra: list[tuple[str, Tensor]] = []
-        while self.take(";"):
-            word = self.next()
+        while self.accept(";"):
+            word = self.next_token()
             if word == "with":
-                name = self.word()
-                self.want("=")
-                kind = self.type()
+                name = self.read_name()
+                self.expect("=")
+                kind = self.read_type()
                 assert isinstance(kind, Tensor)
                 extra.append((name, kind))
                 continue
-            self.want("=")
+            self.expect("=")
             if word == "sampled":
-                fields |= {"sampled": True, "temperature": self.constant()}
+                fields |= {"sampled": True, "temperature": self.read_constant()}
             elif word == "version":
-                self.want("token")
+                self.expect("token")
                 fields["spans"] = True
-            elif word == "data" and self.take("?"):
+            elif word == "data" and self.accept("?"):
                 fields["data"] = None
             elif word == "data":
-                names = [self.word()]
-                while self.take("+"):
-                    names.append(self.word())
+                names = [self.read_name()]
+                while self.accept("+"):
+                    names.append(self.read_name())
                 fields["data"] = tuple(names)
             else:
-                fields[word] = self.axes[self.next()]
-        self.want("]")
+                fields[word] = self.axes[self.next_token()]
+        self.expect("]")
         return replace(table, extra=tuple(extra), **fields)  # type: ignore[arg-type]
 
-    def unit(self) -> Unit | None:
-        if not self.take("per"):
+    def read_unit(self) -> Unit | None:
+        if not self.accept("per"):
             return None
-        axis = None if self.take("batch") else self.word()
-        reason = self.word() if self.take("because") else ""
+        axis = None if self.accept("batch") else self.read_name()
+        reason = self.read_name() if self.accept("because") else ""
         return Unit(axis, reason)
 
-    def expression(self, level: int = 0) -> Expr:
+    def read_expression(self, level: int = 0) -> Expr:
         """Parse an expression by precedence climbing over infix operators."""
-        left = self.prefix()
+        left = self.read_prefix()
         while self.at < len(self.tokens) and self.tokens[self.at][0] != "string":
             op = INFIX.get(self.text)
             if op is None or op.precedence < level:
                 return left
             self.at += 1
-            left = self.apply(op.name, (left, self.expression(op.precedence + (not op.right))))
+            left = self.make_apply(op.name, (left, self.read_expression(op.precedence + (not op.right))))
         return left
 
-    def prefix(self) -> Expr:
+    def read_prefix(self) -> Expr:
         op = PREFIX.get(self.text)
-        if op and self.take(op.sign):
-            return self.apply(op.name, (self.expression(op.precedence),))
-        if self.take("("):
+        if op and self.accept(op.sign):
+            return self.make_apply(op.name, (self.read_expression(op.precedence),))
+        if self.accept("("):
             # A negative constant is printed in parentheses; the negation of a constant is not.
             ahead = self.tokens[self.at : self.at + 3]
             if [text for _, text in ahead[::2]] == ["-", ")"] and ahead[1][0] == "number":
                 self.at += 3
                 value = -_number(self.tokens[self.at - 2][1])
                 return Const(value, Tensor("float" if isinstance(value, float) else "int"))
-            inner = self.expression()
-            self.want(")")
+            inner = self.read_expression()
+            self.expect(")")
             return inner
         kind, text = self.tokens[self.at]
         self.at += 1
@@ -194,26 +194,26 @@ class LineReader:
             return Const(number, Tensor("float" if isinstance(number, float) else "int"))
         if text in ("true", "false"):
             return Const(text == "true", Tensor("bool"))
-        if self.take("("):
-            return self.call(text)
+        if self.accept("("):
+            return self.read_call(text)
         tensor = self.values[text]
         assert isinstance(tensor, Tensor), f"{text} is no tensor"
         return Ref(text, tensor)
 
-    def call(self, op: str) -> Expr:
+    def read_call(self, op: str) -> Expr:
         args: list[Expr] = []
         axis: str | None = None
-        while not self.take(")"):
+        while not self.accept(")"):
             if self.text == "to" and self.tokens[self.at + 1][1] == "=":
                 self.at += 2
-                axis = self.next()
+                axis = self.next_token()
             else:
-                args.append(self.expression())
-            self.take(",")
-        return self.apply(op, tuple(args), axis)
+                args.append(self.read_expression())
+            self.accept(",")
+        return self.make_apply(op, tuple(args), axis)
 
-    def apply(self, op: str, args: tuple[Expr, ...], axis: str | None = None) -> Apply:
-        kind = infer(op, tuple(arg.type for arg in args), self.axes[axis] if axis else None)
+    def make_apply(self, op: str, args: tuple[Expr, ...], axis: str | None = None) -> Apply:
+        kind = infer_type(op, tuple(arg.type for arg in args), self.axes[axis] if axis else None)
         return Apply(op, args, kind, axis)
 
 

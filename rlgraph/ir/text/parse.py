@@ -41,50 +41,50 @@ class _Parser:
         self.at += 1
         return LineReader(self.lines[self.at - 1].strip(), self.axes, self.values)
 
-    def program(self) -> Program:
+    def read_program(self) -> Program:
         head = self.reader()
-        head.want("program")
-        name = head.next()
+        head.expect("program")
+        name = head.next_token()
         models: list[Model] = []
         outside: list[External] = []
         states: list[State] = []
         phases: list[Phase] = []
         while self.at < len(self.lines):
             line = self.reader()
-            word = line.next()
+            word = line.next_token()
             if word == "axis":
-                self.axis(line)
+                self.read_axis(line)
             elif word == "model":
-                models.append(self.model(line))
+                models.append(self.read_model(line))
             elif word == "state":
-                state = line.next()
-                keyed = line.take("[")
+                state = line.next_token()
+                keyed = line.accept("[")
                 if keyed:
-                    line.want("key")
-                    line.want("]")
-                line.want("=")
-                states.append(State(state, line.constant(), keyed))  # type: ignore[arg-type]
+                    line.expect("key")
+                    line.expect("]")
+                line.expect("=")
+                states.append(State(state, line.read_constant(), keyed))  # type: ignore[arg-type]
             elif word == "phase":
-                phases.append(self.phase(line))
+                phases.append(self.read_phase(line))
             else:
-                outside_name = line.next()
-                line.want("=")
-                record = line.constant()
+                outside_name = line.next_token()
+                line.expect("=")
+                record = line.read_constant()
                 assert isinstance(record, Record)
                 outside.append(External(word, outside_name, record))
         return Program(name, tuple(models), tuple(outside), tuple(states), tuple(phases))
 
-    def axis(self, line: LineReader) -> None:
-        key = line.next()
+    def read_axis(self, line: LineReader) -> None:
+        key = line.next_token()
         inner = line.text == "inside"
-        parent = self.axes[line.next()] if line.take("in", "inside") else None
-        name = line.next() if line.take("as") else key.rsplit(".", 1)[-1]
+        parent = self.axes[line.next_token()] if line.accept("in", "inside") else None
+        name = line.next_token() if line.accept("as") else key.rsplit(".", 1)[-1]
         self.axes[key] = Axis(key, name, parent, inner)
 
-    def model(self, line: LineReader) -> Model:
-        name = line.next()
-        line.want("=")
-        record = line.constant()
+    def read_model(self, line: LineReader) -> Model:
+        name = line.next_token()
+        line.expect("=")
+        record = line.read_constant()
         assert isinstance(record, Record)
         frozen = record.name == "frozen"
         if frozen:
@@ -94,23 +94,23 @@ class _Parser:
         if record.name == "copy":
             original = record.args[0]
             assert isinstance(original, str)
-            line.want(":")
-            return Model(name, _kind(line.next()), None, original, frozen, record.options)
+            line.expect(":")
+            return Model(name, _kind(line.next_token()), None, original, frozen, record.options)
         if record.option("dtype") not in (None, *dtypes.OF_MODELS):
             raise ValueError(f"no model is in {record.option('dtype')!r}")
         return Model(name, _kind(record.name), record.args[0], None, frozen, record.options)
 
-    def phase(self, line: LineReader) -> Phase:
-        name = line.next()
+    def read_phase(self, line: LineReader) -> Phase:
+        name = line.next_token()
         self.values = {}
-        line.want("(")
+        line.expect("(")
         given: list[Value] = []
-        while not line.take(")"):
-            given.append(line.value())
-            line.take(",")
-        options = dict(line.options())
+        while not line.accept(")"):
+            given.append(line.read_value())
+            line.accept(",")
+        options = dict(line.read_options())
         self.values.update({value.name: value.type for value in given})
-        graph = self.graph(tuple(given), 2)
+        graph = self.read_graph(tuple(given), 2)
         exact = "staleness" not in options
         steps, staleness = options.get("steps"), options.get("lag" if exact else "staleness", 0)
         assert (steps is None or isinstance(steps, int)) and isinstance(staleness, int)
@@ -119,62 +119,62 @@ class _Parser:
         updates = options.get("updates")
         return Phase(name, graph, steps, Staleness(staleness, exact, span, updates))  # type: ignore[arg-type]
 
-    def graph(self, given: tuple[Value, ...], indent: int) -> Graph:
+    def read_graph(self, given: tuple[Value, ...], indent: int) -> Graph:
         nodes: list[Node] = []
         while True:
             line = self.reader()
             if line.text == "yield" and ":" not in (sign for _, sign in line.tokens):
-                line.next()
+                line.next_token()
                 outputs: list[str] = []
                 while line.at < len(line.tokens):
-                    outputs.append(line.next())
-                    line.take(",")
+                    outputs.append(line.next_token())
+                    line.accept(",")
                 return Graph(given, tuple(nodes), tuple(outputs))
-            nodes.append(self.node(line, indent))
+            nodes.append(self.read_node(line, indent))
 
-    def node(self, line: LineReader, indent: int) -> Node:
+    def read_node(self, line: LineReader, indent: int) -> Node:
         outputs: list[Value] = []
         if line.tokens[1][1] == ":":
             while line.text not in ("=", "<-"):
-                outputs.append(line.value())
-                line.take(",")
-        tensor = bool(outputs) and line.next() == "="
+                outputs.append(line.read_value())
+                line.accept(",")
+        tensor = bool(outputs) and line.next_token() == "="
         self.values.update({value.name: value.type for value in outputs})
         names = tuple(value.name for value in outputs)
         if tensor:
-            return self.tensor(line, names, indent)
-        op = line.next()
-        line.want("(")
+            return self.read_tensor(line, names, indent)
+        op = line.next_token()
+        line.expect("(")
         inputs: list[str] = []
-        while not line.take(")"):
-            inputs.append(line.next())
-            line.take(",")
-        attrs = line.options()
-        unit = line.unit()
+        while not line.accept(")"):
+            inputs.append(line.next_token())
+            line.accept(",")
+        attrs = line.read_options()
+        unit = line.read_unit()
         regions: tuple[Graph, ...] = ()
-        if line.take(":"):
+        if line.accept(":"):
             head = self.reader()
-            head.want("given")
+            head.expect("given")
             given: list[Value] = []
             while head.at < len(head.tokens):
-                given.append(head.value())
-                head.take(",")
+                given.append(head.read_value())
+                head.accept(",")
             self.values.update({value.name: value.type for value in given})
-            regions = (self.graph(tuple(given), indent + 2),)
+            regions = (self.read_graph(tuple(given), indent + 2),)
         return Node(op, tuple(inputs), tuple(outputs), attrs, regions=regions, unit=unit)
 
-    def tensor(self, line: LineReader, names: tuple[str, ...], indent: int) -> Node:
+    def read_tensor(self, line: LineReader, names: tuple[str, ...], indent: int) -> Node:
         if line.tokens[-1][1] != ":":
-            node = tensor_node((Let(names[0], line.expression()),), names)
-            return replace(node, unit=line.unit())
-        line.want("tensor")
-        unit = line.unit()
+            node = tensor_node((Let(names[0], line.read_expression()),), names)
+            return replace(node, unit=line.read_unit())
+        line.expect("tensor")
+        unit = line.read_unit()
         body: list[Let] = []
         while self.at < len(self.lines) and _indent(self.lines[self.at]) > indent:
             inner = self.reader()
-            name = inner.next()
-            inner.want("=")
-            body.append(Let(name, inner.expression()))
+            name = inner.next_token()
+            inner.expect("=")
+            body.append(Let(name, inner.read_expression()))
             self.values[name] = body[-1].expr.type
         return replace(tensor_node(tuple(body), names), unit=unit)
 
@@ -193,7 +193,7 @@ def parse_program(text: str) -> Program:
     """Parse what `print_program` printed; raises ValueError for anything else."""
     parser = _Parser(text)
     try:
-        return parser.program()
+        return parser.read_program()
     except (ValueError, LookupError, AssertionError) as error:
         line = parser.lines[parser.at - 1].strip() if parser.at else ""
         raise ValueError(f"graph text: {error!r} in {line!r}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Graph, Node, Program, Value, program_axes
-from rlgraph.ir.text.text import show, show_constant
+from rlgraph.ir.text.text import show_constant, show_expr
 
 FORMAT = 1
 
@@ -60,7 +60,7 @@ def to_plain(program: Program) -> dict[str, Any]:
             {
                 "name": phase.name,
                 "steps": phase.steps,
-                phase.staleness.word: phase.staleness.steps,
+                phase.staleness.option_name: phase.staleness.steps,
                 **({} if phase.staleness.span == "row" else {"span": phase.staleness.span}),
                 **({} if phase.staleness.updates is None else {"updates": phase.staleness.updates}),
                 "graph": _graph(phase.graph),
@@ -86,7 +86,7 @@ def _node(node: Node) -> dict[str, Any]:
         "attrs": {name: show_constant(value) for name, value in node.attrs},
     }
     if node.body:
-        data["body"] = [{"name": let.name, "expression": show(let.expr)} for let in node.body]
+        data["body"] = [{"name": let.name, "expression": show_expr(let.expr)} for let in node.body]
     if node.regions:
         data["regions"] = [_graph(region) for region in node.regions]
     if node.unit:

@@ -70,11 +70,11 @@ def print_node(node: Node, indent: str = "") -> Iterator[str]:
     if node.body:
         names = {value.name for value in node.outputs}
         if len(node.body) == 1 and len(names) == 1:
-            yield f"{indent}{left}{show(node.body[0].expr)}{unit}"
+            yield f"{indent}{left}{show_expr(node.body[0].expr)}{unit}"
             return
         yield f"{indent}{left}tensor{unit}:"
         for let in node.body:
-            yield f"{indent}  {let.name} = {show(let.expr)}"
+            yield f"{indent}  {let.name} = {show_expr(let.expr)}"
         return
     given = ", ".join(node.inputs)
     attrs = ", ".join(f"{name}={show_constant(value)}" for name, value in node.attrs)
@@ -89,7 +89,7 @@ def _unit_axis(axis: str | None) -> str:
     return "batch" if axis is None else '"batch"' if axis == "batch" else axis
 
 
-def show(expr: Expr, above: int = 0) -> str:
+def show_expr(expr: Expr, above: int = 0) -> str:
     """Return an expression in the language's notation; `above` is the precedence of the enclosing expression."""
     if isinstance(expr, Ref):
         return expr.name
@@ -99,7 +99,7 @@ def show(expr: Expr, above: int = 0) -> str:
     args, op = expr.args, TENSOR[expr.op]
     if op.sign:
         return f"({_signed(op, args)})" if op.precedence < above else _signed(op, args)
-    shown = [show(arg) for arg in args]
+    shown = [show_expr(arg) for arg in args]
     if expr.axis is not None:
         shown.append(f"to={expr.axis}")
     return f"{expr.op}({', '.join(shown)})"
@@ -108,8 +108,8 @@ def show(expr: Expr, above: int = 0) -> str:
 def _signed(op: TensorOp, args: tuple[Expr, ...]) -> str:
     level = op.precedence
     if len(args) == 2:
-        return f"{show(args[0], level + op.right)} {op.sign} {show(args[1], level + (not op.right))}"
-    inner = show(args[0], level)
+        return f"{show_expr(args[0], level + op.right)} {op.sign} {show_expr(args[1], level + (not op.right))}"
+    inner = show_expr(args[0], level)
     if op.sign.isalpha():
         return f"{op.sign} {inner}"
     # `(-1)` is a constant, `-(1)` the negation of one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.workload import Workload
 
 
@@ -13,4 +13,4 @@ def assumed_workload(compiled: Compilation) -> Workload:
         return compiled.target.workload
     assumptions = compiled.assumptions
     prompt, response = (assumptions.get(name) for name in ("prompt_tokens", "response_tokens"))
-    return read_workload(prompt, response, float(assumptions.get("kept", 1.0)), files=False)
+    return parse_workload(prompt, response, float(assumptions.get("kept", 1.0)), files=False)

@@ -13,9 +13,9 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation.open_lines import LineSearch, with_open_lines
-from rlgraph.passes.compilation.overlap import SimulatedSeconds
-from rlgraph.passes.cost.tasks import main_step
+from rlgraph.passes.compilation.open_lines import LineSearch, resolve_open_lines
+from rlgraph.passes.compilation.overlap import SimulationCache
+from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
 from rlgraph.passes.placement.tails import sampling_groups
@@ -31,7 +31,7 @@ STEPS = 2
 """Steps of each simulation: it only has to tell which of two sizes is better, not the exact seconds."""
 
 
-def with_blocks(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementChoice:
+def with_best_blocks(choice: PlacementChoice, timed: SimulationCache) -> PlacementChoice:
     """Return a choice with the best block of each table whose line leaves it open, one table after the other, with the
     tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises
     ChoiceInterrupted with the best so far after Ctrl-C."""
@@ -39,7 +39,7 @@ def with_blocks(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementCh
     def search(choice: PlacementChoice, line: Stream, progress: ProgressLine) -> _BlockSearch:
         return _BlockSearch(choice, line, progress, timed)
 
-    return with_open_lines(choice, choice.question.schedule.streams, "block", search)
+    return resolve_open_lines(choice, choice.question.schedule.streams, "block", search)
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class StreamingGain:
     table: str
     block: int
     """The rows of the best block."""
-    seconds: float
+    streamed_seconds: float
     """Simulated seconds of a step with streaming."""
-    whole: float
+    whole_batch_seconds: float
     """Simulated seconds of a step without."""
 
 
@@ -60,7 +60,7 @@ def streaming_gains(choice: PlacementChoice, ends: float = inf) -> Iterator[Stre
     time at which to stop trying; what was not tried by then is left out."""
     with closing(ProgressLine("simulating what could stream")) as progress:
         for table in streamable_tables(choice):
-            search = _BlockSearch(choice, Stream(table), progress, SimulatedSeconds(STEPS), ends)
+            search = _BlockSearch(choice, Stream(table), progress, SimulationCache(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
@@ -74,7 +74,7 @@ def streamable_tables(choice: PlacementChoice) -> list[str]:
     """Return the sampled tables of a step that the schedule does not stream but their engines could."""
     asked = choice.question
     streamed = {line.table for line in asked.schedule.streams}
-    nodes = main_step(asked.program).graph.walk()
+    nodes = main_phase(asked.program).graph.walk()
     tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
     return [
         table
@@ -84,11 +84,11 @@ def streamable_tables(choice: PlacementChoice) -> list[str]:
     ]
 
 
-def block_sizes(choice: PlacementChoice, line: Stream) -> Iterator[int]:
+def block_sizes_to_try(choice: PlacementChoice, line: Stream) -> Iterator[int]:
     """Return the block sizes in rows that are tried; they are multiples of whole groups of samples."""
     tasks = [task for task in choice.problem.tasks if task.name.split(".")[0] == line.table]
     batch_rows = sum(batch.rows for task in tasks[:1] for batch in task.batches)
-    phase = main_step(choice.question.program)
+    phase = main_phase(choice.question.program)
     nodes = (node for node in phase.graph.walk() if node.name.split(".")[0] == line.table)
     rows = int(next((node.attr("n", 1) for node in nodes), 1))
     while rows * MOST < batch_rows:
@@ -103,7 +103,7 @@ class _BlockSearch(LineSearch[Stream, int]):
     """The search for the block of one table, in rows."""
 
     def __init__(
-        self, choice: PlacementChoice, line: Stream, progress: ProgressLine, timed: SimulatedSeconds, ends: float = inf
+        self, choice: PlacementChoice, line: Stream, progress: ProgressLine, timed: SimulationCache, ends: float = inf
     ) -> None:
         super().__init__(choice, line, progress, timed)
         self.ends = ends
@@ -112,16 +112,16 @@ class _BlockSearch(LineSearch[Stream, int]):
 
     def run(self) -> None:
         """Try the whole batch, and blocks from small to large."""
-        candidates = block_sizes(self.choice, self.line)
+        candidates = block_sizes_to_try(self.choice, self.line)
         for rows in candidates if self.tailed else (None, *candidates):
             if monotonic() < self.ends:
-                self.seconds(rows)
+                self.simulated_seconds(rows)
 
-    def changed(self, tried: int | None) -> PlacementChoice:
+    def choice_with(self, tried: int | None) -> PlacementChoice:
         """Return the choice with this block; None: without streaming."""
         plan, table = self.choice.plan, self.line.table
         blocks = self.others if tried is None else (*self.others, (table, tried))
         free = tuple(name for name in plan.free if name != table)
         if self.line.free and tried is not None:
             free = (*free, table)
-        return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated=None)
+        return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated_step_s=None)

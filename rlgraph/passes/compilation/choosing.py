@@ -8,36 +8,36 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
-from rlgraph.backends.enginespec.registry import engine, engines, installed
+from rlgraph.backends.enginespec.registry import engine, engines_by_name, installed_engines
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Phase, Program
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import Handle
-from rlgraph.ops import work_of
+from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
 from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
-from rlgraph.passes.compilation.planning import find_shapes, unused_lines
+from rlgraph.passes.compilation.planning import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
-from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.peak import Peak, peaks
+from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.peak import Peak, pool_peaks
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import main_step
+from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     PlacementChoice,
-    choose,
+    choose_before_deadline,
+    choose_placement,
     choose_unfused,
-    choose_until,
     choose_with_offload,
     no_plan_error,
     with_shared_pipelines,
 )
 from rlgraph.passes.placement.question import PlacementQuery, is_small, with_other_engines
-from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_lines
+from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_streams
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.user_code.files import Folders
@@ -52,33 +52,33 @@ NOTED = 0.05
 def choose_plan(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementChoice:
     """Return the best plan for a cluster; where rows stream or move, or steps overlap, it is the one that the simulator
     prefers. Raises ProgramError where a model's shape is unknown, and where nothing fits."""
-    asked = pose_question(program, schedule, folders, target)
+    asked = make_placement_query(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
     choice = _search_whole_batches(asked, target, ends)
-    if choice.problem.older or streamed_tables(schedule):
+    if choice.problem.staleness_steps or streamed_tables(schedule):
         # Only this case loads the simulator.
-        from rlgraph.passes.compilation.finalists import choose_simulated
+        from rlgraph.passes.compilation.finalists import choose_by_simulation
 
-        return choose_simulated(choice, *_alternatives(choice, target, ends))
+        return choose_by_simulation(choice, *_alternatives(choice, target, ends))
     if target.stream and is_small(choice.problem, choice.question):
-        from rlgraph.passes.compilation.streaming import with_streams
+        from rlgraph.passes.compilation.streaming import with_best_streams
 
-        return with_streams(choice, ends)
+        return with_best_streams(choice, ends)
     return choice
 
 
 def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) -> PlacementChoice:
     """Return the best plan that works by whole batches. If a plan fits without offloading, plans with offloading are
     only searched for small problems. Raises ProgramError where nothing fits."""
-    choice = choose(replace(asked, offload=False))
+    choice = choose_placement(replace(asked, offload=False))
     choice = choice and _without_tight_fusions(choice, ends)
     if choice is None and target.offload and (left := ends - monotonic()) > 0:
-        choice = choose(replace(asked, search_seconds=left))
+        choice = choose_placement(replace(asked, search_seconds=left))
     elif choice is not None and _may_offload(choice, target) and (left := ends - monotonic()) > 0:
         choice = choose_with_offload(replace(asked, search_seconds=left), choice)
     if choice is None:
         for variant in with_other_engines(replace(asked, offload=target.offload)):
-            if (left := ends - monotonic()) <= 0 or (choice := choose(replace(variant, search_seconds=left))):
+            if (left := ends - monotonic()) <= 0 or (choice := choose_placement(replace(variant, search_seconds=left))):
                 break
     if choice is None:
         host_problem = host_memory_shortage(asked, ends)
@@ -92,23 +92,23 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
     sequentially, and the best plan without what the schedule leaves to the plan: there trainings may share pipelines
     and models may be offloaded."""
     tables, questions = streamed_tables(choice.question.schedule), list[PlacementQuery]()
-    closed = without_open_lines(choice.question.schedule)
+    closed = without_open_streams(choice.question.schedule)
     if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
         closed_question = replace(
-            choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left
+            choice.question, schedule=closed, read_separately=(), offload=target.offload, search_seconds=left
         )
         yield _search_whole_batches(closed_question, target, ends)
     if moved := tuple((line.table, line.on or 1) for line in choice.question.schedule.tails):
         # A single replica has no tail, but several with a tail may be faster.
-        questions.append(replace(choice.question, streamed=tables, moved=moved))
-    if choice.problem.older:
-        questions.append(replace(choice.question, in_turn=True))
+        questions.append(replace(choice.question, streamed_tables=tables, tail_replicas=moved))
+    if choice.problem.staleness_steps:
+        questions.append(replace(choice.question, sequential_steps=True))
     if tables:
-        questions.append(replace(choice.question, streamed=tables))
+        questions.append(replace(choice.question, streamed_tables=tables))
     choices = [choice]
     try:
         for asked in questions:
-            other = choose_until(ends, asked)
+            other = choose_before_deadline(ends, asked)
             if other is not None:
                 choices.append(_without_tight_fusions(other, ends))
                 yield choices[-1]
@@ -121,16 +121,16 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
 def _may_offload(choice: PlacementChoice, target: Target) -> bool:
     """Return whether plans with offloading are searched although a plan fits without it. Where work overlaps, models
     would be loaded for each piece of it, which the search does not count."""
-    return target.offload and choice.question.cluster.devices <= SLEEPERS and not overlaps(choice)
+    return target.offload and choice.question.cluster.devices <= SLEEPERS and not has_overlapping_work(choice)
 
 
 def _with_room(choice: PlacementChoice) -> PlacementChoice:
     """Return a choice without shared pipelines for whose micro-batches of all models there is no memory, which the
     search only estimates, and without those of a schedule whose models are offloaded."""
-    plan, options = choice.plan, choice.found.options
+    plan, options = choice.plan, choice.search_result.options
     if not plan.fused:
         return choice
-    full = {pool for pool, peak in peak_memory(choice).items() if not peak.fits}
+    full = {pool for pool, peak in peak_memory_by_pool(choice).items() if not peak.fits}
     trained = {
         component.model: number
         for number, component in enumerate(choice.problem.components)
@@ -143,10 +143,12 @@ def _with_room(choice: PlacementChoice) -> PlacementChoice:
         and all(options[trained[model]].can_share_stages for model in fused.models)
     )
     pieces = tuple(tuple(trained[model] for model in fused.models) for fused in fitting)
-    if fitting == plan.fused and pieces == choice.found.pieces:
+    if fitting == plan.fused and pieces == choice.search_result.pieces:
         return choice
     return replace(
-        choice, plan=replace(plan, fused=fitting), found=with_shared_pipelines(choice.problem, choice.found, pieces)
+        choice,
+        plan=replace(plan, fused=fitting),
+        search_result=with_shared_pipelines(choice.problem, choice.search_result, pieces),
     )
 
 
@@ -154,24 +156,28 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
     """Return a choice whose shared pipelines fit into memory: the choice itself, or, if some do not fit, the better one
     of the choice without them and of a new search without fusion."""
     fitting = _with_room(choice)
-    if len(fitting.found.pieces) >= len(choice.found.pieces) or choice.found.before is None and ends <= monotonic():
+    if (
+        len(fitting.search_result.pieces) >= len(choice.search_result.pieces)
+        or choice.search_result.before_fusing is None
+        and ends <= monotonic()
+    ):
         return fitting
     unfused = choose_unfused(choice, ends)
-    if unfused is None or fitting.found.pieces and fitting.found.value <= unfused.found.value:
+    if unfused is None or fitting.search_result.pieces and fitting.search_result.value <= unfused.search_result.value:
         return fitting
-    answer = replace(unfused.found, bound=min(fitting.found.bound, unfused.found.bound))
-    unfused = replace(unfused, found=answer, question=choice.question)
+    answer = replace(unfused.search_result, bound=min(fitting.search_result.bound, unfused.search_result.bound))
+    unfused = replace(unfused, search_result=answer, question=choice.question)
     return _without_tight_fusions(unfused, ends) if answer.pieces else unfused
 
 
-def warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
+def unused_line_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
     """Return warnings about parts of a schedule that the chosen plan does not use."""
-    return tuple(unused_lines(choice.question.program, choice.plan, schedule))
+    return tuple(unused_schedule_warnings(choice.question.program, choice.plan, schedule))
 
 
-def pose_question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementQuery:
+def make_placement_query(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementQuery:
     """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
-    shapes = find_shapes(program, folders)
+    shapes = read_model_shapes(program, folders)
     work = model_operations(program)
     problems = [
         Diagnostic(
@@ -186,7 +192,9 @@ def pose_question(program: Program, schedule: Schedule, folders: Folders, target
     if problems:
         raise ProgramError(problems)
     usable_engines = tuple(
-        name for name, spec in engines().items() if spec.preference and (not target.on_cpus or name in installed())
+        name
+        for name, spec in engines_by_name().items()
+        if spec.preference and (not target.on_cpus or name in installed_engines())
     )
     return PlacementQuery(
         program,
@@ -204,31 +212,33 @@ def pose_question(program: Program, schedule: Schedule, folders: Folders, target
     )
 
 
-def peak_memory(choice: PlacementChoice) -> dict[str, Peak]:
+def peak_memory_by_pool(choice: PlacementChoice) -> dict[str, Peak]:
     """Return the moment of the highest memory use of each pool."""
     asked = choice.question
     accumulated = accumulating_models(asked.program, choice.plan)
-    return peaks(
-        choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated=accumulated
+    return pool_peaks(
+        choice.plan, choice.problem.tasks, choice.model_configs, asked.cluster, asked.constants, accumulated=accumulated
     )
 
 
-def tokens(choice: PlacementChoice) -> float:
+def tokens_per_step(choice: PlacementChoice) -> float:
     """Return the tokens of the rows that a step samples or encodes, with their prompts, for the reported throughput."""
-    generated = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "generates"]
-    trained = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "trains"]
+    generated = [
+        task.tokens * task.repetitions for task in choice.problem.tasks if model_work_of(task.op) == "generates"
+    ]
+    trained = [task.tokens * task.repetitions for task in choice.problem.tasks if model_work_of(task.op) == "trains"]
     return sum(generated) or sum(trained)
 
 
-def work_seconds(choice: PlacementChoice) -> dict[str, float]:
+def busy_seconds_by_work(choice: PlacementChoice) -> dict[str, float]:
     """Return the busy seconds of all pools in a step, for `generate`, `read` and `train`. Pools work concurrently, so
     they may add up to more than the step."""
     busy: dict[str, float] = {}
     problem = choice.problem
-    for component, option in zip(problem.components, choice.found.options, strict=True):
+    for component, option in zip(problem.components, choice.search_result.options, strict=True):
         for number, seconds in zip(component.tasks, option.seconds, strict=True):
             op = problem.tasks[number].op
-            kind = {"generates": "generate", "trains": "train"}.get(work_of(op) or "", "read")
+            kind = {"generates": "generate", "trains": "train"}.get(model_work_of(op) or "", "read")
             busy[kind] = busy.get(kind, 0.0) + seconds
     return busy
 
@@ -239,18 +249,18 @@ class HostWork:
     cpus."""
 
     seconds: float
-    functions: Mapping[str, float]
+    function_seconds: Mapping[str, float]
     """The seconds of each of the user's functions among these, the most first."""
 
-    def note(self, step: float) -> str:
+    def slow_host_note(self, step: float) -> str:
         """Return a note on its part of a step of so many seconds, and what to do about it; empty where it is small."""
         if self.seconds < NOTED * step:
             return ""
         text = f"the host works {format_seconds(self.seconds)} of a step ({self.seconds / step:.0%})"
-        large = [name for name, seconds in self.functions.items() if seconds > self.seconds / 10]
+        large = [name for name, seconds in self.function_seconds.items() if seconds > self.seconds / 10]
         if not large:
             return text
-        shown = [f"{format_seconds(self.functions[name])} of it in `{name}`" for name in large]
+        shown = [f"{format_seconds(self.function_seconds[name])} of it in `{name}`" for name in large]
         return f"{text}, {', '.join(shown)}: `place {', '.join(large)} on judges`, a pool of cpus, takes it over"
 
 
@@ -258,8 +268,8 @@ def host_work(choice: PlacementChoice) -> HostWork:
     """Return the work of the host process in a step of a plan."""
     problem, functions = choice.problem, dict[str, float]()
     total = 0.0
-    for task, seconds in zip(problem.tasks, problem.host, strict=True):
-        if task.code in problem.code:
+    for task, seconds in zip(problem.tasks, problem.host_task_seconds, strict=True):
+        if task.code in problem.cpu_pools_of_functions:
             continue
         total += seconds
         if task.code and seconds:
@@ -267,9 +277,9 @@ def host_work(choice: PlacementChoice) -> HostWork:
     return HostWork(total, dict(sorted(functions.items(), key=lambda item: -item[1])))
 
 
-def overlaps(choice: PlacementChoice) -> bool:
+def has_overlapping_work(choice: PlacementChoice) -> bool:
     """Return whether work is done concurrently that the search lays out sequentially."""
-    phase = main_step(choice.question.program)
+    phase = main_phase(choice.question.program)
     ahead = any(
         concurrent_batches(node, node.attr("rows")) > 1
         for node in phase.graph.walk()
@@ -289,50 +299,54 @@ def _samples_together(choice: PlacementChoice, phase: Phase) -> bool:
     )
 
 
-def fusion_timetables(choice: PlacementChoice) -> dict[str, Fusion]:
+def fusion_timetables(choice: PlacementChoice) -> dict[str, FusedPipeline]:
     """Return the timetable of each shared pipeline, for the largest mini-batches."""
-    asked, timetables = choice.question, dict[str, Fusion]()
-    predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
+    asked, timetables = choice.question, dict[str, FusedPipeline]()
+    predictor = Predictor(choice.plan, choice.model_configs, asked.cluster, asked.constants)
     for fused in choice.plan.fused:
         works = []
         for model in fused.models:
-            tasks = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
+            tasks = [
+                task for task in choice.problem.tasks if task.model == model and model_work_of(task.op) == "trains"
+            ]
             works.append((model, max((task.batches for task in tasks), key=total_rows)))
-        timetables[", ".join(fused.models)] = predictor.fused(works)
+        timetables[", ".join(fused.models)] = predictor.fused_pipeline(works)
     return timetables
 
 
 def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
     """Return the prediction as the plan file has it."""
-    seconds = choice.simulated
-    if seconds is None and overlaps(choice):
+    seconds = choice.simulated_step_s
+    if seconds is None and has_overlapping_work(choice):
         # The simulator takes longer to import than many searches take.
         from rlgraph.passes.compilation.overlap import simulate_seconds
 
         seconds = simulate_seconds(choice)
-    full, before = peak_memory(choice), choice.found.before
+    full, before = peak_memory_by_pool(choice), choice.search_result.before_fusing
     asleep = _asleep(choice, full)
     return {
-        "seconds": choice.found.seconds if seconds is None else seconds,
-        "in_turn_seconds": None if seconds is None or choice.problem.older else choice.found.seconds,
-        "steady_seconds": None if seconds is None or not choice.problem.older else choice.found.seconds,
-        "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
-        "unfused_seconds": before.searched.seconds if before and not before.searched.pieces else None,
+        "seconds": choice.search_result.seconds if seconds is None else seconds,
+        "in_turn_seconds": None if seconds is None or choice.problem.staleness_steps else choice.search_result.seconds,
+        "steady_seconds": None
+        if seconds is None or not choice.problem.staleness_steps
+        else choice.search_result.seconds,
+        "bound_seconds": choice.search_result.bound if choice.question.goal == "time" else None,
+        "unfused_seconds": before.bounded_result.seconds if before and not before.bounded_result.pieces else None,
         "alike_seconds": before.seconds if before and before.pieces else None,
-        "gap": choice.found.gap,
-        "tokens": tokens(choice),
+        "gap": choice.search_result.gap,
+        "tokens": tokens_per_step(choice),
         "fused": {
             models: {
                 "seconds": fusion.table.makespan,
                 "bound_seconds": fusion.bound,
-                "in_turn_seconds": fusion.in_turn,
+                "in_turn_seconds": fusion.serial_seconds,
                 "micro_batches": {model.name: model.micro_batches for model in fusion.problem.models},
             }
             for models, fusion in fusion_timetables(choice).items()
         }
         or None,
         "memory": {
-            pool: {"bytes": round(peak.bytes), "capacity": round(peak.capacity), "moment": peak.moment}
+            pool: {"bytes": round(peak.used_bytes), "capacity": round(peak.capacity), "moment": peak.moment}
             | dict(asleep.get(pool, {}))
             for pool, peak in full.items()
         },
@@ -346,7 +360,7 @@ def _asleep(choice: PlacementChoice, full: Mapping[str, Peak]) -> Mapping[str, M
     for name, peak in full.items():
         if peak.asleep:
             node = fullest_node(by_node, pools[name], choice.question.cluster)
-            node_memory = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
+            node_memory = {"node": round(node.used_bytes), "node_capacity": round(node.capacity)} if node else {}
             by_pool[name] = {"host": round(peak.host), **node_memory, "asleep": dict(peak.asleep)}
     return by_pool
 

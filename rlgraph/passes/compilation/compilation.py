@@ -17,7 +17,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.text import print_program
 from rlgraph.passes.compilation.saved import PlanFile, Sections
-from rlgraph.passes.rewrites.pipeline import Stage
+from rlgraph.passes.rewrites.pipeline import PassResult
 from rlgraph.user_code.files import Folders
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Compilation:
     """The folder of the program."""
     set: Mapping[str, str]
     """The settings that were replaced, as expressions of the language."""
-    stages: tuple[Stage, ...] = field(repr=False)
+    stages: tuple[PassResult, ...] = field(repr=False)
     """The program after the checker and after each pass."""
     diagnostics: tuple[Diagnostic, ...] = field(repr=False)
     """The warnings."""
@@ -87,15 +87,17 @@ class Compilation:
     @cached_property
     def placed(self) -> PlannedProgram:
         """The plan, and what is known of the models. Raise ProgramError where the program cannot run as scheduled."""
-        from rlgraph.passes.compilation.planning import PlannedProgram, find_shapes, place_program, this_machine
+        from rlgraph.passes.compilation.planning import PlannedProgram, local_machine, place_program, read_model_shapes
 
         if self.file is not None:
-            return PlannedProgram(self.file.plan, find_shapes(self.program, self.folders), ())
+            return PlannedProgram(self.file.plan, read_model_shapes(self.program, self.folders), ())
         if self.target is not None:
-            from rlgraph.passes.compilation.choosing import warnings
+            from rlgraph.passes.compilation.choosing import unused_line_warnings
 
-            return PlannedProgram(self.choice.plan, self.choice.question.shapes, warnings(self.choice, self.schedule))
-        return place_program(self.program, self.schedule, self.folders, this_machine(self.devices))
+            return PlannedProgram(
+                self.choice.plan, self.choice.question.shapes, unused_line_warnings(self.choice, self.schedule)
+            )
+        return place_program(self.program, self.schedule, self.folders, local_machine(self.devices))
 
     @cached_property
     def choice(self) -> PlacementChoice:

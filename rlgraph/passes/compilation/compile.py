@@ -12,11 +12,11 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.heads import missing_heads
+from rlgraph.passes.compilation.heads import missing_head_diagnostics
 from rlgraph.passes.compilation.programs import (
     OpenedProgram,
-    column_reader,
-    fault_finder,
+    make_column_reader,
+    make_reference_checker,
     open_program,
     parse_settings,
     with_quote_hints,
@@ -33,7 +33,10 @@ def check_program(opened: OpenedProgram, settings: Mapping[str, str], schedule: 
     folders = opened.folders
     try:
         program = check_all(
-            opened.source, parse_settings(settings), columns=column_reader(folders), faults=fault_finder(folders)
+            opened.source,
+            parse_settings(settings),
+            columns=make_column_reader(folders),
+            faults=make_reference_checker(folders),
         )
     except ProgramError as error:
         raise ProgramError(with_quote_hints(error.diagnostics)) from None
@@ -48,9 +51,9 @@ def compile_program(
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
-    if problems := missing_heads(found.program, opened.folders):
+    if problems := missing_head_diagnostics(found.program, opened.folders):
         raise ProgramError(problems)
-    typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
+    typed = found.program if target is None else with_default_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule
     compilation = Compilation(
@@ -59,7 +62,7 @@ def compile_program(
     return compilation.checked_placement() if target or schedule.span.line else compilation
 
 
-def with_dtypes(program: Program, accelerated: bool) -> Program:
+def with_default_dtypes(program: Program, accelerated: bool) -> Program:
     """Return the program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
     default = "bfloat16" if accelerated else "float32"
     models = tuple(

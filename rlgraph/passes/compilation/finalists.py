@@ -9,12 +9,12 @@ from dataclasses import replace
 from math import inf
 
 from rlgraph.backends.sim.steady_state import FEWEST
-from rlgraph.passes.compilation.blocks import STEPS, with_blocks
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds, simulate_seconds, streaming_key
-from rlgraph.passes.compilation.tails import with_tails
+from rlgraph.passes.compilation.blocks import STEPS, with_best_blocks
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache, simulate_seconds, streaming_key
+from rlgraph.passes.compilation.tails import with_best_tails
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.question import make_problem
-from rlgraph.passes.placement.runners_up import streamed_value
+from rlgraph.passes.placement.runners_up import ideal_streaming_value
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 
@@ -26,20 +26,20 @@ STREAMED, MOVED = 0.05, 0.35
 since both estimates are approximate, and where the last rows move, since devices are free earlier."""
 
 
-def choose_simulated(first: PlacementChoice, *others: PlacementChoice, steps: int = FEWEST) -> PlacementChoice:
+def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps: int = FEWEST) -> PlacementChoice:
     """Return the best of some plans, with the best blocks and tails where the schedule leaves these open, as an answer
     to the first one's question. Bounds hold for plans without blocks and tails. steps: how many steps of each plan are
     simulated."""
     candidates = [*distinct_plans((first, *others))]
     if len(candidates) == 1:
         try:
-            return refine(first)
+            return refine_blocks_and_tails(first)
         except ChoiceInterrupted as interrupted:
             return interrupted.choice
     best, least = None, inf
 
     def answered(choice: PlacementChoice, simulated: PlacementChoice) -> PlacementChoice:
-        return simulated if choice is first else as_answer(simulated, first)
+        return simulated if choice is first else adapt_to_first_query(simulated, first)
 
     # Plans with nothing open come first: they need one simulation, and may rule out others.
     for choice in sorted(candidates, key=_open):
@@ -50,7 +50,7 @@ def choose_simulated(first: PlacementChoice, *others: PlacementChoice, steps: in
         except ChoiceInterrupted as interrupted:
             best = best or answered(choice, interrupted.choice)
             break
-        value = value_of(tried)
+        value = simulated_value(tried)
         if value is None:
             # The plan cannot be simulated, or the user has interrupted that.
             best = best or answered(choice, tried)
@@ -64,52 +64,54 @@ def choose_simulated(first: PlacementChoice, *others: PlacementChoice, steps: in
 def _open(choice: PlacementChoice) -> bool:
     """Return whether a line of the schedule leaves blocks or a tail to the plan."""
     schedule = choice.question.schedule
-    return any(line.is_open for line in schedule.streams) or any(line.is_open for line in schedule.tails)
+    return any(line.is_undecided for line in schedule.streams) or any(line.is_undecided for line in schedule.tails)
 
 
 def _hopeless(choice: PlacementChoice, least: float) -> bool:
     """Return whether no blocks or tails can make a plan as good as `least`; false where steps overlap, when it is
     unknown."""
-    if choice.question.in_turn or choice.problem.older:
+    if choice.question.sequential_steps or choice.problem.staleness_steps:
         return False
-    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * streamed_value(choice) >= least
+    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * ideal_streaming_value(choice) >= least
 
 
 def simulate_choice(
-    choice: PlacementChoice, steps: int, least: float = inf, timed: SimulatedSeconds | None = None
+    choice: PlacementChoice, steps: int, least: float = inf, timed: SimulationCache | None = None
 ) -> PlacementChoice:
     """Return a choice with blocks and tails and its simulated seconds, if it can be simulated. least: the value of
     another plan; for a plan that is far behind it, the seconds of the short simulation suffice. timed: earlier
     simulations of the plan."""
-    timed = timed or SimulatedSeconds(STEPS)
-    candidate = refine(choice, timed, least)
+    timed = timed or SimulationCache(STEPS)
+    candidate = refine_blocks_and_tails(choice, timed, least)
     seconds = (
-        timed.simulated_seconds(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
+        timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
     )
-    return replace(candidate, simulated=seconds)
+    return replace(candidate, simulated_step_s=seconds)
 
 
-def refine(choice: PlacementChoice, timed: SimulatedSeconds | None = None, least: float = inf) -> PlacementChoice:
+def refine_blocks_and_tails(
+    choice: PlacementChoice, timed: SimulationCache | None = None, least: float = inf
+) -> PlacementChoice:
     """Return a choice with blocks and tails where the schedule leaves them open. They are chosen alternately until none
     changes, since the best blocks with a tail differ from those without. Only the usual tail is tried for a choice far
     behind `least`. Raises Interrupted after Ctrl-C."""
-    timed, seen = timed or SimulatedSeconds(STEPS), [streaming_key(choice)]
+    timed, seen = timed or SimulationCache(STEPS), [streaming_key(choice)]
     while True:
-        choice = with_blocks(choice, timed)
+        choice = with_best_blocks(choice, timed)
         if _behind(choice, timed, least):
             return choice
-        choice = with_tails(choice, timed)
+        choice = with_best_tails(choice, timed)
         if streaming_key(choice) in seen:
             return choice
         seen.append(streaming_key(choice))
 
 
-def _behind(choice: PlacementChoice, timed: SimulatedSeconds, least: float) -> bool:
+def _behind(choice: PlacementChoice, timed: SimulationCache, least: float) -> bool:
     """Return whether a plan with a tail is worse than `least` by more than other tails can save."""
-    seconds = timed.simulated_seconds(choice)
+    seconds = timed.cached_seconds(choice)
     if seconds is None or not choice.plan.tails:
         return False
-    value = value_of(replace(choice, simulated=seconds))
+    value = simulated_value(replace(choice, simulated_step_s=seconds))
     return value is not None and value > (1 + TAILS) * least
 
 
@@ -122,27 +124,29 @@ def distinct_plans(choices: Iterable[PlacementChoice]) -> Iterator[PlacementChoi
             yield choice
 
 
-def as_answer(other: PlacementChoice, first: PlacementChoice) -> PlacementChoice:
+def adapt_to_first_query(other: PlacementChoice, first: PlacementChoice) -> PlacementChoice:
     """Return a plan that was found for another question as an answer to the first one's; lines of the schedule that it
     does not use are left out."""
-    asked = replace(first.question, apart=other.question.apart, schedule=other.question.schedule)
+    asked = replace(first.question, read_separately=other.question.read_separately, schedule=other.question.schedule)
     problem = make_problem(asked)
-    searched = _recomputed(problem, other.found)
-    searched = replace(searched, bound=min(first.found.bound, searched.searched.value))
-    return replace(other, found=searched, problem=problem, question=asked)
+    searched = _recomputed(problem, other.search_result)
+    searched = replace(searched, bound=min(first.search_result.bound, searched.bounded_result.value))
+    return replace(other, search_result=searched, problem=problem, question=asked)
 
 
 def _recomputed(problem: Problem, result: SearchResult) -> SearchResult:
     """Return a search result with its seconds and value, and those of the results before it, recomputed for a
     problem."""
-    seconds = problem.step_with(result.blocks, result.options, result.pieces)
-    value = problem.value(seconds, result.blocks, result.devices)
-    before = None if result.before is None else _recomputed(problem, result.before)
-    return replace(result, seconds=seconds, value=value, before=before)
+    seconds = problem.step_seconds_with_options(result.blocks, result.options, result.pieces)
+    value = problem.objective_value(seconds, result.blocks, result.devices)
+    before = None if result.before_fusing is None else _recomputed(problem, result.before_fusing)
+    return replace(result, seconds=seconds, value=value, before_fusing=before)
 
 
-def value_of(choice: PlacementChoice) -> float | None:
+def simulated_value(choice: PlacementChoice) -> float | None:
     """Return what is minimized, by the simulated seconds; None if it was not simulated."""
-    if choice.simulated is None:
+    if choice.simulated_step_s is None:
         return None
-    return choice.problem.value(choice.simulated, choice.found.blocks, choice.found.devices)
+    return choice.problem.objective_value(
+        choice.simulated_step_s, choice.search_result.blocks, choice.search_result.devices
+    )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.heads import lacks_head, missing_head, missing_head_message
+from rlgraph.catalog.models.heads import lacks_head, missing_head_diagnostic, missing_head_message
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program, Record
-from rlgraph.ops.bases import is_changed
+from rlgraph.ops.bases import weights_change
 from rlgraph.user_code.files import Folders
 
 
-def missing_heads(program: Program, folders: Folders) -> list[Diagnostic]:
+def missing_head_diagnostics(program: Program, folders: Folders) -> list[Diagnostic]:
     """Return diagnostics for such models that nothing trains. folders: those to which relative paths refer."""
     diagnostics = []
     for model in program.models:
-        if model.copy_of or model.kind == "causal_lm" or isinstance(model.source, Record) or is_changed(program, model):
+        if (
+            model.copy_of
+            or model.kind == "causal_lm"
+            or isinstance(model.source, Record)
+            or weights_change(program, model)
+        ):
             continue
         source = str(model.source)
         if lacks_head(folders.model_source(source)):
-            diagnostics.append(missing_head(model.name, missing_head_message(model.kind, source), model.span))
+            diagnostics.append(
+                missing_head_diagnostic(model.name, missing_head_message(model.kind, source), model.span)
+            )
     return diagnostics

@@ -11,8 +11,8 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.cost.peak import OffloadedModels, lodgings
-from rlgraph.passes.placement.choose import PlacementChoice, choose_until
+from rlgraph.passes.cost.peak import OffloadedModels, offloaded_models_by_node
+from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.question import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
@@ -22,20 +22,22 @@ def offloaded_by_node(choice: PlacementChoice) -> dict[int, OffloadedModels]:
     """Return what is offloaded to each node's host, by the number of the node."""
     asked, plan = choice.question, choice.plan
     accumulated = accumulating_models(asked.program, plan)
-    return lodgings(plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated)
+    return offloaded_models_by_node(
+        plan, choice.problem.tasks, choice.model_configs, asked.cluster, asked.constants, accumulated
+    )
 
 
 def fullest_node(found: Mapping[int, OffloadedModels], pool: Pool, cluster: Cluster) -> OffloadedModels | None:
     """Return the node of a pool with the most offloaded bytes, of all pools together; None if there are none."""
-    nodes = range(cluster.node(pool.first), cluster.node(pool.first + pool.devices - 1) + 1)
-    return max((found[node] for node in nodes if node in found), key=lambda lodging: lodging.bytes, default=None)
+    nodes = range(cluster.node_of_device(pool.first), cluster.node_of_device(pool.first + pool.devices - 1) + 1)
+    return max((found[node] for node in nodes if node in found), key=lambda lodging: lodging.used_bytes, default=None)
 
 
 def host_memory_message(node: int, found: OffloadedModels) -> str:
     """Return the message for a node whose host's memory is too small."""
     who = ", ".join(f"{format_quantity(size, 'bytes')} of `{name}`" for name, size in found.parts)
     return (
-        f"{format_quantity(found.bytes, 'bytes')} sleep in the memory of node {node}'s host ({who}), and "
+        f"{format_quantity(found.used_bytes, 'bytes')} sleep in the memory of node {node}'s host ({who}), and "
         f"{format_quantity(found.capacity, 'bytes')} of it can be used"
     )
 
@@ -46,7 +48,7 @@ def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | 
     if not question.offload:
         return None
     try:
-        choice = choose_until(ends, replace(question, constants=replace(question.constants, asleep=inf)))
+        choice = choose_before_deadline(ends, replace(question, constants=replace(question.constants, asleep=inf)))
     except OutOfTime:
         return None
     if choice is None:
@@ -54,9 +56,9 @@ def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | 
     full = [item for item in offloaded_by_node(replace(choice, question=question)).items() if not item[1].fits]
     if not full:
         return None
-    node, most = max(full, key=lambda item: item[1].bytes)
+    node, most = max(full, key=lambda item: item[1].used_bytes)
     island = question.cluster.node_group_of_node(node)
-    needed = format_quantity(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
+    needed = format_quantity(most.used_bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
     example = f"`{island.device.name}(host_memory={needed})`"
     hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {example}; or take more devices"
     return Diagnostic(

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Generic, Protocol, TypeVar
 
 from rlgraph.errors import ProgramError
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
 
@@ -27,7 +27,7 @@ class OpenLine(Protocol):
         ...
 
     @property
-    def is_open(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether it leaves something open."""
         ...
 
@@ -39,7 +39,7 @@ Tried = TypeVar("Tried")
 class LineSearch(ABC, Generic[Line, Tried]):
     """The search for what one line leaves open."""
 
-    def __init__(self, choice: PlacementChoice, line: Line, progress: ProgressLine, timed: SimulatedSeconds) -> None:
+    def __init__(self, choice: PlacementChoice, line: Line, progress: ProgressLine, timed: SimulationCache) -> None:
         self.choice, self.line, self.progress, self.timed = choice, line, progress, timed
         self.tried: dict[Tried | None, float] = {}
         """Simulated seconds of a step by what was tried; None: without."""
@@ -49,25 +49,27 @@ class LineSearch(ABC, Generic[Line, Tried]):
         """Try what may be best."""
 
     @abstractmethod
-    def changed(self, tried: Tried | None) -> PlacementChoice:
+    def choice_with(self, tried: Tried | None) -> PlacementChoice:
         """Return the choice with this, or without."""
 
-    def seconds(self, tried: Tried | None) -> float:
+    def simulated_seconds(self, tried: Tried | None) -> float:
         """Return the simulated seconds of a step with this, or without."""
         if tried not in self.tried:
-            self.progress.show(self.progress.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
-            self.tried[tried] = self.timed.seconds(self.changed(tried))
+            self.progress.show(
+                self.progress.elapsed_seconds(), lambda: f"{len(self.tried)} of `{self.line.table}` tried"
+            )
+            self.tried[tried] = self.timed.simulate_once(self.choice_with(tried))
         return self.tried[tried]
 
-    def best(self) -> PlacementChoice:
+    def best_choice(self) -> PlacementChoice:
         """Return the choice with the best that was tried."""
         best = min(self.tried, key=self.tried.__getitem__, default=None)
         if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
             best = None
-        return self.changed(best)
+        return self.choice_with(best)
 
 
-def with_open_lines(
+def resolve_open_lines(
     choice: PlacementChoice,
     lines: Iterable[Line],
     what: str,
@@ -78,7 +80,7 @@ def with_open_lines(
     progress = ProgressLine(f"choosing {what}s")
     with closing(progress):
         for line in lines:
-            if line.is_open:
+            if line.is_undecided:
                 search = search_of(choice, line, progress)
                 try:
                     search.run()
@@ -88,6 +90,6 @@ def with_open_lines(
                 except KeyboardInterrupt:
                     progress.close()
                     print(f"interrupted: the {what} of `{line.table}` is the best that was tried", file=sys.stderr)
-                    raise ChoiceInterrupted(search.best()) from None
-                choice = search.best()
+                    raise ChoiceInterrupted(search.best_choice()) from None
+                choice = search.best_choice()
     return choice

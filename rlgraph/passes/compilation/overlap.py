@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import FEWEST, run_steps
+from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import ProgramError
@@ -26,7 +26,7 @@ class ChoiceInterrupted(Exception):
         self.choice = choice
 
 
-class SimulatedSeconds:
+class SimulationCache:
     """Caches simulated seconds of a step of one plan with different blocks and tails."""
 
     def __init__(self, steps: int) -> None:
@@ -34,14 +34,16 @@ class SimulatedSeconds:
         self.steps = steps
         self._seconds: dict[object, float] = {}
 
-    def seconds(self, choice: PlacementChoice) -> float:
+    def simulate_once(self, choice: PlacementChoice) -> float:
         """Return the seconds of a step. Raises ProgramError where the choice cannot be simulated."""
-        seconds = self.simulated_seconds(choice)
+        seconds = self.cached_seconds(choice)
         if seconds is None:
-            seconds = self._seconds[streaming_key(choice)] = run_steps(make_simulator(choice), self.steps).seconds
+            seconds = self._seconds[streaming_key(choice)] = simulate_steps(
+                make_simulator(choice), self.steps
+            ).mean_step_seconds
         return seconds
 
-    def simulated_seconds(self, choice: PlacementChoice) -> float | None:
+    def cached_seconds(self, choice: PlacementChoice) -> float | None:
         """Return the seconds if the choice was simulated already, else None."""
         return self._seconds.get(streaming_key(choice))
 
@@ -57,20 +59,23 @@ def simulate_seconds(choice: PlacementChoice, steps: int = FEWEST) -> float | No
     Ctrl-C ended the simulation, which is printed."""
     with closing(_Progress()) as progress:
         try:
-            return run_steps(make_simulator(choice, progress), steps, progress.ended).seconds
+            return simulate_steps(make_simulator(choice, progress), steps, progress.show_steps_done).mean_step_seconds
         except ProgramError:
             # So few rows may be kept that a group has none: `simulate` says so.
             return None
         except KeyboardInterrupt:
             progress.close()
-            print(f"interrupted after {progress.told()}: what overlaps does not count in the seconds", file=sys.stderr)
+            print(
+                f"interrupted after {progress.progress_text()}: what overlaps does not count in the seconds",
+                file=sys.stderr,
+            )
             return None
 
 
 def make_simulator(choice: PlacementChoice, observer: Observer | None = None) -> SimBackend:
     """Return the simulator for the plan of a choice, with the workload and constants that it was chosen for."""
     asked = choice.question
-    predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
+    predictor = Predictor(choice.plan, choice.model_configs, asked.cluster, asked.constants)
     return SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=observer)
 
 
@@ -82,15 +87,15 @@ class _Progress(SilentObserver):
 
     def node_started(self, node: Node, pool: str = "") -> None:
         """Refresh the line."""
-        self.line.show(self.line.elapsed(), lambda: self.steps)
+        self.line.show(self.line.elapsed_seconds(), lambda: self.steps)
 
-    def ended(self, done: int, whole: int) -> None:
+    def show_steps_done(self, done: int, whole: int) -> None:
         """Note that so many of the steps are done."""
         self.steps = f"{done} of {whole} steps"
 
-    def told(self) -> str:
+    def progress_text(self) -> str:
         """Return the progress as text."""
-        return f"{format_seconds(self.line.elapsed())} of simulating, {self.steps}"
+        return f"{format_seconds(self.line.elapsed_seconds())} of simulating, {self.steps}"
 
     def close(self) -> None:
         """Remove the line."""

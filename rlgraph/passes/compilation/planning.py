@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
+from rlgraph.backends.enginespec.registry import (
+    BrokenEngine,
+    broken_engines,
+    embedded_engine,
+    engine,
+    installed_engines,
+)
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
@@ -21,7 +27,7 @@ from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.admits import length_functions
+from rlgraph.passes.placement.admits import length_predictors
 from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.user_code.files import Folders
 
@@ -40,17 +46,17 @@ class PlannedProgram:
 
 def place_program(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> PlannedProgram:
     """Return the plan of a program. Raises ProgramError where it cannot run as scheduled."""
-    shapes = find_shapes(program, folders)
-    if problems := [*unmatched_adapters(program, shapes)]:
+    shapes = read_model_shapes(program, folders)
+    if problems := [*unmatched_adapter_diagnostics(program, shapes)]:
         raise ProgramError(problems)
-    plan = place(program, schedule, machine, shapes, installed())
+    plan = place(program, schedule, machine, shapes, installed_engines())
     work = model_operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
-    warnings += unused_lines(program, plan, schedule)
-    return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
+    warnings += unused_schedule_warnings(program, plan, schedule)
+    return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in broken_engines())))
 
 
-def unused_lines(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+def unused_schedule_warnings(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about what a schedule asks for and the plan does not use."""
     return [
         *_idle(plan, schedule),
@@ -83,7 +89,7 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _removed(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about placed work that the passes removed since nothing needs it."""
-    work_left, run = model_operations(program), user_code(program) | dict.fromkeys(length_functions(schedule), True)
+    work_left, run = model_operations(program), user_code(program) | dict.fromkeys(length_predictors(schedule), True)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
@@ -132,23 +138,25 @@ def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     ]
 
 
-def this_machine(devices: int) -> Machine:
+def local_machine(devices: int) -> Machine:
     """Return this machine, as if it had so many devices."""
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
 
 
-def missing_engines(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+def missing_engine_diagnostics(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Return diagnostics for engines that a run needs and this machine lacks, with how to install them."""
     diagnostics = []
-    for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed())):
-        spans = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
+    for name in dict.fromkeys(
+        group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed_engines())
+    ):
+        spans = (placement.option_span("engine") for placement in schedule.placements if placement.engine == name)
         span = next(spans, schedule.span)
         message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"
         diagnostics.append(Diagnostic("E0913", message, span, hint))
     return diagnostics
 
 
-def missing_features(plan: Plan) -> list[Diagnostic]:
+def missing_feature_diagnostics(plan: Plan) -> list[Diagnostic]:
     """Return diagnostics for what a plan needs of its engines and they cannot do."""
     offloaded: dict[str, list[str]] = {}
     for holding in plan.holdings:
@@ -168,20 +176,22 @@ def missing_features(plan: Plan) -> list[Diagnostic]:
     ]
 
 
-def _broken(fault: Fault) -> Diagnostic:
+def _broken(fault: BrokenEngine) -> Diagnostic:
     return Diagnostic("W0902", str(fault), NO_SPAN, "mend the package, or uninstall it")
 
 
 def _unknown(model: Model) -> Diagnostic:
     message = f"the shape of `{model.name}` is not known: its configuration is not here"
-    hint = f"without it, defaults take `engine={embedded().name}`, and the transfers of its weights cannot be shown"
+    hint = (
+        f"without it, defaults take `engine={embedded_engine().name}`, and the transfers of its weights cannot be shown"
+    )
     return Diagnostic("W0901", message, model.span, hint)
 
 
 # Shapes
 
 
-def unmatched_adapters(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
+def unmatched_adapter_diagnostics(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
     """Return diagnostics for adapters whose targets are no layers of their model."""
     for model in program.models:
         shape = shapes.get(model.name)
@@ -199,7 +209,7 @@ def unmatched_adapters(program: Program, shapes: Shapes) -> Iterator[Diagnostic]
                 )
 
 
-def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
+def read_model_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
     """Return the shape of each model, or why it is unsupported, without loading it; models without a local
     configuration are left out.
 
@@ -234,7 +244,7 @@ def _config(source: Constant, folders: Folders) -> Mapping[str, Any] | None:
     """Return the configuration of a source that is no adapter."""
     if not isinstance(source, Record):
         return find_config(folders.model_source(str(source)))
-    return gguf_config(folders.find(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
+    return gguf_config(folders.find_path(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
 
 
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
@@ -259,7 +269,7 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
         text = str(tokenizer.args[0]) if tokenizer.args else ""
         counts = {"chars": len(text), "words": len(text.split()), "bytes": 256}
         return counts[tokenizer.name] + _SPECIAL
-    file = folders.find(str(tokenizer)) / "tokenizer.json"
+    file = folders.find_path(str(tokenizer)) / "tokenizer.json"
     if not file.is_file():
         return None
     vocabulary = json.loads(file.read_text("utf-8"))

@@ -102,7 +102,7 @@ def _near(path: str) -> str:
     return did_you_mean(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE)
 
 
-def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
+def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
     """Return every setting as an expression of the language."""
     return {name: _text(name, value) for name, value in (settings or {}).items()}
 
@@ -164,18 +164,18 @@ def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
     return replace(diagnostic, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
-def fault_finder(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
+def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.user_code.functions import check_function
-        from rlgraph.user_code.spec import Spec
+        from rlgraph.user_code.spec import CallSpec
         from rlgraph.user_code.unread import declaration_faults
 
         if record.name != "python":
             return []
-        args, options = record.plain()
-        spec = Spec(record.name, args, options, record.span, dict(record.spans))
+        args, options = record.plain_arguments()
+        spec = CallSpec(record.name, args, options, record.span, dict(record.spans))
         if word == "func":
             try:
                 check_function(spec)
@@ -186,14 +186,14 @@ def fault_finder(folders: Folders) -> Callable[[str, Record, Collection[str]], l
     return look
 
 
-def column_reader(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
+def make_column_reader(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
     """Return a function that reads the columns of data files, without running anything."""
 
     def look(record: Record) -> Mapping[str, Column] | None:
-        from rlgraph.data.sources import columns
-        from rlgraph.user_code.spec import Spec
+        from rlgraph.data.sources import source_columns
+        from rlgraph.user_code.spec import CallSpec
 
-        args, options = record.plain()
-        return columns(Spec(record.name, args, options, record.span), folders)
+        args, options = record.plain_arguments()
+        return source_columns(CallSpec(record.name, args, options, record.span), folders)
 
     return look

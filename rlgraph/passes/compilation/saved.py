@@ -15,7 +15,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Origin:
+class ProgramOrigin:
     """The program that a plan file was made from."""
 
     source: str
@@ -36,5 +36,5 @@ class PlanFile:
 
     program: Program
     plan: Plan
-    origin: Origin
+    origin: ProgramOrigin
     sections: Sections = field(default_factory=dict)

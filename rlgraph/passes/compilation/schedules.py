@@ -12,7 +12,13 @@ from rlgraph.dsl.names import names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule as checked
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span
-from rlgraph.passes.compilation.programs import OpenedProgram, column_reader, fault_finder, open_file, parse_settings
+from rlgraph.passes.compilation.programs import (
+    OpenedProgram,
+    make_column_reader,
+    make_reference_checker,
+    open_file,
+    parse_settings,
+)
 
 
 def check_schedule(schedule: OpenedProgram, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
@@ -39,7 +45,9 @@ def with_schedule(program: Checked, schedule: OpenedProgram) -> Checked:
         raise ProgramError(Diagnostic("E0901", message, head.span, "keep one of them", related=related))
     checked_schedule = checked(file, program.program, schedule.source, program.scope)
     used = {name.id for name in names_in(file.declarations)}
-    warnings = [warning for warning in program.warnings if warning.code != "W0201" or warning.span.text not in used]
+    warnings = [
+        warning for warning in program.warnings if warning.code != "W0201" or warning.span.covered_text not in used
+    ]
     return replace(program, warnings=warnings, schedule=checked_schedule)
 
 
@@ -74,5 +82,8 @@ def _program(path: Path, settings: Mapping[str, str]) -> Checked:
     opened = open_file(str(path))
     folders = opened.folders
     return check_all(
-        opened.source, parse_settings(settings), columns=column_reader(folders), faults=fault_finder(folders)
+        opened.source,
+        parse_settings(settings),
+        columns=make_column_reader(folders),
+        faults=make_reference_checker(folders),
     )

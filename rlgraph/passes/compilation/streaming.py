@@ -8,17 +8,17 @@ from dataclasses import replace
 from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
-from rlgraph.passes.compilation.blocks import STEPS, block_sizes, streamable_tables
-from rlgraph.passes.compilation.finalists import as_answer, simulate_choice, value_of
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
-from rlgraph.passes.placement.choose import PlacementChoice, choose_until
+from rlgraph.passes.compilation.blocks import STEPS, block_sizes_to_try, streamable_tables
+from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_value
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache
+from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 PAYS = 0.01
 """The share of a step, or of its price, that streaming must save if the schedule does not ask for it."""
 
 
-def with_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
+def with_best_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
     """Return a choice by whole batches, or, if it is better by `PAYS`, the best one among plans with memory for
     streaming rows, with the best blocks. ends: the monotonic time at which to stop searching. After Ctrl-C, which is
     printed, the given choice is returned."""
@@ -28,8 +28,8 @@ def with_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
     lines = (*asked.schedule.streams, *(Stream(table) for table in tables))
     try:
         schedule = replace(asked.schedule, streams=lines)
-        other = choose_until(ends, replace(asked, schedule=schedule, offload=False))
-        timed = SimulatedSeconds(STEPS)
+        other = choose_before_deadline(ends, replace(asked, schedule=schedule, offload=False))
+        timed = SimulationCache(STEPS)
         if other is None or not _promising(choice, other, timed):
             return choice
         streaming = simulate_choice(other, FEWEST, timed=timed)
@@ -37,10 +37,10 @@ def with_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
         # It cannot be simulated (`simulate` says why), or there is no time for it.
         return choice
     # The best blocks are no worse than those of `_promising`.
-    return as_answer(streaming, choice) if streaming.simulated is not None else choice
+    return adapt_to_first_query(streaming, choice) if streaming.simulated_step_s is not None else choice
 
 
-def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulatedSeconds) -> bool:
+def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulationCache) -> bool:
     """Return whether the plan `other` with blocks of a medium size is better than a choice. timed: that of `other`.
     Raises Interrupted after Ctrl-C."""
     streams = other.question.schedule.streams
@@ -48,8 +48,8 @@ def _promising(choice: PlacementChoice, other: PlacementChoice, timed: Simulated
     streamed = replace(other, plan=replace(other.plan, blocks=blocks))
     try:
         least, value = (
-            value_of(replace(candidate, simulated=times.seconds(candidate)))
-            for candidate, times in ((choice, SimulatedSeconds(STEPS)), (streamed, timed))
+            simulated_value(replace(candidate, simulated_step_s=times.simulate_once(candidate)))
+            for candidate, times in ((choice, SimulationCache(STEPS)), (streamed, timed))
         )
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
@@ -58,4 +58,4 @@ def _promising(choice: PlacementChoice, other: PlacementChoice, timed: Simulated
 
 
 def _medium_block(choice: PlacementChoice, line: Stream) -> int:
-    return [*block_sizes(choice, line)][:2][-1]
+    return [*block_sizes_to_try(choice, line)][:2][-1]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as TailLine
-from rlgraph.passes.compilation.open_lines import LineSearch, with_open_lines
-from rlgraph.passes.compilation.overlap import SimulatedSeconds
+from rlgraph.passes.compilation.open_lines import LineSearch, resolve_open_lines
+from rlgraph.passes.compilation.overlap import SimulationCache
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
 from rlgraph.passes.placement.tails import UNDER, sampling_replicas
@@ -17,7 +17,7 @@ SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)
 """The shares of the rows that are tried."""
 
 
-def with_tails(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementChoice:
+def with_best_tails(choice: PlacementChoice, timed: SimulationCache) -> PlacementChoice:
     """Return a choice with the best tail of each table whose line leaves something open, one table after the other,
     with the blocks that it has. Where no tail saves anything, the table has none. Raises ChoiceInterrupted with
     the best so far after Ctrl-C."""
@@ -25,7 +25,7 @@ def with_tails(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementCho
     def search(choice: PlacementChoice, line: TailLine, progress: ProgressLine) -> _TailSearch:
         return _TailSearch(choice, line, progress, timed)
 
-    return with_open_lines(choice, choice.question.schedule.tails, "tail", search)
+    return resolve_open_lines(choice, choice.question.schedule.tails, "tail", search)
 
 
 class _TailSearch(LineSearch[TailLine, Tail]):
@@ -33,7 +33,7 @@ class _TailSearch(LineSearch[TailLine, Tail]):
 
     def run(self) -> None:
         """Optimize the number of replicas and of rows alternately, until neither changes."""
-        self.seconds(None)
+        self.simulated_seconds(None)
         copies = sampling_replicas(self.line.table, self.choice.plan, self.choice.question.program)
         if copies == 1:
             return
@@ -44,12 +44,12 @@ class _TailSearch(LineSearch[TailLine, Tail]):
             previous = best
             if line.on is None:
                 powers = (2**power for power in range(copies.bit_length()))
-                best = min((replace(best, on=on) for on in powers if on <= copies / 2), key=self.seconds)
+                best = min((replace(best, on=on) for on in powers if on <= copies / 2), key=self.simulated_seconds)
             if line.under is None:
-                best = min((replace(best, under=under) for under in SHARES), key=self.seconds)
+                best = min((replace(best, under=under) for under in SHARES), key=self.simulated_seconds)
 
-    def changed(self, tried: Tail | None) -> PlacementChoice:
+    def choice_with(self, tried: Tail | None) -> PlacementChoice:
         """Return the choice with this tail, or without one."""
         others = tuple(tail for tail in self.choice.plan.tails if tail.table != self.line.table)
         tails = others if tried is None else (*others, tried)
-        return replace(self.choice, plan=replace(self.choice.plan, tails=tails), simulated=None)
+        return replace(self.choice, plan=replace(self.choice.plan, tails=tails), simulated_step_s=None)

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
-from rlgraph.passes.cost.constants import Constants, defaults
+from rlgraph.passes.cost.constants import Constants, default_constants
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.passes.cost.workload import Workload
 
@@ -77,7 +77,7 @@ def make_target(
         raise ProgramError(Diagnostic("E0934", f"{search_gap:g} is no gap to end a search at", NO_SPAN, hint))
     parsed = read_cluster(cluster) if isinstance(cluster, str) else cluster
     parsed, constants = (
-        (parsed, defaults(parsed.islands[0].device.kind))
+        (parsed, default_constants(parsed.islands[0].device.kind))
         if calibration is None
         else (calibration.with_measured_rates(parsed), calibration.constants)
     )
@@ -86,7 +86,7 @@ def make_target(
     return Target(parsed, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
 
 
-def read_workload(
+def parse_workload(
     prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0, *, files: bool = True
 ) -> Workload:
     """Return the workload of texts that `rlgraph.passes.cost.lengths` reads; None is the default. Raises ProgramError

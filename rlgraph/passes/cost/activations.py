@@ -35,7 +35,7 @@ class Activations:
     head: float
     """What the head has at its peak: logits, their softmax and its gradient."""
 
-    def peak(self, layers: float) -> float:
+    def peak_bytes(self, layers: float) -> float:
         """Return the peak bytes with so many layers, reached while the head is at work or when a backward pass
         begins."""
         return layers * self.layer + self.ends + max(self.working, self.head)
@@ -68,31 +68,31 @@ def activation_bytes(
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
     the whole residual stream.
 
-    micro: as the engine computes it, `Tokens.padded` where it pads. recompute: a layer keeps its input alone.
+    micro: as the engine computes it, `Tokens.padded_to_longest` where it pads. recompute: a layer keeps its input alone.
     fused_norms: norms keep their input or its normal form; without it they are written out and compute in float32.
     network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
-    `rlgraph.backends.enginespec.spec.Memory`. packed: rows lie one behind the other. scores: attention is written out,
+    `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written out,
     and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is then
-    what one rank has (`Tokens.fullest_share`), with the keys and values of all tokens. masked: attention keeps masks,
+    what one rank has (`Tokens.fullest_context_rank`), with the keys and values of all tokens. masked: attention keeps masks,
     which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
     layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)
-    kept_bytes, working = layer.keeps(), layer.working()
+    kept_bytes, working = layer.saved_bytes(), layer.backward_workspace_bytes()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
     if recompute:
-        kept_bytes, working = stream, layer.again()
+        kept_bytes, working = stream, layer.recompute_bytes()
     head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
-    return Activations(kept_bytes, working, layer.ends() + masked * layer.masks(), head)
+    return Activations(kept_bytes, working, layer.non_layer_bytes() + masked * layer.mask_bytes(), head)
 
 
-def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
+def saved_layer_bytes_per_token(shape: Shape, itemsize: int, tp: int = 1) -> float:
     """Return what one layer keeps of one token on a rank, with fused norms."""
     token = Tokens(1.0, 1.0, 1.0, 0.0)
     return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
 
 
-def forward_bytes(
+def forward_peak_bytes(
     shape: Shape,
     micro: Tokens,
     *,
@@ -107,7 +107,7 @@ def forward_bytes(
     """Return the most that a layer needs where no gradient is kept: the input of the first layer, the input of this
     one, and its intermediate results. packed, splits_tokens, cp, masked, scores: as in `activation_bytes`."""
     layer = _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens, True, cp, scores=scores)
-    return layer.forward() + masked * layer.masks()
+    return layer.forward_workspace_bytes() + masked * layer.mask_bytes()
 
 
 def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
@@ -119,7 +119,7 @@ def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, spli
     return (16.0 if split else 8.0) * min(numbers, LOGITS)
 
 
-def head_in_parts(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
+def scores_head_in_chunks(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
     """Return whether a head with so many positions to score is computed in parts."""
     return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
 
@@ -163,7 +163,7 @@ class _LayerShard:
         """The number of ranks over which tokens are split outside of products and attention."""
         return self.tp if self.splits_tokens else 1
 
-    def keeps(self) -> float:
+    def saved_bytes(self) -> float:
         """Return what the layer keeps from its forward to its backward pass."""
         extra_norms = len(self.shape.norms) - 2
         norms = 2 * self._norm() + extra_norms * (self._inner() * self.shape.hidden + 4)
@@ -172,7 +172,7 @@ class _LayerShard:
         copies = adapter_parameters(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
         return self.micro.tokens * per_token + copies + self._weights() + self._copied()
 
-    def working(self) -> float:
+    def backward_workspace_bytes(self) -> float:
         """Return the most that the backward pass of the feed-forward network, attention, or a norm that is written out
         needs."""
         stream = self.shape.hidden * self.itemsize
@@ -215,7 +215,7 @@ class _LayerShard:
         queries, keys, _ = self._sizes()
         return self._copied() + self.micro.tokens * (2 * (queries + keys) * self.itemsize - self._network())
 
-    def masks(self) -> float:
+    def mask_bytes(self) -> float:
         """Return the bytes of the context-parallel masks. A rank has two stretches of each row, and for each of these
         a mask of the tokens that it sees, but for the stretch that begins the row."""
         ranks = self.cp
@@ -240,13 +240,13 @@ class _LayerShard:
         seen = min(self.micro.squares, QUERIES * self.micro.tokens)
         return 2 * self.shape.heads / self.tp * seen * self.itemsize
 
-    def again(self) -> float:
+    def recompute_bytes(self) -> float:
         """Return what the backward pass needs of a layer that keeps its input alone: all that it would have kept, and
         the pass itself. A norm that is written out goes back when the network has freed what it kept."""
-        network = replace(self, fused_norms=True).working()
-        return self.keeps() + max(network, self.working() - self.micro.tokens * self._network())
+        network = replace(self, fused_norms=True).backward_workspace_bytes()
+        return self.saved_bytes() + max(network, self.backward_workspace_bytes() - self.micro.tokens * self._network())
 
-    def forward(self) -> float:
+    def forward_workspace_bytes(self) -> float:
         """Return what a forward pass without gradients needs: the feed-forward network, the rotation of queries and
         keys, or a norm that is written out, beside the residual stream, the inputs of this layer and the first, and the
         output of a norm."""
@@ -269,7 +269,7 @@ class _LayerShard:
             seen = 2 * keys * (self.cp - 1)
             attention = (
                 3 * hidden / self.token_ranks
-                + latent.forward_numbers(shape, shape.latent, shape.heads / self.tp)
+                + latent.forward_elements_per_token(shape, shape.latent, shape.heads / self.tp)
                 + seen
             )
         wide = 0 if item >= 4 else 8
@@ -285,7 +285,7 @@ class _LayerShard:
         pairs = self.micro.squares * (2 * self._sizes()[2] * max(4, item) + item + 1)
         return max(peak, pairs + self.micro.tokens * (3 * hidden + 3 * queries + 2 * keys) * item)
 
-    def ends(self) -> float:
+    def non_layer_bytes(self) -> float:
         """Return what the last norm, the scored hidden states, rotary positions and masks keep."""
         last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_ranks
         total = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
@@ -319,12 +319,12 @@ class _LayerShard:
     def _network(self) -> float:
         """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
         and the output for each of its experts."""
-        copies = 2 * self.shape.experts_per_token * self.shape.hidden * self.shape.sparse / self.shape.layers
+        copies = 2 * self.shape.experts_per_token * self.shape.hidden * self.shape.expert_layers / self.shape.layers
         if self.shape.experts and self.token_ranks > 1:
             # All tokens are gathered for the router.
             copies += self.shape.hidden
         # Exact routers read a float32 copy.
-        wide = 4 * self.shape.hidden * self.shape.sparse / self.shape.layers if self.shape.routing else 0
+        wide = 4 * self.shape.hidden * self.shape.expert_layers / self.shape.layers if self.shape.routing else 0
         network = (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
         return network + (wide if self.itemsize < 4 else 0)
 
@@ -336,7 +336,7 @@ class _LayerShard:
         copied_out = self.packed and (self.micro.rows > 1 or self.cp > 1)
         if self.shape.latent:
             size, inner, ranks = self.itemsize, self._inner(), self.token_ranks
-            return latent.layer_kept_bytes(
+            return latent.saved_layer_bytes(
                 self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks
             )
         if self.scores:
@@ -358,12 +358,12 @@ class _LayerShard:
         if self.shape.score_cap:
             return 1.0
         longer = max(self.micro.longest, 1.0) > self.shape.window
-        return self.shape.windowed / self.shape.layers if longer and not self.scores else 0.0
+        return self.shape.windowed_layers / self.shape.layers if longer and not self.scores else 0.0
 
     def _sizes(self) -> tuple[float, float, float]:
         """Return this rank's columns of queries, its columns of keys, and its heads."""
         heads, kv_heads = self.shape.heads / self.tp, self.shape.kv_heads / self.tp
-        return heads * self.shape.widest, kv_heads * self.shape.widest, heads
+        return heads * self.shape.padded_head_dim, kv_heads * self.shape.padded_head_dim, heads
 
 
 def _ffn(shape: Shape) -> float:

@@ -34,7 +34,7 @@ class Batch:
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
 
     @cached_property
-    def row(self) -> Tokens:
+    def tokens_per_row(self) -> Tokens:
         """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.mean_square + 2 * self.prompt.mean * self.response.mean + self.response.mean_square
@@ -42,43 +42,47 @@ class Batch:
 
     def tokens(self) -> Tokens:
         """Return what a model reads of all rows."""
-        row = self.row
+        row = self.tokens_per_row
         return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
 
-    def share(self, parts: int) -> float:
+    def rows_of_fullest_replica(self, parts: int) -> float:
         """Return the rows of the replica that gets most of them; samples of one prompt stay together."""
         shares = self._shares
         if parts not in shares:
             shares[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
         return shares[parts]
 
-    def least(self, parts: int) -> float:
+    def rows_of_emptiest_replica(self, parts: int) -> float:
         """Return the rows of the replica that gets fewest of them."""
         return self.rows / self.samples // parts * self.samples
 
-    def blocks(self, budget: float, packed: bool = False, shares: PrefixSharing | None = None) -> tuple[float, Tokens]:
+    def micro_batches_per_row(
+        self, budget: float, packed: bool = False, shares: PrefixSharing | None = None
+    ) -> tuple[float, Tokens]:
         """Return how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and the rows of a micro-batch are padded to its longest. packed: rows have
         no padding, and a row longer than the budget is a micro-batch by itself. shares: how packed rows with a common
         prefix are read together."""
         if packed:
-            return self._packed(budget), self.read(shares)
+            return self._packed(budget), self.tokens_read_per_row(shares)
         return memo(self._blocks, budget, lambda: self._cut(budget))
 
-    def read(self, shares: PrefixSharing | None) -> Tokens:
+    def tokens_read_per_row(self, shares: PrefixSharing | None) -> Tokens:
         """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
         it."""
         if shares is None or self.together <= 1:
-            return self.row
-        short = sum(length <= shares.longest for length in self.response.values) / len(self.response.values)
+            return self.tokens_per_row
+        short = sum(length <= shares.max_suffix_tokens for length in self.response.values) / len(self.response.values)
         left_out = short * (1 - 1 / self.together)
-        if left_out * self.prompt.mean < shares.worth * self.row.tokens:
-            return self.row
+        if left_out * self.prompt.mean < shares.min_saved_share * self.tokens_per_row.tokens:
+            return self.tokens_per_row
         # The tokens behind a prompt attend to all of it.
-        tokens = self.row.tokens - left_out * self.prompt.mean
-        return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.mean_square)
+        tokens = self.tokens_per_row.tokens - left_out * self.prompt.mean
+        return replace(
+            self.tokens_per_row, tokens=tokens, squares=self.tokens_per_row.squares - left_out * self.prompt.mean_square
+        )
 
-    def unshared(self, block: int) -> tuple[float, float]:
+    def unshared_prompt_tokens(self, block: int) -> tuple[float, float]:
         """Return the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,
         on average: those behind the last full block, and always the last token."""
         if block not in self._unshared:
@@ -102,8 +106,8 @@ class Batch:
 
     def _packed(self, budget: float) -> float:
         """Return how many packed micro-batches a row makes."""
-        if self.row.longest <= budget:
-            return max(1 / max(self.rows, 1.0), self.row.tokens / budget)
+        if self.tokens_per_row.longest <= budget:
+            return max(1 / max(self.rows, 1.0), self.tokens_per_row.tokens / budget)
         if budget not in self._parts:
             prompt, values = self.prompt.mean, self.response.values
             self._parts[budget] = sum(min(1.0, (prompt + length) / budget) for length in values) / len(values)
@@ -121,14 +125,14 @@ class Batch:
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
         """Return `blocks` of rows that are padded."""
-        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
+        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.tokens_per_row.scored, self.tokens_per_row.longest), 0.0
         while done < 1 - 1e-9:
-            longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
+            longest = max(1.0, self.prompt.mean + self.response.quantile(1 - done))
             together = max(1.0, budget // longest)
             part = min(1 - done, max(together / max(self.rows, 1.0), 1 / POINTS))
             if part * self.rows > together:
                 # These are several micro-batches, and this is the mean length of their longest rows.
-                longest = max(1.0, self.prompt.mean + self.response.at(1 - done - part / 2))
+                longest = max(1.0, self.prompt.mean + self.response.quantile(1 - done - part / 2))
                 blocks += part / max(1.0, budget // longest)
             else:
                 blocks += 1 / max(self.rows, 1.0)

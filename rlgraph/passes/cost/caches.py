@@ -11,12 +11,12 @@ from rlgraph.backends.enginespec.memory import GrowingCache, ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
-from rlgraph.passes.cost.activations import forward_bytes
+from rlgraph.passes.cost.activations import forward_peak_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, MemoryNeeds, larger
-from rlgraph.passes.cost.weights import held_adapter_bytes, held_adapter_numbers, held_parameters
+from rlgraph.passes.cost.memory import BUCKET, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
+from rlgraph.passes.cost.weights import rank_adapter_count, rank_parameter_count, received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -32,27 +32,27 @@ class _Reserving(MemoryModel):
         self.slots = [decoding_slots(config, deployment, batch) for batch in batches]
 
     @property
-    def load_key(self) -> object:
+    def replica_load_key(self) -> object:
         return tuple(self.slots)
 
-    def load(self, copies: int, chunks: int = 0) -> Load:
+    def replica_load(self, copies: int, chunks: int = 0) -> Load:
         pairs = zip(self.slots, self.batches, strict=True)
-        return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
+        return (max((min(most, batch.rows_of_fullest_replica(copies)) for most, batch in pairs), default=0.0),)
 
-    def needs(self, load: Load) -> MemoryNeeds:
+    def memory_needs(self, load: Load) -> MemoryNeeds:
         (rows,) = load
         config, deployment, reserved = self.config, self.deployment, self.cache
-        shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
-        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
+        shape, cpu_dtype = config.shape, deployment.engine_spec.memory.cpu_dtype
+        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
         weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
-            weights += held_adapter_bytes(config, deployment, item)
+            weights += received_adapter_bytes(config, deployment, item)
             travels = config.adapter_bytes
-        if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
+        if deployment.engine_spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        row_token = work.kv_bytes(shape, item) / work.kv_ranks(shape, deployment.tp)
+        row_token = work.kv_bytes(shape, item) / work.kv_shard_ranks(shape, deployment.tp)
         cache = deployment.kv_bytes or (
             max(reserved.cpu_bytes, row_token * width) if deployment.on_cpu else row_token * rows * width
         )
@@ -69,11 +69,11 @@ class _Reserving(MemoryModel):
         )
         turned = shape.latent.turned if shape.latent else shape.head_dim
         buffers = (
-            reserved.tables(shape.positions, deployment.on_cpu)
+            reserved.table_bytes(shape.positions, deployment.on_cpu)
             + (shape.positions * turned + most * shape.hidden) * item
         )
         if shape.latent:
-            gathered = reserved.gathered(shape.positions, deployment.on_cpu)
+            gathered = reserved.gathered_token_room(shape.positions, deployment.on_cpu)
             buffers += gathered * shape.latent.cached_numbers * item
             if not deployment.on_cpu:
                 # Keys and values are made from the cache for as many tokens of a prompt.
@@ -81,26 +81,28 @@ class _Reserving(MemoryModel):
                 prefill += min(gathered, rows * width) * remade * item
         # Each rank has the logits of the whole vocabulary: plain, less the largest, and summed.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
-        stays = Bytes(
+        stays = BytesByUse(
             (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
         )
-        return MemoryNeeds(stays, larger(Bytes((("activations", prefill),)), Bytes((("logits", logits),))))
+        return MemoryNeeds(
+            stays, larger_total(BytesByUse((("activations", prefill),)), BytesByUse((("logits", logits),)))
+        )
 
     def _copied(self) -> float:
         """Return how many numbers of adapters a token gets at most, where an engine copies them for each token."""
         shape, deployment = self.config.shape, self.deployment
-        by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
-        if shape.adapters is None or deployment.merges or not by_token:
+        by_token = deployment.on_cpu and deployment.engine_spec.memory.cpu_adapters_by_token
+        if shape.adapters is None or deployment.merges_adapters or not by_token:
             return 0.0
         sizes = linear_layers(shape)
         widest = max(max(sizes[name]) for name in shape.adapters.adapted_layers(sizes))
-        return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
+        return float(deployment.engine_spec.allocated_adapter_rank(shape.adapters.rank) * widest)
 
     def _attended(self) -> float:
         """Return how many numbers a layer's attention needs for each token during prefill."""
         shape, tp = self.config.shape, self.deployment.tp
         if shape.latent:
-            return 2 * shape.hidden + latent.prefill_numbers(shape, shape.latent, shape.heads / tp)
+            return 2 * shape.hidden + latent.prefill_elements_per_token(shape, shape.latent, shape.heads / tp)
         return (4 * shape.heads + 6 * shape.kv_heads) * shape.head_dim / tp
 
 
@@ -115,61 +117,61 @@ class _Growing(MemoryModel):
         self.cache = cache
 
     @property
-    def load_key(self) -> object:
+    def replica_load_key(self) -> object:
         return self.deployment.threads
 
-    def load(self, copies: int, chunks: int = 0) -> Load:
+    def replica_load(self, copies: int, chunks: int = 0) -> Load:
         return tuple(self._together(batch, copies) for batch in self.batches)
 
     def _together(self, batch: Batch, copies: int) -> float:
         """Return how many rows of a batch are decoded together."""
         threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
-        rows = max(1.0, batch.share(copies))
-        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
+        rows = max(1.0, batch.rows_of_fullest_replica(copies))
+        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.max_decoded_tokens)))
         return float(math.ceil(rows / blocks) * min(threads, blocks))
 
-    def needs(self, load: Load) -> MemoryNeeds:
+    def memory_needs(self, load: Load) -> MemoryNeeds:
         config = self.config
         weights = (
-            held_parameters(config, self.deployment) * config.item
-            + held_adapter_numbers(config, self.deployment) * config.trained_item
+            rank_parameter_count(config, self.deployment) * config.item_bytes
+            + rank_adapter_count(config, self.deployment) * config.trained_item_bytes
         )
-        resident = Bytes((("weights", weights),))
+        resident = BytesByUse((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
-        return MemoryNeeds(resident, max(active, key=attrgetter("total"), default=Bytes()))
+        return MemoryNeeds(resident, max(active, key=attrgetter("total"), default=BytesByUse()))
 
-    def _decoded(self, batch: Batch, rows: float) -> Bytes:
+    def _decoded(self, batch: Batch, rows: float) -> BytesByUse:
         """Return the bytes that prefill or decoding of so many rows needs, whichever is more."""
-        shape, item = self.config.shape, self.config.item
+        shape, item = self.config.shape, self.config.item_bytes
         prompt, response = batch.prompt.longest, batch.response.longest
-        first = prompt + min(response, self.cache.first)
+        first = prompt + min(response, self.cache.spare_places)
         room, before = _room(first, prompt + response)
         tp = self.deployment.tp
         kv = work.kv_bytes(shape, item) / tp
         prompts = math.ceil(rows / batch.samples)
         tokens = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
-        prefill = Bytes(
-            (("cache", kv * prompts * first), ("activations", forward_bytes(shape, tokens, itemsize=item, tp=tp)))
+        prefill = BytesByUse(
+            (("cache", kv * prompts * first), ("activations", forward_peak_bytes(shape, tokens, itemsize=item, tp=tp)))
         )
         cache = kv * rows * room
         # A layer's keys and values exist twice while they are copied into a larger cache.
-        grown = Bytes(
+        grown = BytesByUse(
             (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
         )
         # Logits exist in float32, less the largest, and summed.
-        sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        sampled = BytesByUse((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
         if shape.latent:
-            numbers = latent.remade_numbers(
+            numbers = latent.rebuilt_elements_per_token(
                 shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16"
             )
             attended = item * numbers * rows * (prompt + response)
-            sampled = larger(sampled, Bytes((("cache", cache), ("activations", attended))))
-        return larger(prefill, larger(grown, sampled))
+            sampled = larger_total(sampled, BytesByUse((("cache", cache), ("activations", attended))))
+        return larger_total(prefill, larger_total(grown, sampled))
 
 
 def generation_memory(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
     """Return the memory model of a model that generates, for the kind of cache that its engine has."""
-    cache = deployment.spec.memory.cache
+    cache = deployment.engine_spec.memory.cache
     if isinstance(cache, GrowingCache):
         return _Growing(config, deployment, batches, cache)
     return _Reserving(config, deployment, batches, cache)

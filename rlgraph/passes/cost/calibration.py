@@ -10,7 +10,7 @@ from typing import Any
 
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import Cluster, Device
-from rlgraph.passes.cost.constants import Constants, Host
+from rlgraph.passes.cost.constants import Constants, HostCosts
 
 VERSION = 1
 
@@ -90,8 +90,12 @@ class Calibration:
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def constants_of(
-    rates: Mapping[tuple[str, WorkKind], Rates], host: Host, scalars: Mapping[str, float], source: str, base: Constants
+def constants_from_rates(
+    rates: Mapping[tuple[str, WorkKind], Rates],
+    host: HostCosts,
+    scalars: Mapping[str, float],
+    source: str,
+    base: Constants,
 ) -> Constants:
     """Return constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
     plain = {name: value for name, value in scalars.items() if name != "reserved"}

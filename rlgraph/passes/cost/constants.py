@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
-from rlgraph.backends.enginespec.registry import engines
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.catalog.clusters.cluster import DeviceKind
 
 TENSOR = 2e-5
@@ -36,7 +36,7 @@ MA01 to MA07 of docs/why/accuracy.md, before other rows were there; these bear i
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostCosts:
     """The costs of work in the controller process, and of a request to workers."""
 
     node: float = 1e-3
@@ -57,7 +57,7 @@ class Constants:
 
     rates: Mapping[tuple[str, WorkKind], Rates]
     """The rates by engine and kind of work."""
-    host: Host = field(default_factory=Host)
+    host: HostCosts = field(default_factory=HostCosts)
     collective: float = 0.8
     """Share of a link's bandwidth that collectives reach."""
     transfer: float = 0.7
@@ -88,11 +88,13 @@ class Constants:
 
 def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
     """Return the rates that engines state of themselves on a kind of device."""
-    return {(name, kind): rates for name, spec in engines().items() for kind, rates in spec.rates[device].items()}
+    return {
+        (name, kind): rates for name, spec in engines_by_name().items() for kind, rates in spec.rates[device].items()
+    }
 
 
 @cache
-def defaults(device: DeviceKind) -> Constants:
+def default_constants(device: DeviceKind) -> Constants:
     """Return the constants where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
     The share of the peak that a GPU's largest products and copies reach is its own (`devices.toml`); the share of that
@@ -108,7 +110,7 @@ def defaults(device: DeviceKind) -> Constants:
             _rates(device),
             tensor=TENSOR,
             traffic=TRAFFIC,
-            process={name: spec.memory.process for name, spec in engines().items()},
+            process={name: spec.memory.process_bytes for name, spec in engines_by_name().items()},
             communicator=COMMUNICATOR,
         )
     )

@@ -33,7 +33,7 @@ class Cost:
             self.overhead + other.overhead,
         )
 
-    def times(self, factor: float) -> Cost:
+    def scaled(self, factor: float) -> Cost:
         """Return the cost multiplied by the factor."""
         return Cost(
             self.compute * factor,
@@ -44,7 +44,7 @@ class Cost:
         )
 
     @classmethod
-    def total(cls, parts: Collection[tuple[Cost, float]]) -> Cost:
+    def weighted_sum(cls, parts: Collection[tuple[Cost, float]]) -> Cost:
         """Return the sum of costs, each multiplied by its factor."""
         return cls(
             sum(cost.compute * factor for cost, factor in parts),

@@ -11,13 +11,13 @@ from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
-from rlgraph.passes.cost.activations import layer_bytes
+from rlgraph.passes.cost.activations import saved_layer_bytes_per_token
 from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import slowdown
-from rlgraph.passes.cost.weights import held_adapter_bytes
+from rlgraph.passes.cost.time import contention_slowdown
+from rlgraph.passes.cost.weights import received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import memo
 
@@ -28,10 +28,10 @@ SLOTS = 256
 def generation_cost(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
     """Return the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
     that fit are decoded together."""
-    return Generation(config, deployment, constants, batch).cost(deployment.dp)
+    return GenerationModel(config, deployment, constants, batch).cost(deployment.dp)
 
 
-class Generation:
+class GenerationModel:
     """The cost of `generate` by the number of replicas; `deployment` is that of one. What does not depend on this
     number is computed once."""
 
@@ -43,7 +43,7 @@ class Generation:
         deployment: Deployment,
         constants: Constants,
         batch: Batch,
-        alike: Generation | None = None,
+        alike: GenerationModel | None = None,
     ) -> None:
         """alike: the model of the same work with another cache size; rows that fit into both take the same time."""
         self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
@@ -55,9 +55,13 @@ class Generation:
 
     def cost(self, copies: int) -> Cost:
         """Return the cost with so many replicas."""
-        rows = self.batch.share(copies * self.deployment.threads)
+        rows = self.batch.rows_of_fullest_replica(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
-        return memo(self._costs, key, lambda: self._cost(rows, slowdown(self.deployment.copied(copies), self.rates)))
+        return memo(
+            self._costs,
+            key,
+            lambda: self._cost(rows, contention_slowdown(self.deployment.with_replicas(copies), self.rates)),
+        )
 
     def _cost(self, rows: float, slower: float) -> Cost:
         batch, call = self.batch, Cost(overhead=self.rates.call)
@@ -65,7 +69,7 @@ class Generation:
             return call
         prompts = prefill_cost(self.config, self.deployment, self.constants, batch, rows / batch.samples)
         cost = prompts + _decode(self.step, batch, rows, self.slots)
-        cost = cost.times(slower) + call
+        cost = cost.scaled(slower) + call
         if batch.answers:
             busiest, host = batch.answers * math.ceil(rows / batch.workers), self.constants.host
             cost += Cost(overhead=host.node + host.function_row * busiest)
@@ -77,31 +81,36 @@ def prefill_cost(
 ) -> Cost:
     """Return the cost of reading the prompts of one replica before decoding begins."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
-    reserved, repeats = deployment.spec.memory.cache, prompts * (batch.samples - 1)
+    reserved, repeats = deployment.engine_spec.memory.cache, prompts * (batch.samples - 1)
     at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.mean_square, prompts)
     if isinstance(reserved, ReservedCache):
         on_cpu = deployment.on_cpu
         at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
-        tokens, squares = batch.unshared(reserved.cpu_block if on_cpu else reserved.block)
+        tokens, squares = batch.unshared_prompt_tokens(reserved.cpu_block if on_cpu else reserved.block)
         read = Tokens(
             prompts + repeats, read.tokens + repeats * tokens, read.squares + repeats * squares, prompts + repeats
         )
-    peak = deployment.island.device.products(config.dtype) * rates.compute
-    inner, _ = deployment.links(constants)
-    size = read.tokens * shape.hidden * config.item
+    peak = deployment.island.device.matmul_flops(config.dtype) * rates.compute
+    inner, _ = deployment.tp_and_pp_links(constants)
+    size = read.tokens * shape.hidden * config.item_bytes
     calls = max(1.0, read.tokens / at_once)
     flops = work.forward_flops(shape, config.kind, read) - (1 - rates.attention) * work.attention_flops(shape, read)
     adapted = _adapted_matrices(config, deployment)
     if adapted:
         flops += work.adapter_flops(shape, read)
     # The traffic between kernels, as a share of what training would keep of each layer.
-    moved = min(1.0, constants.traffic) * shape.layers * read.tokens * layer_bytes(shape, config.item, deployment.tp)
+    moved = (
+        min(1.0, constants.traffic)
+        * shape.layers
+        * read.tokens
+        * saved_layer_bytes_per_token(shape, config.item_bytes, deployment.tp)
+    )
     return Cost(
         compute=flops / deployment.tp / peak,
-        memory=moved / (deployment.island.device.streamed * rates.memory),
+        memory=moved / (deployment.island.device.stream_bandwidth * rates.memory),
         communication=2
         * shape.layers
-        * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
+        * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
         + rates.begin * prompts * batch.samples
         + calls * (rates.block + rates.layer * shape.layers + rates.adapted * adapted),
@@ -113,39 +122,39 @@ def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
     adapters = config.shape.adapters
     return (
         len(adapters.adapted_layers(linear_layers(config.shape))) * config.shape.layers
-        if adapters and not deployment.merges
+        if adapters and not deployment.merges_adapters
         else 0
     )
 
 
 def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     """Return how many rows a replica decodes together: as many as its cache holds at their full length."""
-    reserved = deployment.spec.memory.cache
+    reserved = deployment.engine_spec.memory.cache
     if not isinstance(reserved, ReservedCache):
         return SLOTS
     device = deployment.island.device
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
-    weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item
-    weights += held_adapter_bytes(config, deployment, config.item)
+    weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item_bytes
+    weights += received_adapter_bytes(config, deployment, config.item_bytes)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
-    row_bytes = cached_token_bytes(config, deployment) * (batch.prompt.mean + batch.response.mean)
-    return max(1.0, min(most_slots(deployment), room / row_bytes))
+    row_bytes = cache_bytes_per_token(config, deployment) * (batch.prompt.mean + batch.response.mean)
+    return max(1.0, min(max_decoding_slots(deployment), room / row_bytes))
 
 
-def most_slots(deployment: Deployment) -> float:
+def max_decoding_slots(deployment: Deployment) -> float:
     """Return the most rows that a replica decodes together, however large its cache is."""
-    reserved = deployment.spec.memory.cache
+    reserved = deployment.engine_spec.memory.cache
     if not isinstance(reserved, ReservedCache):
         return SLOTS
     return reserved.cpu_rows if deployment.on_cpu else reserved.rows
 
 
-def cached_token_bytes(config: ModelConfig, deployment: Deployment) -> float:
+def cache_bytes_per_token(config: ModelConfig, deployment: Deployment) -> float:
     """Return the bytes of a token in each rank's cache."""
-    cpu_dtype = deployment.spec.memory.cpu_dtype
-    item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
-    return work.cached_bytes(config.shape, deployment.tp, item)
+    cpu_dtype = deployment.engine_spec.memory.cpu_dtype
+    item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
+    return work.rank_kv_bytes(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
@@ -155,21 +164,23 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
     """
     together = min(rows, most)
-    total = step.cost(together).times(max(0.0, rows - together) * batch.response.mean / together)
+    total = step.cost(together).scaled(max(0.0, rows - together) * batch.response.mean / together)
     points = min(POINTS, max(1, round(together)))
     ended = [
         (length, together * (points - index) / points)
         for index, length in enumerate(batch.response.quantile_points(points))
     ]
     # The last row to end is the longest of all rows, not only of these.
-    ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
+    ended.append((batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
     before = 0.0
     for length, active in ended:
         if length > before:
-            total = total + step.cost(max(1.0, active)).times(length - before)
+            total = total + step.cost(max(1.0, active)).scaled(length - before)
             before = length
-    excess = _excess(max(1.0, batch.rows / rows)) * batch.response.deviation * math.sqrt(rows)
-    return total + (step.cost(together).times(excess / together) if rows > together else step.token.times(excess))
+    excess = _excess(max(1.0, batch.rows / rows)) * batch.response.standard_deviation * math.sqrt(rows)
+    return total + (
+        step.cost(together).scaled(excess / together) if rows > together else step.cost_per_row.scaled(excess)
+    )
 
 
 @lru_cache(1024)
@@ -186,42 +197,48 @@ class DecodeStep:
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
-        bandwidth = device.streamed * rates.memory
-        context = work.seen_tokens(shape, batch.prompt.mean + batch.response.mean / 2)
-        self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
+        bandwidth = device.stream_bandwidth * rates.memory
+        context = work.attended_tokens(shape, batch.prompt.mean + batch.response.mean / 2)
+        self.weights = work.active_parameters(shape) * config.item_bytes / deployment.tp / bandwidth
         self.others = (
-            work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
+            work.stage_parameters(shape, config.kind, 1) * config.item_bytes / deployment.tp / bandwidth - self.weights
         )
         """Seconds to read the experts that one row alone does not need."""
-        ranks, self.per_rank = deployment.entire, shape.experts / deployment.entire
+        ranks, self.per_rank = deployment.whole_expert_ranks, shape.experts / deployment.whole_expert_ranks
         self.above = _excess(ranks) if ranks > 1 else 0.0
-        self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
+        self.experts = work.expert_parameters(shape) * config.item_bytes / ranks / bandwidth
         """Seconds to read all experts of a rank, where ranks have whole experts."""
-        token_bytes = cached_token_bytes(config, deployment)
-        if shape.latent and not deployment.spec.absorbs:
+        token_bytes = cache_bytes_per_token(config, deployment)
+        if shape.latent and not deployment.engine_spec.absorbs_latent:
             # Keys and values are made from the cache: they are written, and read.
-            numbers = latent.remade_numbers(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
-            token_bytes += 2 * shape.layers * numbers * config.item / deployment.tp
+            numbers = latent.rebuilt_elements_per_token(
+                shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16"
+            )
+            token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
         self.cache = token_bytes * context / bandwidth
-        flops = work.decode_flops(shape, context, deployment.spec.absorbs)
-        self.compute = flops / deployment.tp / (device.products(config.dtype) * rates.compute)
-        inner, _ = deployment.links(constants)
-        self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * config.item, deployment.tp)
+        flops = work.decode_flops(shape, context, deployment.engine_spec.absorbs_latent)
+        self.compute = flops / deployment.tp / (device.matmul_flops(config.dtype) * rates.compute)
+        inner, _ = deployment.tp_and_pp_links(constants)
+        self.sent = (
+            2 * shape.layers * inner.all_reduce_bandwidth_seconds(shape.hidden * config.item_bytes, deployment.tp)
+        )
         self.rounds = (
-            2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
+            2
+            * shape.layers
+            * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
         self.overhead = rates.block + rates.layer * shape.layers
         if adapted := _adapted_matrices(config, deployment):
-            self.weights += work.adapter_parameters(shape) * config.item / bandwidth
+            self.weights += work.adapter_parameters(shape) * config.item_bytes / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (
-                device.products(config.dtype) * rates.compute
+                device.matmul_flops(config.dtype) * rates.compute
             )
             self.overhead += rates.adapted * adapted
         self.row = rates.row + rates.hidden * shape.layers * shape.hidden
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
-    def token(self) -> Cost:
+    def cost_per_row(self) -> Cost:
         """Return what one more row adds, where the memory's bandwidth bounds the step."""
         return Cost(memory=self.cache, communication=self.sent, overhead=self.row)
 

@@ -36,19 +36,19 @@ class ModelConfig:
     change."""
 
     @property
-    def item(self) -> int:
+    def item_bytes(self) -> int:
         """Return the bytes of one of its numbers."""
         return ITEM_BYTES[self.dtype]
 
     @property
-    def trained_item(self) -> int:
+    def trained_item_bytes(self) -> int:
         """Return the bytes of one trained number: adapters of narrow weights are float32."""
-        return self.item if self.shape.adapters is None else max(4, self.item)
+        return self.item_bytes if self.shape.adapters is None else max(4, self.item_bytes)
 
     @property
     def adapter_bytes(self) -> int:
         """Return the bytes of its adapters."""
-        return work.adapter_parameters(self.shape) * self.trained_item
+        return work.adapter_parameters(self.shape) * self.trained_item_bytes
 
 
 @dataclass(frozen=True)
@@ -76,29 +76,29 @@ class Deployment:
     None: those of the fuller one of both under 1F1B, which is interleaved where stages have several chunks."""
 
     @cached_property
-    def spec(self) -> EngineSpec:
+    def engine_spec(self) -> EngineSpec:
         """Return the spec of the engine."""
         return engine(self.engine)
 
     @cached_property
-    def packs(self) -> bool:
+    def packs_rows(self) -> bool:
         """Return whether rows of a micro-batch lie one behind the other."""
-        return self.spec.packs_rows(self.attention)
+        return self.engine_spec.packs_rows(self.attention)
 
     @cached_property
-    def shares(self) -> PrefixSharing | None:
+    def prefix_sharing(self) -> PrefixSharing | None:
         """Return how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
         which they do by length."""
-        shares = self.spec.shares if self.packs and self.row_ranks == 1 else None
+        shares = self.engine_spec.prefix_sharing if self.packs_rows and self.row_ranks == 1 else None
         return shares if shares and self.island.device.kind in shares.devices else None
 
     @cached_property
-    def merges(self) -> bool:
+    def merges_adapters(self) -> bool:
         """Return whether adapters are merged into the weights."""
-        return (self.adapters or next(iter(self.spec.adapters), "")) == "merged"
+        return (self.adapters or next(iter(self.engine_spec.adapters), "")) == "merged"
 
     @property
-    def gathers_once(self) -> bool:
+    def keeps_parameters_gathered(self) -> bool:
         """Return whether FSDP ranks keep all parameters gathered while the gradients of an update are added up."""
         return self.gather == "update" and self.fsdp > 1
 
@@ -110,37 +110,37 @@ class Deployment:
     @cached_property
     def tp(self) -> int:
         """Return the number of ranks over which each layer is split by columns."""
-        return self.spec.column_ranks(self.mesh)
+        return self.engine_spec.column_ranks(self.mesh)
 
     @cached_property
     def pp(self) -> int:
         """Return the number of pipeline stages."""
-        return self.mesh.length("pp")
+        return self.mesh.axis_size("pp")
 
     @cached_property
-    def chunks(self) -> int:
+    def chunks_per_stage(self) -> int:
         """Return the number of parts of the layers that each stage has."""
-        return self.mesh.length("chunks")
+        return self.mesh.axis_size("chunks")
 
     @cached_property
     def ep(self) -> int:
         """Return the number of ranks that shard experts and replicate all else, each with rows of its own."""
-        return 1 if "ep" in self.spec.columns else self.mesh.length("ep")
+        return 1 if "ep" in self.engine_spec.columns else self.mesh.axis_size("ep")
 
     @cached_property
-    def entire(self) -> int:
+    def whole_expert_ranks(self) -> int:
         """Return the number of ranks that have whole experts and some columns of all else."""
-        return self.mesh.length("ep") if "ep" in self.spec.columns else 1
+        return self.mesh.axis_size("ep") if "ep" in self.engine_spec.columns else 1
 
     @property
     def cp(self) -> int:
         """Return the number of ranks that shard the tokens of each row."""
-        return self.mesh.length("cp")
+        return self.mesh.axis_size("cp")
 
     @property
-    def parts(self) -> int:
+    def weight_shards(self) -> int:
         """Return over how many ranks of a replica its weights are split: context-parallel ranks have the same."""
-        return self.mesh.copy_size // self.cp
+        return self.mesh.replica_size // self.cp
 
     @property
     def row_ranks(self) -> int:
@@ -150,50 +150,50 @@ class Deployment:
     @property
     def dp(self) -> int:
         """Return the number of data-parallel replicas."""
-        return self.mesh.length("dp")
+        return self.mesh.axis_size("dp")
 
     @property
     def fsdp(self) -> int:
         """Return the number of ranks that shard parameters and rows."""
-        return self.mesh.length("fsdp")
+        return self.mesh.axis_size("fsdp")
 
     @property
-    def size(self) -> int:
+    def rank_count(self) -> int:
         """Return the number of ranks."""
-        return self.mesh.size
+        return self.mesh.rank_count
 
-    def copied(self, copies: int) -> Deployment:
+    def with_replicas(self, copies: int) -> Deployment:
         """Return the deployment with so many data-parallel replicas."""
-        return replace(self, mesh=self.mesh.copied(copies))
+        return replace(self, mesh=self.mesh.with_replicas(copies))
 
-    def gathering(self, constants: Constants) -> Link:
+    def fsdp_link(self, constants: Constants) -> Link:
         """Return the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
         each layer form one ring."""
         near, share = self.island.reaches_within_node(self.tp * self.fsdp), constants.collective
         return node_link(self.island, True, share) if near else cross_node_link(self.island, self.tp, share)
 
-    def process(self, constants: Constants) -> int:
+    def process_bytes(self, constants: Constants) -> int:
         """Return the bytes of a device that one of its processes uses beside tensors: those of the runtime, and of a
         communicator for each axis along which ranks communicate. Replicas communicate where they are trained."""
         if self.on_cpu:
             return 0
-        exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.spread)
+        exchanging = sum(size > 1 and (name != "dp" or self.engine_spec.trains) for name, size in self.mesh.spread_axes)
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator
 
-    def links(self, constants: Constants) -> tuple[Link, Link]:
+    def tp_and_pp_links(self, constants: Constants) -> tuple[Link, Link]:
         """Return the links between tensor-parallel ranks, which are next to each other, and between neighbouring
         stages."""
         share = constants.collective
         inner = node_link(self.island, self.tp <= self.island.per_node, share)
         return inner, node_link(
-            self.island, self.island.neighbours_share_node(self.tp * self.ep * self.cp, self.pp), share
+            self.island, self.island.neighbour_teams_share_node(self.tp * self.ep * self.cp, self.pp), share
         )
 
-    def among_experts(self, constants: Constants) -> Link:
+    def expert_link(self, constants: Constants) -> Link:
         """Return the link between expert-parallel ranks."""
         return node_link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
 
-    def among_tokens(self, constants: Constants) -> Link:
+    def context_link(self, constants: Constants) -> Link:
         """Return the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
         near = self.island.reaches_within_node(inner * self.cp)

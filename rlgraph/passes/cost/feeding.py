@@ -13,7 +13,7 @@ from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.pipelines.published import micro_batches_in_flight
 
 
-class Feeding:
+class MicroBatching:
     """The micro-batches in which rows are fed, whatever model reads them: many splits feed the same."""
 
     def __init__(
@@ -22,14 +22,14 @@ class Feeding:
         """budget: padded tokens of a micro-batch. side: in-flight micro-batches. ranks: the ranks that shard the rows
         of a replica. shares: how rows with a common prefix are read together."""
         self.batches, self.budget, self.side, self.ranks, self.shares = batches, budget, side, ranks, shares
-        self.widths = [batch.row.longest for batch in batches] or [1.0]
-        self.uneven = any(batch.row.longest > batch.row.tokens * (1 + 1e-9) for batch in batches)
+        self.widths = [batch.tokens_per_row.longest for batch in batches] or [1.0]
+        self.uneven = any(batch.tokens_per_row.longest > batch.tokens_per_row.tokens * (1 + 1e-9) for batch in batches)
         """Whether rows of a table are of different lengths."""
         self._loads: dict[int, tuple[float, float, float]] = {}
         self._under_way: dict[tuple[int, int], tuple[float, float]] = {}
         self._micros: dict[tuple[float, float], Tokens] = {}
 
-    def load(self, copies: int) -> tuple[float, float, float]:
+    def replica_load(self, copies: int) -> tuple[float, float, float]:
         """Return the rows of the largest micro-batch of one of so many replicas, how many micro-batches this has, and
         how many prefixes its rows have. As in the engines, micro-batches are of about the same size, and here of the
         longest rows; where rows are uneven, one may fill its budget."""
@@ -37,7 +37,7 @@ class Feeding:
             available, longest = self._available(copies), sum(self.widths)
             rows, blocks = _block(available, self.budget, longest, self.side)
             # A replica with one row less may have one micro-batch less, of more rows.
-            least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
+            least = max((batch.rows_of_emptiest_replica(copies) for batch in self.batches), default=1.0) // self.ranks
             if 0 < least < available:
                 rows = max(rows, _block(least, self.budget, longest, self.side)[0])
             if self.uneven:
@@ -49,16 +49,16 @@ class Feeding:
 
     def _available(self, copies: int) -> float:
         """Return the rows of the rank that has most of them."""
-        available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
+        available = max((batch.rows_of_fullest_replica(copies) for batch in self.batches), default=1.0) or 1.0
         return math.ceil(available / self.ranks) if self.ranks > 1 else available
 
-    def under_way(self, copies: int, chunks: int) -> tuple[float, float]:
+    def in_flight_micro_batches(self, copies: int, chunks: int) -> tuple[float, float]:
         """Return the in-flight micro-batches of the first and of the last of `side` stages in interleaved lists. There
         are most where groups are largest. Uneven rows may make fewer micro-batches than the longest would, so that for
         these the count with the fewest possible groups is taken."""
         if (copies, chunks) not in self._under_way:
             # A replica with one row less may also have fewer groups.
-            least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
+            least = max((batch.rows_of_emptiest_replica(copies) for batch in self.batches), default=1.0) // self.ranks
             counts = [self._most_at_a_time(rows) for rows in {self._available(copies), least} if rows > 0]
             first, last = (
                 max(micro_batches_in_flight(self.side, count, chunks, stage) for count in counts)
@@ -72,7 +72,7 @@ class Feeding:
         stages, count = self.side, math.ceil(_block(rows, self.budget, sum(self.widths), self.side)[1])
         if not self.uneven:
             return count
-        few = int(rows * sum(batch.row.tokens for batch in self.batches) / self.budget)
+        few = int(rows * sum(batch.tokens_per_row.tokens for batch in self.batches) / self.budget)
         return min(count, (max(1, few // stages) + 1) * stages - 1)
 
     def _prefixes(self, rows: float, available: float, copies: int) -> float:
@@ -88,10 +88,12 @@ class Feeding:
         )
         prefixes = rows / group if aligned else math.floor((rows - 2) / group) + 2
         prefixes = min(rows, math.ceil(prefixes))
-        worth = (rows - prefixes) * prompt >= self.shares.worth * rows * fed and fed - prompt <= self.shares.longest
+        worth = (
+            rows - prefixes
+        ) * prompt >= self.shares.min_saved_share * rows * fed and fed - prompt <= self.shares.max_suffix_tokens
         return prefixes if worth else rows
 
-    def micro(self, rows: float, prefixes: float) -> Tokens:
+    def micro_batch_tokens(self, rows: float, prefixes: float) -> Tokens:
         """Return the tokens of a micro-batch with so many rows of each table, each as it is fed: without its last
         token."""
         if (rows, prefixes) not in self._micros:
@@ -118,11 +120,11 @@ class Feeding:
 
 
 @lru_cache(1024)
-def feeding(
+def micro_batching(
     batches: tuple[Batch, ...], budget: int, side: int, ranks: int, shares: PrefixSharing | None = None
-) -> Feeding:
+) -> MicroBatching:
     """Return the micro-batches of these rows, which many splits have in common."""
-    return Feeding(batches, budget, side, ranks, shares)
+    return MicroBatching(batches, budget, side, ranks, shares)
 
 
 def _block(available: float, budget: float, width: float, side: int) -> tuple[float, float]:

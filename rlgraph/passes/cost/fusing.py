@@ -14,13 +14,13 @@ from rlgraph.ir.shared_pipelines import shared_stages
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.time import LatencyModel
-from rlgraph.passes.pipelines.bounds import least_seconds, serial_seconds
+from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_seconds
 from rlgraph.passes.pipelines.counted import counted_model
-from rlgraph.passes.pipelines.dispatch import plain_rules, schedule_by_rule, urgent_rules
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.dispatch import extra_plain_rules, plain_rules, schedule_by_rule
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import published_lists
-from rlgraph.passes.pipelines.timetable import Entry, Lists, Timetable, timetable
+from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry, Timetable, compute_timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PipelineTraining:
     @property
     def micro_batches(self) -> int:
         """Return how many micro-batches its rows make."""
-        return round(self.passes.micro_batches(self.rows_of_fullest_rank))
+        return round(self.passes.micro_batch_count(self.rows_of_fullest_rank))
 
     @property
     def rows_of_fullest_rank(self) -> float:
@@ -52,7 +52,7 @@ class PipelineTraining:
     @property
     def stage_cost(self) -> Cost:
         """Return the cost of the work on one stage."""
-        return self.passes.row.times(self.rows_of_fullest_rank) + self.passes.block.times(self.micro_batches)
+        return self.passes.row.scaled(self.rows_of_fullest_rank) + self.passes.block.scaled(self.micro_batches)
 
     @property
     def slack_seconds(self) -> float:
@@ -60,10 +60,10 @@ class PipelineTraining:
         assume equal micro-batches."""
         turns = self.micro_batches
         turn = self.stage_cost.seconds / turns
-        return self.passes.bubble(turns, turn) - self.passes.micro_batches_waited(turns) * turn
+        return self.passes.bubble_seconds(turns, turn) - self.passes.bubble_in_micro_batches(turns) * turn
 
     @property
-    def in_count_units(self) -> Model:
+    def model_in_count_units(self) -> PipelineModel:
         """Return the model in the units in which ranks count when they make the lists."""
         config, deployment = self.config, self.deployment
         model = counted_model(
@@ -74,18 +74,18 @@ class PipelineTraining:
             recompute=deployment.recompute,
             turned=self.turned,
         )
-        return replace(model, chunks=deployment.chunks)
+        return replace(model, chunks=deployment.chunks_per_stage)
 
     @property
-    def in_seconds(self) -> Model:
+    def model_in_seconds(self) -> PipelineModel:
         """Return the model in predicted seconds."""
-        model, turn = self.in_count_units, self.stage_cost.seconds / self.micro_batches
+        model, turn = self.model_in_count_units, self.stage_cost.seconds / self.micro_batches
         forward = turn * model.forward / (model.forward + model.backward)
         return replace(model, name=self.name, forward=forward, backward=turn - forward)
 
 
 @dataclass(frozen=True, slots=True)
-class Fusion:
+class FusedPipeline:
     """The task lists that the ranks of a pipeline follow, with predicted seconds."""
 
     problem: Problem
@@ -98,59 +98,59 @@ class Fusion:
     model's last one, and a count for where it is. Moments that need no more of any model than another are left out."""
     bound: float
     """A lower bound in seconds for any lists, without the optimizers' steps."""
-    in_turn: float
+    serial_seconds: float
     """Seconds of one training after the other, each by 1F1B, without the optimizers' steps."""
 
 
-def fusion(trainings: Sequence[PipelineTraining]) -> Fusion:
+def fused_pipeline(trainings: Sequence[PipelineTraining]) -> FusedPipeline:
     """Return the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
     fill each other's bubbles. All have rows."""
-    counts = _problem(trainings, [training.in_count_units for training in trainings])
-    lists = best_of_rules(counts) if len(trainings) > 1 else published_lists(counts.models[0])
+    counts = _problem(trainings, [training.model_in_count_units for training in trainings])
+    lists = best_rule_schedule(counts) if len(trainings) > 1 else published_lists(counts.models[0])
     problem = _predicted(trainings)
-    table = timetable(problem, lists)
-    return Fusion(
+    table = compute_timetable(problem, lists)
+    return FusedPipeline(
         problem,
         lists,
         table,
         _cost(trainings, table.makespan),
         _in_flight(problem, lists, [training.group for training in trainings]),
-        least_seconds(problem),
+        makespan_lower_bound(problem),
         serial_seconds(problem),
     )
 
 
-def lower_bound(trainings: Sequence[PipelineTraining]) -> float:
+def lower_bound_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return a lower bound in seconds for any lists, until all trainings have taken their optimizer steps."""
-    return _cost(trainings, least_seconds(_predicted(trainings))).seconds
+    return _cost(trainings, makespan_lower_bound(_predicted(trainings))).seconds
 
 
 def estimated_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
-    lists = _quick_lists(_problem(trainings, [training.in_count_units for training in trainings]))
-    return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
+    lists = _quick_lists(_problem(trainings, [training.model_in_count_units for training in trainings]))
+    return _cost(trainings, compute_timetable(_predicted(trainings), lists).makespan).seconds
 
 
 def _predicted(trainings: Sequence[PipelineTraining]) -> Problem:
     """Return the problem in predicted seconds."""
-    return _problem(trainings, [training.in_seconds for training in trainings])
+    return _problem(trainings, [training.model_in_seconds for training in trainings])
 
 
-def _problem(trainings: Sequence[PipelineTraining], models: Sequence[Model]) -> Problem:
+def _problem(trainings: Sequence[PipelineTraining], models: Sequence[PipelineModel]) -> Problem:
     """Return the problem of the models, where those with fewer stages than others have several replicas behind each
     other."""
     if len({training.deployment.pp for training in trainings}) == 1:
         return Problem(tuple(models))
     mesh = shared_stages([training.deployment.mesh for training in trainings])
-    behind = [mesh.replicas_behind(training.deployment.mesh) for training in trainings]
+    behind = [mesh.replicas_along_stages(training.deployment.mesh) for training in trainings]
     return Problem(tuple(replace(model, copies=copies) for model, copies in zip(models, behind, strict=True)))
 
 
 @lru_cache(4096)
 def _quick_lists(problem: Problem) -> Lists:
     """Return the lists of the best of a few rules, or of the first rule that reaches the lower bound."""
-    shortest, best = least_seconds(problem) * (1 + 1e-9), None
-    for rule in chain((rule for rule in plain_rules(problem, inf) if rule.memory == inf), urgent_rules(problem)):
+    shortest, best = makespan_lower_bound(problem) * (1 + 1e-9), None
+    for rule in chain((rule for rule in plain_rules(problem, inf) if rule.memory == inf), extra_plain_rules(problem)):
         candidate = schedule_by_rule(problem, rule, Random(0))
         best = candidate if candidate and (best is None or candidate.makespan < best.makespan) else best
         if best and best.makespan <= shortest:
@@ -185,7 +185,7 @@ def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[t
     )
 
 
-def _moments(problem: Problem, entries: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
+def _moments(problem: Problem, entries: Sequence[ScheduleEntry], among: Sequence[bool]) -> list[tuple[float, ...]]:
     """Return the in-flight micro-batches that a stage has of each model at a moment, counting only models `among`
     these. Moments that need no more of any model than another are left out."""
     owners, held, peaks = problem.model_of_replica, [0.0] * len(among), list[tuple[float, ...]]()

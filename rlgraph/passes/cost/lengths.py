@@ -50,7 +50,7 @@ class Lengths:
     """The text as the user would write it, where that is shorter than the values."""
 
     @classmethod
-    def of(cls, lengths: Iterable[float]) -> Lengths:
+    def from_lengths(cls, lengths: Iterable[float]) -> Lengths:
         """Return the distribution of given rows. More than `STEPS` rows become `STEPS` equal shares; the mean
         stays."""
         values = sorted(lengths) or [0.0]
@@ -75,7 +75,7 @@ class Lengths:
         return sum(value * value for value in self.values) / len(self.values)
 
     @cached_property
-    def deviation(self) -> float:
+    def standard_deviation(self) -> float:
         """Return the standard deviation."""
         return math.sqrt(max(0.0, self.mean_square - self.mean * self.mean))
 
@@ -84,7 +84,7 @@ class Lengths:
         """Return the greatest length."""
         return self.values[-1]
 
-    def at(self, share: float) -> float:
+    def quantile(self, share: float) -> float:
         """Return the length that this share of the rows does not exceed, interpolated linearly between the middles of
         the shares."""
         place = share * len(self.values) - 0.5
@@ -95,7 +95,9 @@ class Lengths:
 
     def quantile_points(self, points: int) -> tuple[float, ...]:
         """Return so many lengths, ascending, each of which represents as many rows."""
-        return memo(self._spread, points, lambda: tuple(self.at((index + 0.5) / points) for index in range(points)))
+        return memo(
+            self._spread, points, lambda: tuple(self.quantile((index + 0.5) / points) for index in range(points))
+        )
 
     @cached_property
     def _spread(self) -> dict[int, tuple[float, ...]]:
@@ -111,7 +113,7 @@ class Lengths:
         order statistics."""
         return self._mixed(lambda below: sum(min(k, count) * p for k, p in _binomial(of, below)) / count)
 
-    def lengths_until(self, count: int, of: int) -> Lengths:
+    def group_lengths_until(self, count: int, of: int) -> Lengths:
         """Return the lengths of groups of `of` rows, all of which end when `count` of each group have."""
 
         def ended(below: float) -> float:
@@ -204,7 +206,7 @@ def _of_list(source: Source) -> Lengths:
     full_span = Span(source, 0, 0, 0, 0) if "\n" in source.text else _span(source, *_inside(source.text))
     if not isinstance(numbers, list) or not numbers:
         raise _wrong(BAD_FILE, "there are no lengths in the list", full_span, "it has a number for each row")
-    return Lengths.of(
+    return Lengths.from_lengths(
         _length(value, full_span, BAD_FILE, f"number {place}: ") for place, value in enumerate(numbers, 1)
     )
 
@@ -227,7 +229,7 @@ def _of_file(path: str) -> Lengths:
             lengths.append(_length(line.strip(), Span(source, number, begin + 1, number, end + 1), BAD_FILE))
     if not lengths:
         raise _wrong(BAD_FILE, f"`{path}` has no lengths", Span(source, 0, 0, 0, 0), "write a number on each line")
-    return Lengths.of(lengths)
+    return Lengths.from_lengths(lengths)
 
 
 def _source(path: str) -> Source:

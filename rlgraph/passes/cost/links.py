@@ -18,35 +18,35 @@ class Link:
     latency: float
     """Seconds of a message."""
 
-    def all_reduce(self, size: float, ranks: int) -> float:
+    def all_reduce_seconds(self, size: float, ranks: int) -> float:
         """Return the seconds of an all-reduce, in which every byte goes around twice, as in a ring."""
-        return self.all_reduce_bytes(size, ranks) + self.all_reduce_latency(ranks)
+        return self.all_reduce_bandwidth_seconds(size, ranks) + self.all_reduce_latency_seconds(ranks)
 
-    def all_reduce_bytes(self, size: float, ranks: int) -> float:
+    def all_reduce_bandwidth_seconds(self, size: float, ranks: int) -> float:
         """Return the seconds of an all-reduce that depend on its bytes."""
         return 2 * (ranks - 1) * size / ranks / self.bandwidth
 
-    def all_reduce_latency(self, ranks: int) -> float:
+    def all_reduce_latency_seconds(self, ranks: int) -> float:
         """Return the seconds of an all-reduce that depend on its messages: those of small sizes go along a tree."""
         return 2 * math.ceil(math.log2(ranks)) * self.latency
 
-    def all_gather(self, size: float, ranks: int) -> float:
+    def all_gather_seconds(self, size: float, ranks: int) -> float:
         """Return the seconds in which every rank gets all `size` bytes, of which it has its shard; a reduce-scatter
         takes as long."""
         if ranks == 1:
             return 0.0
         return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
 
-    def all_to_all_bytes(self, size: float, ranks: int) -> float:
+    def all_to_all_bandwidth_seconds(self, size: float, ranks: int) -> float:
         """Return the seconds that depend on bytes when every rank sends each other rank an equal part of `size`
         bytes."""
         return (ranks - 1) * size / ranks / self.bandwidth
 
-    def all_to_all_latency(self, ranks: int) -> float:
+    def all_to_all_latency_seconds(self, ranks: int) -> float:
         """Return the seconds of an all-to-all that depend on its messages."""
         return (ranks - 1) * self.latency
 
-    def send(self, size: float) -> float:
+    def send_seconds(self, size: float) -> float:
         """Return the seconds of one message."""
         return size / self.bandwidth + self.latency
 

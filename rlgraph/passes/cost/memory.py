@@ -25,7 +25,7 @@ BUCKET = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class BytesByUse:
     """The bytes of one rank by what they hold: `weights`, `gradients`, `optimizer`, `activations`, `logits`, `cache`,
     `buffers`, and `messages` in which new weights arrive."""
 
@@ -39,30 +39,30 @@ class Bytes:
             total += size
         return total
 
-    def of(self, names: Collection[str]) -> float:
+    def total_of(self, names: Collection[str]) -> float:
         """Return the sum of the parts with these names."""
         return sum(size for name, size in self.parts if name in names)
 
-    def __add__(self, other: Bytes) -> Bytes:
+    def __add__(self, other: BytesByUse) -> BytesByUse:
         if not other.parts:
             return self
         sizes = dict(self.parts)
         for name, size in other.parts:
             sizes[name] = sizes.get(name, 0.0) + size
-        return Bytes(tuple(sizes.items()))
+        return BytesByUse(tuple(sizes.items()))
 
-    def times(self, factor: float) -> Bytes:
+    def scaled(self, factor: float) -> BytesByUse:
         """Return the bytes with each part multiplied by the factor."""
-        return Bytes(tuple((name, size * factor) for name, size in self.parts))
+        return BytesByUse(tuple((name, size * factor) for name, size in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """The memory of one model on one rank of a group."""
 
-    resident: Bytes = field(default=Bytes())
+    resident: BytesByUse = field(default=BytesByUse())
     """What the model keeps while the group does other work."""
-    active: Bytes = field(default=Bytes())
+    active: BytesByUse = field(default=BytesByUse())
     """What it needs in addition while it does this work."""
 
 
@@ -75,19 +75,21 @@ that is smaller in no number needs at least as much memory."""
 class MemoryNeeds:
     """The memory of a replica with some load."""
 
-    stays: Bytes
-    work: Bytes
-    shared: Bytes = field(default=Bytes())
+    stays: BytesByUse
+    work: BytesByUse
+    shared: BytesByUse = field(default=BytesByUse())
     """More resident bytes, which the replicas shard."""
-    update: Bytes = field(default=Bytes())
+    update: BytesByUse = field(default=BytesByUse())
     """The bytes of an optimizer's step, which the replicas shard."""
 
-    def at(self, copies: int) -> Footprint:
+    def replica_footprint(self, copies: int) -> Footprint:
         """Return the footprint of one of so many replicas."""
-        return Footprint(self.stays + self.shared.times(1 / copies), larger(self.work, self.update.times(1 / copies)))
+        return Footprint(
+            self.stays + self.shared.scaled(1 / copies), larger_total(self.work, self.update.scaled(1 / copies))
+        )
 
     @property
-    def totals(self) -> tuple[float, float, float, float]:
+    def totals_by_use(self) -> tuple[float, float, float, float]:
         """Return the totals of `stays`, `work`, `shared` and `update`."""
         return self.stays.total, self.work.total, self.shared.total, self.update.total
 
@@ -106,34 +108,34 @@ class MemoryModel(ABC):
 
     @property
     @abstractmethod
-    def load_key(self) -> object:
+    def replica_load_key(self) -> object:
         """Return a key of all that loads depend on beside the number of replicas."""
 
     @abstractmethod
-    def load(self, copies: int, chunks: int = 0) -> Load:
+    def replica_load(self, copies: int, chunks: int = 0) -> Load:
         """Return the load of one of so many replicas. chunks: the parts of the layers on each stage; 0: as in the
         deployment."""
 
     @abstractmethod
-    def needs(self, load: Load) -> MemoryNeeds:
+    def memory_needs(self, load: Load) -> MemoryNeeds:
         """Return the memory of a replica with this load."""
 
-    def at(self, copies: int) -> Footprint:
+    def replica_footprint(self, copies: int) -> Footprint:
         """Return the footprint of one of so many replicas."""
-        return self.needs(self.load(copies)).at(copies)
+        return self.memory_needs(self.replica_load(copies)).replica_footprint(copies)
 
-    def totals(self, copies: int) -> tuple[float, float]:
+    def resident_and_work_bytes(self, copies: int) -> tuple[float, float]:
         """Return the resident bytes, and those that the work needs in addition: the totals of `at`, to rounding. The
         search asks for nothing else, and often."""
-        stays, work, shared, update = self._totals(self.load(copies))
+        stays, work, shared, update = self._totals(self.replica_load(copies))
         return stays + shared / copies, max(work, update / copies)
 
-    def lower_bound(self, copies: int) -> tuple[float, float]:
+    def lower_bound_bytes(self, copies: int) -> tuple[float, float]:
         """Return a lower bound of `totals` for any rows."""
         stays, work, shared, update = self._least
         return stays + shared / copies, max(work, update / copies)
 
-    def host_bytes(self, copies: int) -> float:
+    def offloaded_host_bytes(self, copies: int) -> float:
         """Return the resident bytes that the host keeps while the model is off-loaded, for one of so many replicas.
         They do not depend on rows."""
         stays, shared = self._kept
@@ -141,20 +143,20 @@ class MemoryModel(ABC):
 
     @cached_property
     def _kept(self) -> tuple[float, float]:
-        needs = self.needs(tuple(min(1.0, number) for number in self.load(1)))
-        return needs.stays.of(self.keeps), needs.shared.of(self.keeps)
+        needs = self.memory_needs(tuple(min(1.0, number) for number in self.replica_load(1)))
+        return needs.stays.total_of(self.keeps), needs.shared.total_of(self.keeps)
 
     @cached_property
     def _least(self) -> tuple[float, float, float, float]:
         """Return the totals with the smallest load of a replica that has any work."""
-        return self._totals(tuple(min(1.0, number) for number in self.load(1)))
+        return self._totals(tuple(min(1.0, number) for number in self.replica_load(1)))
 
     def _totals(self, load: Load) -> tuple[float, float, float, float]:
         """Return `Needs.totals` of a load, from the cache."""
         key = (self.deployment.recompute, load)
-        return memo(self._load_totals, key, lambda: self.needs(load).totals)
+        return memo(self._load_totals, key, lambda: self.memory_needs(load).totals_by_use)
 
 
-def larger(one: Bytes, other: Bytes) -> Bytes:
+def larger_total(one: BytesByUse, other: BytesByUse) -> BytesByUse:
     """Return the one with the larger total."""
     return one if one.total >= other.total else other

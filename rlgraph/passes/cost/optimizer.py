@@ -34,4 +34,4 @@ class OptimizerBytes:
 def optimizer_bytes(optimizer: Optimizer = ADAMW, item: int = WIDE) -> OptimizerBytes:
     """Return the bytes of an optimizer for weights of `item` bytes each."""
     wide = max(WIDE, item)
-    return OptimizerBytes(wide, optimizer.kept * wide, 0 if item >= WIDE else WIDE)
+    return OptimizerBytes(wide, optimizer.numbers_per_weight * wide, 0 if item >= WIDE else WIDE)

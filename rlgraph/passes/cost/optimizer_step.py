@@ -11,11 +11,11 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.links import replicas_link
 from rlgraph.passes.cost.optimizer import optimizer_bytes
-from rlgraph.passes.cost.weights import trained_numbers
+from rlgraph.passes.cost.weights import rank_trained_count
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerStep:
+class OptimizerStepModel:
     """The end of an optimizer step, by the number of replicas: they all-reduce their gradients and change the
     weights."""
 
@@ -39,53 +39,55 @@ class OptimizerStep:
     """The share of a link's bandwidth that is reached."""
     overhead: float
 
-    def communication(self, copies: int) -> float:
+    def communication_seconds(self, copies: int) -> float:
         """Return the seconds in which replicas communicate."""
         copies *= self.alike
         one = self.one // self.alike
         between = replicas_link(self.island, one, copies, self.share)
-        seconds = 2 * between.all_gather(self.sent / 2, copies)
+        seconds = 2 * between.all_gather_seconds(self.sent / 2, copies)
         if not self.common:
             return seconds
         ranks = copies * self.sharing
         wider = replicas_link(self.island, one // self.sharing, ranks, self.share)
-        return seconds + 2 * wider.all_gather(self.common / 2, ranks)
+        return seconds + 2 * wider.all_gather_seconds(self.common / 2, ranks)
 
-    def memory(self, copies: int) -> float:
+    def memory_seconds(self, copies: int) -> float:
         """Return the seconds that a replica waits for its memory."""
         return (self.whole + self.shared / copies) / self.bandwidth
 
     def cost(self, copies: int) -> Cost:
         """Return the cost of a step of so many replicas."""
-        return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
+        return Cost(
+            memory=self.memory_seconds(copies), communication=self.communication_seconds(copies), overhead=self.overhead
+        )
 
     def seconds(self, copies: int) -> float:
         """Return the seconds of `cost`."""
-        return self.memory(copies) + self.communication(copies) + self.overhead
+        return self.memory_seconds(copies) + self.communication_seconds(copies) + self.overhead
 
 
-def optimizer_step(config: ModelConfig, deployment: Deployment, constants: Constants) -> OptimizerStep:
+def optimizer_step_model(config: ModelConfig, deployment: Deployment, constants: Constants) -> OptimizerStepModel:
     """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
-    weights = trained_numbers(config, deployment)
+    weights = rank_trained_count(config, deployment)
     stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
     # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
     # all-reduce all gradients.
-    split = deployment.spec.shards_optimizer
+    split = deployment.engine_spec.shards_optimizer
     step = optimizer_bytes(config.optimizer)
     waits = 1 - rates.hides
     # Weights travel while the next pass is computed, as gradients do during the last one.
-    gathered = config.item * (waits if device.kind in deployment.spec.gathers_later else 1)
+    gathered = config.item_bytes * (waits if device.kind in deployment.engine_spec.gathers_later else 1)
     sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
-    whole = weights * (step.gradient + (config.item if split else step.bytes_moved))
+    whole = weights * (step.gradient + (config.item_bytes if split else step.bytes_moved))
     shared = stage / deployment.ep / deployment.cp * step.bytes_moved if split else 0.0
-    reached = device.streamed * rates.memory
-    return OptimizerStep(
+    reached = device.stream_bandwidth * rates.memory
+    return OptimizerStepModel(
         deployment.island,
-        deployment.mesh.copy_size,
+        deployment.mesh.replica_size,
         experts * sent_bytes,
         (weights - experts) * sent_bytes,
         deployment.ep,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlgraph.catalog.models.families import matrices
+from rlgraph.catalog.models.families import layer_matrices
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_bytes, logits_bytes
+from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_peak_bytes, logits_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
-from rlgraph.passes.cost.feeding import feeding
-from rlgraph.passes.cost.memory import KEPT, Bytes, Load, MemoryModel, MemoryNeeds, larger
+from rlgraph.passes.cost.feeding import micro_batching
+from rlgraph.passes.cost.memory import KEPT, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.passes.cost.weights import held_adapter_numbers, held_parameters, trained_numbers
+from rlgraph.passes.cost.weights import rank_adapter_count, rank_parameter_count, rank_trained_count
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -34,24 +34,26 @@ class _Fed(MemoryModel):
         if alike:
             self._load_totals = alike._load_totals
         budget, side = deployment.micro_tokens or BLOCK_TOKENS, max(deployment.threads, deployment.pp)
-        self.feeding = feeding(tuple(batches), budget, side, deployment.row_ranks, deployment.shares)
-        self.weights = held_parameters(config, deployment)
+        self.feeding = micro_batching(tuple(batches), budget, side, deployment.row_ranks, deployment.prefix_sharing)
+        self.weights = rank_parameter_count(config, deployment)
         """The parameters of the fullest rank."""
-        self.trained = trained_numbers(config, deployment)
+        self.trained = rank_trained_count(config, deployment)
         """The parameters of this rank and its adapters that training changes."""
-        self.held = self.weights * config.item + held_adapter_numbers(config, deployment) * config.trained_item
-        self.state = optimizer_bytes(config.optimizer, config.trained_item)
+        self.held = (
+            self.weights * config.item_bytes + rank_adapter_count(config, deployment) * config.trained_item_bytes
+        )
+        self.state = optimizer_bytes(config.optimizer, config.trained_item_bytes)
 
     @property
-    def load_key(self) -> object:
+    def replica_load_key(self) -> object:
         return self.feeding
 
-    def load(self, copies: int, chunks: int = 0) -> Load:
-        return self.feeding.load(copies)
+    def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        return self.feeding.replica_load(copies)
 
-    def micro(self, rows: float, prefixes: float) -> Tokens:
+    def micro_batch_tokens(self, rows: float, prefixes: float) -> Tokens:
         """Return what the fullest rank has of a micro-batch with so many rows."""
-        return self.feeding.micro(rows, prefixes).fullest_share(self.deployment.cp)
+        return self.feeding.micro_batch_tokens(rows, prefixes).fullest_context_rank(self.deployment.cp)
 
 
 class TrainingMemory(_Fed):
@@ -60,53 +62,53 @@ class TrainingMemory(_Fed):
     place of their number; else it also has whether there is another replica to all-reduce gradients with: 1 or 2."""
 
     @property
-    def load_key(self) -> object:
-        return self.feeding, self.deployment.spec.memory.gradients_stay, self.deployment.chunks
+    def replica_load_key(self) -> object:
+        return self.feeding, self.deployment.engine_spec.memory.gradients_stay, self.deployment.chunks_per_stage
 
-    def load(self, copies: int, chunks: int = 0) -> Load:
-        deployment, (rows, blocks, prefixes) = self.deployment, super().load(copies)
-        if not deployment.spec.memory.gradients_stay:
+    def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        deployment, (rows, blocks, prefixes) = self.deployment, super().replica_load(copies)
+        if not deployment.engine_spec.memory.gradients_stay:
             return rows, blocks, prefixes, min(copies, 2.0)
         # In 1F1B as many are in flight as stages follow, this one included (arXiv 2104.04473, section 2.2.1).
         # In interleaved lists there are more.
-        first, last, chunks = min(deployment.pp, blocks), 1.0, chunks or deployment.chunks
+        first, last, chunks = min(deployment.pp, blocks), 1.0, chunks or deployment.chunks_per_stage
         if chunks > 1:
-            first, last = self.feeding.under_way(copies, chunks)
+            first, last = self.feeding.in_flight_micro_batches(copies, chunks)
         return rows, first, prefixes, last
 
     parted = False
     """Whether gradients are added up while the group does other work, too."""
 
-    def needs(self, load: Load) -> MemoryNeeds:
+    def memory_needs(self, load: Load) -> MemoryNeeds:
         config, deployment = self.config, self.deployment
         rows, blocks, prefixes, more = load
         weights, state = self.trained, self.state
-        micro = self.micro(rows, prefixes)
-        resident = Bytes((("weights", self.held),)) + _gathered(config, deployment, micro)
-        sharded = deployment.spec.shards_optimizer
+        micro = self.micro_batch_tokens(rows, prefixes)
+        resident = BytesByUse((("weights", self.held),)) + _gathered(config, deployment, micro)
+        sharded = deployment.engine_spec.shards_optimizer
         # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.
         stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
         stepped = stage / deployment.ep / deployment.cp if sharded else weights
-        optimizer = Bytes((("optimizer", stepped * (state.master + state.moments)),))
+        optimizer = BytesByUse((("optimizer", stepped * (state.master + state.moments)),))
         per_block = _activations(config, deployment, micro, self.feeding.uneven)
-        shared_out = Bytes()
-        if deployment.spec.memory.gradients_stay:
+        shared_out = BytesByUse()
+        if deployment.engine_spec.memory.gradients_stay:
             wide_gradients = weights * state.gradient
-            resident += Bytes((("gradients", wide_gradients),))
+            resident += BytesByUse((("gradients", wide_gradients),))
             active = _pipeline(config, deployment, per_block, blocks, more)
             # gloo all-reduces a copy of the gradients; on a GPU AdamW has the roots of its shard of the second moments.
-            update = Bytes((("buffers", wide_gradients),))
+            update = BytesByUse((("buffers", wide_gradients),))
             if sharded and not deployment.on_cpu:
-                shared_out = Bytes((("buffers", stepped * state.gradient),))
+                shared_out = BytesByUse((("buffers", stepped * state.gradient),))
             else:
-                active = larger(active, update)
+                active = larger_total(active, update)
         else:
-            gradients = weights * config.trained_item
-            gradient_sum = Bytes((("gradients", gradients * self.parted),))
+            gradients = weights * config.trained_item_bytes
+            gradient_sum = BytesByUse((("gradients", gradients * self.parted),))
             resident += gradient_sum
             passes = _shared_passes if deployment.fsdp > 1 else _passes
             active = passes(config, deployment, per_block, blocks, gradients, self.parted)
-            active = larger(active, _update(config, deployment, weights, more == 2.0) + gradient_sum.times(-1))
+            active = larger_total(active, _update(config, deployment, weights, more == 2.0) + gradient_sum.scaled(-1))
         return (
             MemoryNeeds(resident, active, optimizer, shared_out)
             if sharded
@@ -125,13 +127,13 @@ class AccumulatingMemory(TrainingMemory):
 class ForwardMemory(_Fed):
     """The memory of a forward pass: one layer at a time, and then the head."""
 
-    def needs(self, load: Load) -> MemoryNeeds:
+    def memory_needs(self, load: Load) -> MemoryNeeds:
         rows, blocks, prefixes = load
         config, deployment = self.config, self.deployment
-        shape, item, spec = config.shape, config.item, deployment.spec
-        resident = Bytes((("weights", self.held),))
-        micro = self.micro(rows, prefixes)
-        layer = forward_bytes(
+        shape, item, spec = config.shape, config.item_bytes, deployment.engine_spec
+        resident = BytesByUse((("weights", self.held),))
+        micro = self.micro_batch_tokens(rows, prefixes)
+        layer = forward_peak_bytes(
             shape,
             micro,
             itemsize=item,
@@ -144,95 +146,101 @@ class ForwardMemory(_Fed):
         )
         logits = logits_bytes(shape, config.kind, micro, deployment.tp, _split_head(deployment))
         chosen = micro.scored * shape.hidden * item
-        active = larger(
-            Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
+        active = larger_total(
+            BytesByUse((("activations", layer),)), BytesByUse((("activations", min(chosen, layer)), ("logits", logits)))
         )
         if deployment.fsdp > 1:
             layer, rest = _units(config, deployment)
             # A layer's parameters, their message, and the parameters outside of layers; before the layer begins also
             # the message before that.
-            begins = Bytes((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
-            active = larger(active, begins) + Bytes((("buffers", (2 * layer + rest) * item),))
+            begins = BytesByUse((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
+            active = larger_total(active, begins) + BytesByUse((("buffers", (2 * layer + rest) * item),))
         return MemoryNeeds(
-            resident + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks))
+            resident + _gathered(config, deployment, micro), active.scaled(min(deployment.threads, blocks))
         )
 
 
-def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
+def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> BytesByUse:
     """Return the buffer in which tensor-parallel ranks gather the tokens that they split, for a product; it stays."""
-    if not deployment.spec.memory.splits_tokens or deployment.tp == 1:
-        return Bytes()
-    return Bytes((("buffers", micro.tokens * config.shape.hidden * config.item),))
+    if not deployment.engine_spec.memory.splits_tokens or deployment.tp == 1:
+        return BytesByUse()
+    return BytesByUse((("buffers", micro.tokens * config.shape.hidden * config.item_bytes),))
 
 
 def _packed(deployment: Deployment, micro: Tokens, uneven: bool) -> bool:
     """Return whether rows lie one behind the other; an engine that reads equal rows together uses memory as if it
     padded."""
-    return deployment.packs and (uneven or micro.copied > 0 or deployment.spec.memory.row_by_row)
+    return deployment.packs_rows and (uneven or micro.copied > 0 or deployment.engine_spec.memory.row_by_row)
 
 
 def _split_head(deployment: Deployment) -> bool:
     """Return whether logits are split by vocabulary; with tensor parallelism they always are."""
-    return deployment.spec.memory.split_head or deployment.tp > 1
+    return deployment.engine_spec.memory.split_head or deployment.tp > 1
 
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, uneven: bool) -> Activations:
     """Return the activation bytes of training with one micro-batch on a rank."""
-    memory = deployment.spec.memory
+    memory = deployment.engine_spec.memory
     return activation_bytes(
         config.shape,
         config.kind,
         micro,
-        itemsize=config.item,
+        itemsize=config.item_bytes,
         tp=deployment.tp,
         recompute=deployment.recompute,
         fused_norms=memory.fused_norms(deployment.island.device.kind, config.dtype),
-        network=memory.network,
+        network=memory.network_columns,
         packed=_packed(deployment, micro, uneven),
-        angles=memory.angles,
-        scores=deployment.spec.keeps_scores(deployment.attention),
+        angles=memory.angle_numbers,
+        scores=deployment.engine_spec.keeps_scores(deployment.attention),
         splits_tokens=memory.splits_tokens,
         split_head=_split_head(deployment),
         keeps_fused=memory.keeps_fused,
-        wide_norms=memory.wide_norms,
+        wide_norms=memory.wide_norm_bytes,
         cp=deployment.cp,
         masked=deployment.on_cpu,
     )
 
 
-def _pipeline(config: ModelConfig, deployment: Deployment, per_block: Activations, first: float, last: float) -> Bytes:
+def _pipeline(
+    config: ModelConfig, deployment: Deployment, per_block: Activations, first: float, last: float
+) -> BytesByUse:
     """Return the bytes of the fuller one of the first and the last stage, with so many in-flight micro-batches; the
     last one has the head, and keeps its activations of one micro-batch, whose backward begins at once."""
     layers, heads = config.shape.layers / deployment.pp, 1.0
     if deployment.in_flight:
         first, last = deployment.in_flight
         heads = last
-    ahead = Bytes((("activations", layers * per_block.layer * first + per_block.working),))
-    return larger(ahead, _turn(last * layers * per_block.layer + heads * per_block.ends, per_block)) if last else ahead
+    ahead = BytesByUse((("activations", layers * per_block.layer * first + per_block.working),))
+    return (
+        larger_total(ahead, _turn(last * layers * per_block.layer + heads * per_block.ends, per_block))
+        if last
+        else ahead
+    )
 
 
-def _turn(activations: float, per_block: Activations) -> Bytes:
+def _turn(activations: float, per_block: Activations) -> BytesByUse:
     """Return the bytes when the forward pass ends: while the head is at work, or as the backward pass begins."""
     if per_block.head > per_block.working:
-        return Bytes((("activations", activations), ("logits", per_block.head)))
-    return Bytes((("activations", activations + per_block.working),))
+        return BytesByUse((("activations", activations), ("logits", per_block.head)))
+    return BytesByUse((("activations", activations + per_block.working),))
 
 
 def _passes(
     config: ModelConfig, deployment: Deployment, per_block: Activations, blocks: float, gradients: float, parted: bool
-) -> Bytes:
+) -> BytesByUse:
     """Return the bytes of the passes where gradients do not stay: beside their sum those of the last micro-batch exist
     while the next ones are computed, and each of these has its activations at first and its gradients in the end.
     parted: the sum is counted as resident."""
     shape = config.shape
     side = min(deployment.threads, blocks)
-    before = Bytes((("gradients", max(0.0, min(2.0, blocks - side) - parted) * gradients),))
+    before = BytesByUse((("gradients", max(0.0, min(2.0, blocks - side) - parted) * gradients),))
     turn = _turn(shape.layers * per_block.layer + per_block.ends, per_block)
     # A tied embedding and head have two gradient matrices, and their sum is a third.
     has_head = config.kind == "causal_lm" and shape.adapters is None
-    tied = 2 * shape.vocab * shape.hidden * config.item / deployment.tp if shape.tied and has_head else 0
-    end = Bytes((("gradients", gradients + tied),))
-    return before + larger(turn, end).times(side)
+    tied = 2 * shape.vocab * shape.hidden * config.item_bytes / deployment.tp if shape.tied and has_head else 0
+    end = BytesByUse((("gradients", gradients + tied),))
+    return before + larger_total(turn, end).scaled(side)
 
 
 def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
@@ -244,45 +252,45 @@ def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
 
 def _shared_passes(
     config: ModelConfig, deployment: Deployment, per_block: Activations, blocks: float, gradients: float, parted: bool
-) -> Bytes:
+) -> BytesByUse:
     """Return the bytes of the passes where ranks shard parameters and gradients, and have a layer's in full while it
     works: the fullest moment of a layer's backward pass, or of its end, when the gradients of parameters outside of
     layers are summed up."""
-    shape, item, wide = config.shape, config.item, max(WIDE, config.item)
+    shape, item, wide = config.shape, config.item_bytes, max(WIDE, config.item_bytes)
     layer, rest = _units(config, deployment)
     # Trained parameters of a layer, counted in its dtype, and those outside of layers.
-    small = deployment.fsdp * held_adapter_numbers(config, deployment) / shape.layers * config.trained_item / item
+    small = deployment.fsdp * rank_adapter_count(config, deployment) / shape.layers * config.trained_item_bytes / item
     layer_trained, rest_trained = (small, 0.0) if shape.adapters else (layer, rest)
     layer += small
     # Where the parameters of all layers stay, none arrive in the backward pass; in the first micro-batch the message
     # of the last layer remains, and narrow gradients exist beside their sums.
-    gathers_once = deployment.gathers_once
+    gathers_once = deployment.keeps_parameters_gathered
     more, coming = ((shape.layers - 1) * layer, 0.0) if gathers_once else (0.0, layer)
     sums = wide * layer_trained / deployment.fsdp if gathers_once and wide > item else 0.0
-    before = Bytes((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
+    before = BytesByUse((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
     if gathers_once:
-        before = larger(before, Bytes((("buffers", layer * item),)))
-    begins = _turn(shape.layers * per_block.layer + per_block.ends, per_block) + Bytes(
+        before = larger_total(before, BytesByUse((("buffers", layer * item),)))
+    begins = _turn(shape.layers * per_block.layer + per_block.ends, per_block) + BytesByUse(
         (("buffers", (layer + more + rest) * item),)
     )
     # A layer's parameters, those of the next as they arrive, its gradients, and those of the last as they leave.
     works = item * (layer + more + coming) + (item + wide * (shape.layers > 1)) * layer_trained + sums
     head = shape.vocab * shape.hidden / deployment.tp if config.kind == "causal_lm" and not shape.adapters else 0
-    middle = Bytes(
+    middle = BytesByUse(
         (
             ("activations", shape.layers * per_block.layer + per_block.working),
             ("buffers", works + (rest + head) * item),
         )
     )
     after = layer + more if gathers_once else 0.0
-    end = Bytes((("gradients", gradients), ("buffers", (after + rest) * item + rest_trained * wide)))
-    return before + larger(larger(begins, middle), end)
+    end = BytesByUse((("gradients", gradients), ("buffers", (after + rest) * item + rest_trained * wide)))
+    return before + larger_total(larger_total(begins, middle), end)
 
 
-def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
+def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> BytesByUse:
     """Return the bytes at the end of a step where gradients do not stay: the gradients, and what is made of them.
     several: there are several replicas."""
-    item = config.trained_item
+    item = config.trained_item_bytes
     narrow = item < 4
     if several:
         # Replicas all-reduce one float32 tensor that is made of all gradients.
@@ -293,7 +301,7 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
         size = weights * item + (
             _laid_out(config) / deployment.tp if deployment.on_cpu and deployment.fsdp == 1 else 0.0
         )
-    return Bytes((("gradients", size),))
+    return BytesByUse((("gradients", size),))
 
 
 def _laid_out(config: ModelConfig) -> float:
@@ -302,7 +310,7 @@ def _laid_out(config: ModelConfig) -> float:
     shape = config.shape
     if shape.adapters:
         return 0.0  # Their products are small ones, and stay with MKL.
-    numbers = sum(math.prod(matrix.shape) for matrix in matrices(shape) if matrix.shape[1] > matrix.shape[2])
+    numbers = sum(math.prod(matrix.shape) for matrix in layer_matrices(shape) if matrix.shape[1] > matrix.shape[2])
     if config.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
         numbers += shape.vocab * shape.hidden
-    return float(numbers * config.item)
+    return float(numbers * config.item_bytes)

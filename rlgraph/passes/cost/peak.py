@@ -17,8 +17,8 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.memory import KEPT, Bytes, Footprint
+from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.memory import KEPT, BytesByUse, Footprint
 from rlgraph.passes.cost.pass_memory import AccumulatingMemory
 from rlgraph.passes.cost.predict import Predictor, footprint
 from rlgraph.passes.cost.task import Task
@@ -52,27 +52,27 @@ class Peak:
     it is off-loaded."""
 
     @property
-    def bytes(self) -> float:
+    def used_bytes(self) -> float:
         """Return the bytes on the device at that moment."""
         return sum(size for _, _, size in self.parts)
 
     @property
     def fits(self) -> bool:
         """Return whether the bytes fit into the capacity."""
-        return self.bytes <= self.capacity
+        return self.used_bytes <= self.capacity
 
     @property
     def is_tight(self) -> bool:
         """Return whether less is left than the count may be off."""
-        return self.bytes > TIGHT * self.capacity
+        return self.used_bytes > TIGHT * self.capacity
 
 
-def usable(island: NodeGroup, constants: Constants) -> float:
+def usable_device_bytes(island: NodeGroup, constants: Constants) -> float:
     """Return the bytes of a device that a plan may use."""
     return island.device.memory * (1 - constants.fragmentation) - constants.reserved
 
 
-def peaks(
+def pool_peaks(
     plan: Plan,
     tasks: Sequence[Task],
     configs: Mapping[str, ModelConfig],
@@ -88,7 +88,7 @@ def peaks(
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
         if groups:
-            by_pool[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak()
+            by_pool[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).fullest_device_peak()
     return by_pool
 
 
@@ -102,14 +102,14 @@ class OffloadedModels:
     """Bytes that off-loaded models may use there."""
 
     @property
-    def bytes(self) -> float:
+    def used_bytes(self) -> float:
         """Return the bytes of all models."""
         return sum(size for _, size in self.parts)
 
     @property
     def fits(self) -> bool:
         """Return whether the bytes fit into the capacity."""
-        return self.bytes <= self.capacity
+        return self.used_bytes <= self.capacity
 
 
 def usable_host_bytes(island: NodeGroup, constants: Constants) -> float:
@@ -117,7 +117,7 @@ def usable_host_bytes(island: NodeGroup, constants: Constants) -> float:
     return island.host_memory * constants.asleep
 
 
-def lodgings(
+def offloaded_models_by_node(
     plan: Plan,
     tasks: Sequence[Task],
     configs: Mapping[str, ModelConfig],
@@ -138,10 +138,10 @@ def lodgings(
         filling = _Filling(predictor, tasks, pool, groups, accumulated) if offloaded else None
         for model, group in offloaded:
             assert filling is not None
-            size = filling.copied(model, group)
+            size = filling.host_copy_bytes(model, group)
             for device in group.devices if size else ():
                 sizes, name = (
-                    by_node.setdefault(cluster.node(pool.first + device), {}),
+                    by_node.setdefault(cluster.node_of_device(pool.first + device), {}),
                     plan.describe_part(model, group.name),
                 )
                 sizes[name] = sizes.get(name, 0.0) + size
@@ -154,7 +154,7 @@ def lodgings(
     }
 
 
-def in_flight_bytes(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
+def in_flight_bytes(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: FusedPipeline) -> Parts:
     """Return the bytes that in-flight micro-batches need in a pipeline, for all models that share it, on the stage and
     at the moment where they are most. works: models, each with its rows. by: the lists that they follow."""
     moments = []
@@ -183,16 +183,16 @@ class _Filling:
     ) -> None:
         self.predictor, self.plan, self.pool, self.groups = predictor, predictor.plan, pool, groups
         self.accumulated = accumulated
-        self.work = [(task, group) for task in tasks if (group := self.group(task)) is not None]
+        self.work = [(task, group) for task in tasks if (group := self.group_of_task(task)) is not None]
         """The pool's tasks, each with the group that does it."""
         self.held = {
-            (model, group.name): self.holds(model, group)
+            (model, group.name): self.resident_bytes(model, group)
             for group in groups
             for model in group.models
             if model in predictor.configs
         }
 
-    def group(self, task: Task) -> Group | None:
+    def group_of_task(self, task: Task) -> Group | None:
         """Return the group of this pool that does a task, or None."""
         if task.model is None or task.model not in self.predictor.configs:
             return None
@@ -205,7 +205,7 @@ class _Filling:
             operation = "accumulate"
         return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
-    def holds(self, model: str, group: Group) -> Bytes:
+    def resident_bytes(self, model: str, group: Group) -> BytesByUse:
         """Return what a group keeps of a model from step to step: the resident bytes of the work that keeps most."""
         works: list[tuple[str, Sequence[Batch]]] = [
             (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
@@ -214,45 +214,55 @@ class _Filling:
             (task.op, task.batches) for task, owner in self.work if (task.model, owner.name) == (model, group.name)
         ]
         resident = [self.footprint(operation, model, group, batches).resident for operation, batches in works]
-        most = max(resident, key=lambda sizes: sizes.total, default=Bytes())
-        return most + self.lent(model, group) if resident else most
+        most = max(resident, key=lambda sizes: sizes.total, default=BytesByUse())
+        return most + self.shared_base_credit(model, group) if resident else most
 
-    def lent(self, model: str, group: Group) -> Bytes:
+    def shared_base_credit(self, model: str, group: Group) -> BytesByUse:
         """Return minus the bytes of a base model that an earlier model of the group already holds, or nothing."""
         configs = self.predictor.configs
         config, stays = configs[model], not any(self.plan.holding(name, group.name).offload for name in group.models)
         earlier = group.models[: group.models.index(model)]
-        if config.base and stays and spec_of(group.engine).lends_base(group.mesh):
+        if config.base and stays and spec_of(group.engine).shares_base(group.mesh):
             for lender in earlier:
                 if lender in configs and configs[lender].base == config.base:
-                    return Bytes((("weights", -float(parameter_count(config.shape, config.kind) * config.item)),))
-        return Bytes()
+                    return BytesByUse(
+                        (("weights", -float(parameter_count(config.shape, config.kind) * config.item_bytes)),)
+                    )
+        return BytesByUse()
 
-    def peak(self) -> Peak:
+    def fullest_device_peak(self) -> Peak:
         """Return the peak of the device with the least memory left."""
         # Devices with the same groups hold the same: one of each kind is examined in each node group.
         kinds: dict[tuple[int, tuple[bool, ...]], int] = {}
         device_sets = [set(group.devices) for group in self.groups]
         for device in sorted(set().union(*device_sets)):
-            kinds.setdefault((self.island(device), tuple(device in devices for devices in device_sets)), device)
-        return max((self.on(device) for device in kinds.values()), key=lambda peak: peak.bytes - peak.capacity)
+            kinds.setdefault(
+                (self.node_group_number(device), tuple(device in devices for devices in device_sets)), device
+            )
+        return max(
+            (self.device_peak(device) for device in kinds.values()), key=lambda peak: peak.used_bytes - peak.capacity
+        )
 
-    def island(self, device: int) -> int:
+    def node_group_number(self, device: int) -> int:
         """Return the number of the node group of one of the devices of the pool."""
-        return self.predictor.cluster.node_group_of_device(self.pool.first + device)
+        return self.predictor.cluster.node_group_number(self.pool.first + device)
 
-    def on(self, device: int) -> Peak:
+    def device_peak(self, device: int) -> Peak:
         """Return the peak of one device."""
-        island = self.predictor.cluster.islands[self.island(device)]
-        here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
+        island = self.predictor.cluster.islands[self.node_group_number(device)]
+        here = [
+            (task.name, self.device_bytes_during(device, task, group))
+            for task, group in self.work
+            if device in group.devices
+        ]
         resting: list[tuple[str, Parts]] = [("", tuple(self.resident_parts(device, None)))]
         moment, parts = max(here or resting, key=lambda named: _sum(named[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
         moments = tuple((name, _sum(held)) for name, held in here)
-        capacity = usable(island, self.predictor.constants)
-        return Peak(moment, largest, capacity, island.device.name, moments, *self.host_bytes_of(device))
+        capacity = usable_device_bytes(island, self.predictor.constants)
+        return Peak(moment, largest, capacity, island.device.name, moments, *self.offloaded_host_bytes(device))
 
-    def host_bytes_of(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
+    def offloaded_host_bytes(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
         """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
         be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
         copied, asleep = 0.0, []
@@ -260,28 +270,28 @@ class _Filling:
         for model, group in here:
             if not self.plan.holding(model, group.name).offload:
                 continue
-            copied += self.copied(model, group)
+            copied += self.host_copy_bytes(model, group)
             others = [task.name for task, owner in self.work if (task.model, owner) != (model, group)]
             asleep.append((self.plan.describe_part(model, group.name), tuple(others)))
         return copied, tuple(asleep)
 
-    def copied(self, model: str, group: Group) -> float:
+    def host_copy_bytes(self, model: str, group: Group) -> float:
         """Return the bytes that the host keeps of an off-loaded model for one rank."""
         if self.plan.gets_synced(model, group.name):
             return 0.0
         names = AccumulatingMemory.keeps if model in self.accumulated else KEPT
-        return self.held.get((model, group.name), Bytes()).of(names)
+        return self.held.get((model, group.name), BytesByUse()).total_of(names)
 
-    def parts(self, device: int, task: Task, group: Group) -> Parts:
+    def device_bytes_during(self, device: int, task: Task, group: Group) -> Parts:
         """Return what a device holds during a task of one of its groups."""
         assert task.model
-        more = self.active(task, task.model, group)
+        more = self.active_parts(task, task.model, group)
         totals: dict[tuple[str, str], float] = {}
         for model, what, size in (*self.resident_parts(device, (task.model, group.name)), *more):
             totals[model, what] = totals.get((model, what), 0.0) + size
         return tuple((model, what, size) for (model, what), size in totals.items() if size)
 
-    def active(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
+    def active_parts(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
         """Yield what work needs beside what stays: fused trainings need it together, on the stage and at the moment
         where they need most."""
         shared = self.plan.fused_with(model) if NODES[task.op].trains else None
@@ -297,21 +307,21 @@ class _Filling:
         }
         fullest = {name: max(batches, key=total_rows) for name, batches in fed.items() if batches}
         works = [*fullest.items()]
-        yield from in_flight_bytes(self.predictor, works, self.predictor.fused(works))
+        yield from in_flight_bytes(self.predictor, works, self.predictor.fused_pipeline(works))
 
     def resident_parts(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """Yield what a device holds while one model works."""
         for group in self.groups:
-            if device in group.devices and (process := self.process(group)):
+            if device in group.devices and (process := self.process_bytes(group)):
                 yield group.models[0], "runtime", process
             for model in group.models if device in group.devices else ():
                 away = self.plan.holding(model, group.name).offload and (model, group.name) != busy
-                for what, size in () if away else self.held.get((model, group.name), Bytes()).parts:
+                for what, size in () if away else self.held.get((model, group.name), BytesByUse()).parts:
                     yield model, what, size
 
-    def process(self, group: Group) -> float:
+    def process_bytes(self, group: Group) -> float:
         """Return the bytes that one process of a group uses beside tensors."""
-        return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
+        return self.predictor.deployment(group.models[0], group).process_bytes(self.predictor.constants)
 
 
 def _sum(parts: Parts) -> float:

@@ -11,19 +11,19 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ops.nodes import NODES, planned_as
+from rlgraph.ops.nodes import NODES, placement_operation
 from rlgraph.passes.cost import caches, decoding
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.fusing import Fusion, PipelineTraining, fusion
+from rlgraph.passes.cost.fusing import FusedPipeline, PipelineTraining, fused_pipeline
 from rlgraph.passes.cost.memory import Footprint, MemoryModel
-from rlgraph.passes.cost.optimizer_step import optimizer_step
+from rlgraph.passes.cost.optimizer_step import optimizer_step_model
 from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, TrainingMemory
 from rlgraph.passes.cost.sampled import SamplingResult, sample_rows
 from rlgraph.passes.cost.time import latency_model
-from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import memo
 
 ROW_BYTES = 20
@@ -53,14 +53,14 @@ class TaskModel:
         self.deployment, self.constants, self.batches = deployment, constants, batches
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
-        reads = op.scores or op.region
+        reads = op.scores or op.has_region
         self.passes = latency_model(kind, config, deployment, constants, batches) if reads else None
         """The passes of one replica; None if it samples, or only takes a step."""
-        self.generation: decoding.Generation | None = None
+        self.generation: decoding.GenerationModel | None = None
         """The generation; None if it samples nothing."""
         if self.passes is None and batches:
             similar = alike.generation if alike else None
-            self.generation = decoding.Generation(config, deployment, constants, batches[0], similar)
+            self.generation = decoding.GenerationModel(config, deployment, constants, batches[0], similar)
         if alike:
             for name in ("_common", "_each_rank", "_each_token", "_fixed", "one", "rows", "tokens", "update"):
                 setattr(self, name, getattr(alike, name))
@@ -68,51 +68,51 @@ class TaskModel:
         self._common: dict[int, tuple[float, float, float]] = {}
         """By the number of replicas: seconds until the work begins, rows of a replica, and seconds of the optimizer
         step."""
-        self.one = deployment.mesh.copy_size
+        self.one = deployment.mesh.replica_size
         self.tokens = sum(batch.tokens().tokens for batch in batches)
         self.rows = total_rows(batches)
         # Requests and rows on their way have a fixed cost, and a cost for each process and each token.
-        ordered, sent = request_cost(0, constants).seconds, rows_cost(0.0, deployment.island, constants).seconds
+        ordered, sent = request_cost(0, constants).seconds, rows_arrival_cost(0.0, deployment.island, constants).seconds
         self._fixed = ordered + sent
         self._each_rank = request_cost(1, constants).seconds - ordered
-        self._each_token = rows_cost(1.0, deployment.island, constants).seconds - sent
-        self.update = optimizer_step(config, deployment, constants) if op.updates else None
+        self._each_token = rows_arrival_cost(1.0, deployment.island, constants).seconds - sent
+        self.update = optimizer_step_model(config, deployment, constants) if op.updates else None
 
-    def work(self, copies: int) -> Cost:
+    def work_cost(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
-        rows = self.fullest_share(copies)
+        rows = self.rows_of_fullest_replica(copies)
         cost = self.passes.cost(rows) if self.passes else self._sample(copies)
         return cost + self.update.cost(copies) if self.update else cost
 
-    def cost(self, copies: int) -> Cost:
+    def request_to_answer_cost(self, copies: int) -> Cost:
         """Return the cost from the request to the answer, with the model in place."""
-        return self.work(copies) + self._order(copies) + self._rows(copies)
+        return self.work_cost(copies) + self._order(copies) + self._rows(copies)
 
     def seconds(self, copies: int) -> float:
         """Return the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
         begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
-    def chunked_seconds(self, copies: int, chunks: int) -> float:
+    def seconds_with_chunks(self, copies: int, chunks: int) -> float:
         """Return the seconds if each stage had so many chunks of the layers."""
         begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
-        return begins + (self.passes.chunked_seconds(rows, chunks) if self.passes else 0.0) + updates
+        return begins + (self.passes.seconds_with_chunks(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:
         """Return the values that `_common` has for so many replicas."""
-        rows = self.fullest_share(copies)
-        thread_rows = rows if self.deployment.threads == 1 else self.fullest_share(copies, 1)
+        rows = self.rows_of_fullest_replica(copies)
+        thread_rows = rows if self.deployment.threads == 1 else self.rows_of_fullest_replica(copies, 1)
         seconds = self._fixed + self._each_rank * self.one * copies
         if self.rows:
             seconds += self._each_token * self.tokens * thread_rows / self.rows
         return seconds, rows, self.update.seconds(copies) if self.update else 0.0
 
-    def least_in_pipeline(self, copies: int) -> tuple[float, float, float, float]:
+    def least_pipeline_seconds(self, copies: int) -> tuple[float, float, float, float]:
         """Return the least seconds that the task adds to a pipeline whose stages do other work while they wait, and
         with which it shares a request; and then what may be added to them: seconds by which its longest micro-batch
         takes longer, seconds of a forward and of a backward."""
         total = self.seconds(copies) - self._order(copies).seconds
-        waits, late, turn = self.passes.waits(self._common[copies][1]) if self.passes else (0.0, 0.0, 0.0)
+        waits, late, turn = self.passes.wait_seconds(self._common[copies][1]) if self.passes else (0.0, 0.0, 0.0)
         forward = turn / (4 if self.deployment.recompute else 3)
         return total - waits, late, forward, turn - forward
 
@@ -120,18 +120,18 @@ class TaskModel:
         """Return the seconds of its request, and those until its rows arrive."""
         return self._order(copies).seconds, self._rows(copies).seconds
 
-    def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
+    def pipeline_training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
         """Return the task as one of the trainings that share a pipeline."""
         assert self.passes and self.update
-        rows, update = self.fullest_share(copies), self.update.cost(copies)
+        rows, update = self.rows_of_fullest_replica(copies), self.update.cost(copies)
         return PipelineTraining(config.name, config, self.deployment, self.passes, rows, update, turned)
 
-    def fullest_share(self, copies: int, threads: int = 0) -> float:
+    def rows_of_fullest_replica(self, copies: int, threads: int = 0) -> float:
         """Return the rows of the replica, and the thread, that has most of them. threads: 0: as many as the deployment
         has."""
         parts, fullest = copies * (threads or self.deployment.threads), 0.0
         for batch in self.batches:
-            fullest += batch.share(parts)
+            fullest += batch.rows_of_fullest_replica(parts)
         return fullest
 
     def _sample(self, copies: int) -> Cost:
@@ -141,8 +141,8 @@ class TaskModel:
         return request_cost(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        thread_rows = self.fullest_share(copies, 1)
-        return rows_cost(
+        thread_rows = self.rows_of_fullest_replica(copies, 1)
+        return rows_arrival_cost(
             self.tokens * thread_rows / self.rows if self.rows else 0.0, self.deployment.island, self.constants
         )
 
@@ -178,27 +178,27 @@ class NodeGroupsTaskModel(TaskModel):
         self.one, self.tokens, self.rows = first.one, first.tokens, first.rows
         self.passes, self.generation, self.update = first.passes, first.generation, first.update
 
-    def slowest(self, copies: int) -> TaskModel:
+    def slowest_group_model(self, copies: int) -> TaskModel:
         """Return the task on the node group whose replicas take the longest."""
         return max(self.parts, key=lambda part: part.seconds(copies))
 
-    def work(self, copies: int) -> Cost:
-        return max((part.work(copies) for part in self.parts), key=lambda cost: cost.seconds)
+    def work_cost(self, copies: int) -> Cost:
+        return max((part.work_cost(copies) for part in self.parts), key=lambda cost: cost.seconds)
 
-    def cost(self, copies: int) -> Cost:
-        return self.slowest(copies).cost(copies)
+    def request_to_answer_cost(self, copies: int) -> Cost:
+        return self.slowest_group_model(copies).request_to_answer_cost(copies)
 
     def seconds(self, copies: int) -> float:
         return max([part.seconds(copies) for part in self.parts])
 
-    def chunked_seconds(self, copies: int, chunks: int) -> float:
-        return max([part.chunked_seconds(copies, chunks) for part in self.parts])
+    def seconds_with_chunks(self, copies: int, chunks: int) -> float:
+        return max([part.seconds_with_chunks(copies, chunks) for part in self.parts])
 
-    def least_in_pipeline(self, copies: int) -> tuple[float, float, float, float]:
-        return self.slowest(copies).least_in_pipeline(copies)
+    def least_pipeline_seconds(self, copies: int) -> tuple[float, float, float, float]:
+        return self.slowest_group_model(copies).least_pipeline_seconds(copies)
 
-    def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
-        return self.slowest(copies).training(config, copies, turned)
+    def pipeline_training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
+        return self.slowest_group_model(copies).pipeline_training(config, copies, turned)
 
 
 def task_model(
@@ -216,7 +216,7 @@ def task_model(
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """Return the memory of the work on the fullest rank."""
-    return memory_model(operation, config, deployment, batches).at(deployment.dp)
+    return memory_model(operation, config, deployment, batches).replica_footprint(deployment.dp)
 
 
 def memory_model(
@@ -249,20 +249,20 @@ def request_cost(ranks: int, constants: Constants, apart: tuple[float, float] | 
     return Cost(overhead=constants.host.order + constants.host.order_rank * ranks, communication=both_ways)
 
 
-def rows_cost(tokens: float, island: NodeGroup, constants: Constants) -> Cost:
+def rows_arrival_cost(tokens: float, island: NodeGroup, constants: Constants) -> Cost:
     """Return the cost until a replica has the rows that it works on, while other replicas get theirs."""
     sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def node_groups_cost(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
+def cross_group_rows_cost(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
     """Return the cost until one replica has the rows that a replica on another node group, or the host, sends to
     it."""
     bandwidth, latency = apart
     return Cost(communication=tokens * ROW_BYTES / (bandwidth * constants.transfer) + latency)
 
 
-def host_cost(op: str, count: float, constants: Constants) -> Cost:
+def host_work_cost(op: str, count: float, constants: Constants) -> Cost:
     """Return the cost of work of the host on so many rows."""
     row_s = constants.host.function_row if NODES[op].foreign else constants.host.row
     return Cost(overhead=constants.host.node + row_s * count)
@@ -279,7 +279,7 @@ class Predictor:
         self.threads = threads
         self._pools = {pool.name: pool for pool in plan.pools}
 
-    def island(self, group: Group) -> NodeGroup:
+    def pool_node_group(self, group: Group) -> NodeGroup:
         """Return the node group of a group's pool; a group without models is near the first devices."""
         if not group.models:
             return self.cluster.islands[0]
@@ -289,14 +289,14 @@ class Predictor:
     def node_groups_of(self, group: Group, copy: int | None = None) -> NodeGroup:
         """Return the node groups where a group, or one of its replicas, has its processes: in a pool over several node
         groups it may be on fewer."""
-        island = self.island(group)
+        island = self.pool_node_group(group)
         if not island.parts:
             return island
         first, devices = self._pools[group.pool].first, group.devices
         if copy is not None:
-            devices = devices[copy * group.mesh.copy_size :][: group.mesh.copy_size]
+            devices = devices[copy * group.mesh.replica_size :][: group.mesh.replica_size]
         return self.cluster.join_groups(
-            tuple(sorted({self.cluster.node_group_of_device(first + device) for device in devices}))
+            tuple(sorted({self.cluster.node_group_number(first + device) for device in devices}))
         )
 
     def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
@@ -317,16 +317,16 @@ class Predictor:
             next(iter(ways), ""),
             holding.gather,
             holding.kv_bytes,
-            self.threads if engine(group.engine).threads and group.mesh.copy_size == 1 else 1,
+            self.threads if engine(group.engine).threads and group.mesh.replica_size == 1 else 1,
         )
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         """Return the cost of the work alone, on all replicas of the group that does it, or on so many of them."""
-        deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
+        deployment = self.deployment(model, self.plan.role(model, placement_operation(operation)))
         task = task_model(operation, self.configs[model], deployment, self.constants, batches)
-        return task.work(copies or deployment.dp)
+        return task.work_cost(copies or deployment.dp)
 
-    def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
+    def fused_pipeline(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> FusedPipeline:
         """Return the trainings of models, each on its rows, in one pipeline; or of one model, in a pipeline of its
         own."""
         trainings = []
@@ -335,15 +335,17 @@ class Predictor:
             deployment = self.deployment(model, group)
             task = task_model("train", self.configs[model], deployment, self.constants, batches)
             turned = bool(shared and model in shared.turned)
-            trainings.append(replace(task.training(self.configs[model], deployment.dp, turned), group=group.name))
-        return fusion(trainings)
+            trainings.append(
+                replace(task.pipeline_training(self.configs[model], deployment.dp, turned), group=group.name)
+            )
+        return fused_pipeline(trainings)
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         """Return the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
         `samples` rows of one prompt are adjacent."""
-        group, config = self.plan.role(model, planned_as(operation)), self.configs[model]
+        group, config = self.plan.role(model, placement_operation(operation)), self.configs[model]
         deployment = self.deployment(model, group, copy)
         results = []
         for thread in range(deployment.threads):
@@ -352,33 +354,33 @@ class Predictor:
             results.append(sample_rows(config, deployment, self.constants, *rows, samples))
         slowest = max((result.cost for result in results), key=lambda cost: cost.seconds)
         pace = results[0].pace if len(results) == 1 else None
-        return SamplingResult(slowest, [end for result in results for end in result.ends], pace)
+        return SamplingResult(slowest, [end for result in results for end in result.end_times], pace)
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         """Return the cost until a group, or so many of its replicas, has its requests and has answered."""
         target = self.plan.group(group)
-        ranks = target.mesh.size if copies is None else copies * target.mesh.copy_size
-        apart = self.cluster.link_between(self.cluster.islands[0], self.island(target))
+        ranks = target.mesh.rank_count if copies is None else copies * target.mesh.replica_size
+        apart = self.cluster.link_between(self.cluster.islands[0], self.pool_node_group(target))
         return request_cost(1 if target.code else ranks, self.constants, apart)
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         """Return the cost of an edge between two groups, or to so many replicas of the second."""
         sending, receiving = self.plan.group(source), self.plan.group(target)
         if sending.pool != receiving.pool and (
-            apart := self.cluster.link_between(self.island(sending), self.island(receiving))
+            apart := self.cluster.link_between(self.pool_node_group(sending), self.pool_node_group(receiving))
         ):
             # Each replica has its own link; the host, and a process that runs a function, count as one.
-            ends = [group.mesh.length("dp") if group.models else 1 for group in (sending, receiving)]
-            return node_groups_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
+            ends = [group.mesh.axis_size("dp") if group.models else 1 for group in (sending, receiving)]
+            return cross_group_rows_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
         if receiving.code:
             # It is unknown where its CPUs are: assumed near the first devices, on another machine than the rows.
-            return rows_cost(tokens, self.cluster.islands[0], self.constants)
+            return rows_arrival_cost(tokens, self.cluster.islands[0], self.constants)
         if source == target or not receiving.models:
             return Cost()
         deployment = self.deployment(receiving.models[0], receiving)
-        return rows_cost(tokens / (copies or deployment.dp), deployment.island, self.constants)
+        return rows_arrival_cost(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Return the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
         that stays."""
         holder = self.plan.group(group)
@@ -390,27 +392,27 @@ class Predictor:
         resident = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
         return onload_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """Return the cost of new weights from one group to another, or to so many of its replicas."""
         from_, to = self.plan.group(source), self.plan.group(target)
         receiving = self.deployment(model, to)
-        ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
+        ends = self.deployment(model, from_), receiving if copies is None else receiving.with_replicas(copies)
         apart = self.cluster.link_between(ends[0].island, ends[1].island)
-        return sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
+        return weight_sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         """Return the cost of work of the host on so many rows."""
-        return host_cost(op, count, self.constants)
+        return host_work_cost(op, count, self.constants)
 
 
 class OneProcessPredictor(Predictor):
     """Predicts costs where all work is done in one process, which needs no requests and sends nothing."""
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         return Cost()
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost()
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost()

@@ -18,20 +18,20 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.decoding import DecodeStep, decoding_slots, prefill_cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import slowdown
+from rlgraph.passes.cost.time import contention_slowdown
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPace:
     """How fast a replica samples the rows of a call."""
 
-    call: float
+    call_seconds: float
     """Seconds until the call begins."""
-    read: float
+    read_seconds: float
     """Seconds in which it reads a row's prompt; the other rows wait."""
-    most: int
+    max_rows: int
     """The most rows that it decodes together."""
-    step: Callable[[int], float]
+    step_seconds: Callable[[int], float]
     """Seconds of a step with so many rows."""
 
 
@@ -41,7 +41,7 @@ class SamplingResult:
 
     cost: Cost
     """The cost until the last row has ended."""
-    ends: Sequence[float]
+    end_times: Sequence[float]
     """Seconds after which each row has ended, from the beginning of the work."""
     pace: SamplingPace | None = None
     """The pace, where rows of another call can begin in between."""
@@ -65,10 +65,10 @@ def sample_rows(
         return NOTHING
     rates = constants.rates[deployment.engine, "generate"]
     call = Cost(overhead=rates.call)
-    batch = Batch(len(answers), Lengths.of(prompts), Lengths.of(answers), samples)
+    batch = Batch(len(answers), Lengths.from_lengths(prompts), Lengths.from_lengths(answers), samples)
     most = max(1, int(decoding_slots(config, deployment, batch)))
-    step, slower = DecodeStep(config, deployment, constants, batch), slowdown(deployment, rates)
-    read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).times(slower)
+    step, slower = DecodeStep(config, deployment, constants, batch), contention_slowdown(deployment, rates)
+    read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
     ended = _tokens(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
@@ -86,9 +86,9 @@ def sample_rows(
             total[together] += took
         ends[row] = call.seconds + read.seconds * begun + decoded
     pace = SamplingPace(
-        call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).times(slower).seconds
+        call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).scaled(slower).seconds
     )
-    decoding = Cost.total([(cost, total[count] * slower) for count, cost in costs.items()])
+    decoding = Cost.weighted_sum([(cost, total[count] * slower) for count, cost in costs.items()])
     return SamplingResult(call + read + decoding, ends, pace)
 
 
@@ -127,10 +127,10 @@ class ContinuousBatch:
         self._unfinished: dict[int, int] = {}
         """The rows of each call that have not ended."""
 
-    def join(self, now: float, pace: SamplingPace, answers: Sequence[float], more: bool = False) -> int:
+    def add_call(self, now: float, pace: SamplingPace, answers: Sequence[float], more: bool = False) -> int:
         """Add a call with rows of so many tokens at a moment, no earlier than the calls before, and return its
         number. more: its rows are sampled in addition to those of the other calls, not in their slots."""
-        self._run(now + pace.call)
+        self._run(now + pace.call_seconds)
         number = len(self._paces)
         others = max((self._paces[call][0] for call in self._unfinished), default=0) if more else 0
         self._paces.append((others + len(answers), pace))
@@ -141,7 +141,7 @@ class ContinuousBatch:
         self._mixed = [self._paces[call] for call in self._unfinished]
         return number
 
-    def pause(self, now: float, seconds: float) -> None:
+    def pause_sampling(self, now: float, seconds: float) -> None:
         """Sample nothing from a moment on, for so many seconds."""
         self._run(now)
         self._now += seconds
@@ -152,7 +152,7 @@ class ContinuousBatch:
         self._run(now)
         return [(call, row, end - self._steps) for end, call, row in self._active]
 
-    def ends(self) -> list[list[float]]:
+    def row_end_times(self) -> list[list[float]]:
         """Return the moment at which each row of each call ends, if no other call arrives."""
         alone = copy(self)
         alone._active, alone._waiting = list(self._active), copy(self._waiting)
@@ -191,11 +191,11 @@ class ContinuousBatch:
     def _begin(self) -> None:
         """Start as many rows as there are slots for; all others wait until their prompts are read."""
         most = min(
-            max(self._paces[call][0] for call in self._unfinished), max(1, int(self._mean(lambda pace: pace.most)))
+            max(self._paces[call][0] for call in self._unfinished), max(1, int(self._mean(lambda pace: pace.max_rows)))
         )
         while self._waiting and len(self._active) < most:
             call, row, length = self._waiting.popleft()
-            self._now += self._paces[call][1].read
+            self._now += self._paces[call][1].read_seconds
             heappush(self._active, (self._steps + length, call, row))
 
     def _mean(self, of: Callable[[SamplingPace], float]) -> float:

@@ -39,9 +39,9 @@ class Task:
     """All rows that the calls of a model read."""
     rows: float = 0.0
     """The rows of work of the host."""
-    times: float = 1.0
+    repetitions: float = 1.0
     """How often it is done in a step; less than 1 for what is not done in every step."""
-    after: tuple[int, ...] = ()
+    waits_for: tuple[int, ...] = ()
     """The numbers of the tasks that it waits for."""
     code: str = ""
     """The user function or environment that it calls."""
@@ -60,7 +60,7 @@ class Task:
         return sum(batch.tokens().tokens for batch in self.batches)
 
 
-def takeovers(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
+def device_takeovers(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
     """Return how often in a step the processes that do a task take over its devices: once for each run of a loop in
     which any other processes work with a model. own: tasks that are done by the same processes."""
     others = [task.loops for at, task in enumerate(tasks) if task.model and at not in own]

@@ -17,11 +17,11 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import (
     NODES,
     attribute_value,
-    chosen_from,
-    code_of,
+    chosen_inputs,
     concurrent_batches,
-    read_inputs,
+    inputs_read,
     rows_per_input,
+    user_code_of,
 )
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
@@ -29,7 +29,7 @@ from rlgraph.passes.cost.task import Maker, ReadValue, Task
 from rlgraph.passes.cost.workload import Workload
 
 
-def tasks(
+def phase_tasks(
     program: Program,
     phase: Phase,
     workload: Workload,
@@ -39,10 +39,10 @@ def tasks(
     """Return the tasks of a phase in an order in which they can run. elsewhere: functions and environments that have a
     pool of CPUs. streamed: tables whose rows are used as they arrive: work by rows or by groups begins with the first
     rows, and work that needs all rows waits for all that was done with them."""
-    return _TaskList(program, workload, elsewhere, streamed).phase(phase)
+    return _TaskList(program, workload, elsewhere, streamed).phase_tasks(phase)
 
 
-def main_step(program: Program) -> Phase:
+def main_phase(program: Program) -> Phase:
     """Return the phase without a fixed number of steps."""
     return next(phase for phase in program.phases if phase.steps is None)
 
@@ -61,7 +61,7 @@ class _Scope:
     loops: tuple[tuple[int, float], ...] = ()
 
 
-def turns_of(node: Node) -> int:
+def max_turns(node: Node) -> int:
     """Return how often an environment may answer what a model says; 0 without an environment."""
     return int(node.attr("max_turns")) if NODES[node.op].generates and NODES[node.op].foreign else 0
 
@@ -105,18 +105,18 @@ class _TaskList:
         self.lengths: dict[str, tuple[Lengths, Lengths]] = {}
         """For each axis of tokens, the lengths of prompts and of what carries loss."""
 
-    def phase(self, phase: Phase) -> tuple[Task, ...]:
+    def phase_tasks(self, phase: Phase) -> tuple[Task, ...]:
         """Return the tasks of a phase."""
         self.types = phase.graph.values()
-        self.graph(phase.graph, _Scope())
+        self.add_graph_tasks(phase.graph, _Scope())
         return tuple(self.listed)
 
-    def graph(self, graph: Graph, scope: _Scope) -> None:
+    def add_graph_tasks(self, graph: Graph, scope: _Scope) -> None:
         """Add the tasks of the nodes of a graph."""
         for node in graph.nodes:
-            self.node(node, scope)
+            self.add_node_tasks(node, scope)
 
-    def node(self, node: Node, scope: _Scope) -> None:
+    def add_node_tasks(self, node: Node, scope: _Scope) -> None:
         """Add the tasks of a node, and record after which tasks its outputs exist."""
         begun = {name: self.first_rows[name] for name in node.inputs if name in self.first_rows and _by_rows(node)}
         if begun and NODES[node.op].trains:
@@ -130,13 +130,13 @@ class _TaskList:
             ends_after = ends_after.union(*(self.ready[name] for name in begun))
         else:
             after |= ends_after
-        self.set_sizes(node, scope)
+        self.set_output_sizes(node, scope)
         if NODES[node.op].loop:
-            finished = self.loop(node, scope, after)
+            finished = self.add_loop_tasks(node, scope, after)
         elif NODES[node.op].free:
             finished = after
         else:
-            finished = frozenset({self.add(node, scope, after)})
+            finished = frozenset({self.add_task(node, scope, after)})
         if begun:
             finished |= ends_after
         streams = bool(begun) or NODES[node.op].generates and node.name.split(".")[0] in self.streamed
@@ -152,38 +152,43 @@ class _TaskList:
         for kind in replaced:
             self.readers[kind] = []
 
-    def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
+    def add_loop_tasks(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
         """Add the tasks of a loop, and return those after which it has ended."""
         region, first = node.region, len(self.listed)
         times, shares, epochs = scope.times, dict(scope.shares), scope.epochs
         op = NODES[node.op]
         if op.loop == "slices":
-            parts = min(node.attr("parts"), max(1, round(self.count(node.attr("axis"), scope))))
+            parts = min(node.attr("parts"), max(1, round(self.row_count(node.attr("axis"), scope))))
             times, epochs = times * parts * node.attr("epochs"), epochs * node.attr("epochs")
             shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
         elif op.on_steps:
             times /= op.on_steps.period(node.attr("steps"))
         else:
-            times *= self.rounds(node, scope)
+            times *= self.collect_rounds(node, scope)
         for value in region.inputs:
             self.ready[value.name] = after
         self.loops += 1
-        self.graph(region, _Scope(times, shares, after, epochs, (*scope.loops, (self.loops, times / scope.times))))
+        self.add_graph_tasks(
+            region, _Scope(times, shares, after, epochs, (*scope.loops, (self.loops, times / scope.times)))
+        )
         body = frozenset(range(first, len(self.listed)))
-        for inner, outer in node.exported:
-            self.replace_axes(self.types[inner], outer.type, 1.0)
+        for inner, outer in node.exported_values:
+            self.copy_axis_sizes(self.types[inner], outer.type, 1.0)
             if inner in self.origins:
                 self.origins[outer.name] = self.origins[inner]
         if op.loop == "rounds" and (kept_rows := self.rows.get(node.attr("axis"), 0.0)):
             # However many batches it reads, it returns as many rows as were asked for.
             exported = {
-                ancestor.key for _, outer in node.exported for axis in axes_of(outer.type) for ancestor in axis.path()
+                ancestor.key
+                for _, outer in node.exported_values
+                for axis in axes_of(outer.type)
+                for ancestor in axis.path_to_root()
             }
             for key in exported & self.rows.keys():
                 self.rows[key] *= node.attr("rows") / kept_rows
         return body or after
 
-    def rounds(self, node: Node, scope: _Scope) -> float:
+    def collect_rounds(self, node: Node, scope: _Scope) -> float:
         """Return how many batches `collect` reads until enough rows are kept. Surplus rows that are carried over save
         batches in later steps."""
         if attribute_value(node, "rest") == "longest":
@@ -194,10 +199,10 @@ class _TaskList:
                 float(concurrent_batches(node, node.attr("rows")) * node.attr("batch")),
                 float(node.attr("rows")),
             )
-            reader = next(inner for inner in node.region.nodes if NODES[inner.op].place("cursor") is not None)
+            reader = next(inner for inner in node.region.nodes if NODES[inner.op].input_index("cursor") is not None)
             self.batch_rows[reader.name] = wanted * (2 - wanted / begun)
         for inner in node.region.nodes:
-            self.set_sizes(inner, scope)
+            self.set_output_sizes(inner, scope)
         if attribute_value(node, "rest") == "longest":
             return 1.0
         kept_rows = self.rows.get(node.attr("axis"), 0.0)
@@ -209,29 +214,31 @@ class _TaskList:
             read += concurrent_batches(node, wanted - read * kept_rows)
         return read
 
-    def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
+    def add_task(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
         """Add the task of a node, and return its number."""
-        task = Task(node.name, node.op, None, times=scope.times, loops=scope.loops, after=tuple(sorted(after)))
-        if NODES[node.op].with_model:
+        task = Task(
+            node.name, node.op, None, repetitions=scope.times, loops=scope.loops, waits_for=tuple(sorted(after))
+        )
+        if NODES[node.op].uses_model:
             model = self.types[node.inputs[0]]
             assert isinstance(model, Handle)
             name = f"train {model.name}" if NODES[node.op].trains else node.name
-            task = replace(task, name=name, model=model.name, batches=tuple(self.read(node, scope)))
-            task = replace(task, code=code_of(node), turns=turns_of(node))
+            task = replace(task, name=name, model=model.name, batches=tuple(self.batches_read(node, scope)))
+            task = replace(task, code=user_code_of(node), turns=max_turns(node))
         else:
             axes = [
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
             ]
-            rows = max((self.count(axis.row.key, scope) for axis in axes), default=1.0)
-            task = replace(task, rows=rows, code=code_of(node), workers=self.program.workers(code_of(node)))
-        self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker(node), scope))))
+            rows = max((self.row_count(axis.row_axis.key, scope) for axis in axes), default=1.0)
+            task = replace(task, rows=rows, code=user_code_of(node), workers=self.program.workers(user_code_of(node)))
+        self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker_of_node(node), scope))))
         return len(self.listed) - 1
 
     # Where rows lie
 
-    def maker(self, node: Node) -> Maker:
+    def maker_of_node(self, node: Node) -> Maker:
         """Return who does a node's work."""
-        if not NODES[node.op].with_model:
+        if not NODES[node.op].uses_model:
             return None
         model = self.types[node.inputs[0]]
         assert isinstance(model, Handle)
@@ -242,28 +249,28 @@ class _TaskList:
         where they are."""
         if NODES[node.op].loop:
             return
-        selected = chosen_from(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
+        selected = chosen_inputs(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
         for at, value in enumerate(node.outputs):
             if not isinstance(value.type, Handle):
                 source = selected[at] if selected else value.name
-                self.origins[value.name] = self.origins.get(source, (value.name, self.maker(node)))
+                self.origins[value.name] = self.origins.get(source, (value.name, self.maker_of_node(node)))
 
     def values_to_fetch(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
-        for name in read_inputs(node):
+        for name in inputs_read(node):
             root, maker = self.origins.get(name, (name, here))
-            tokens = self.entries(self.types[name], scope)
+            tokens = self.value_tokens(self.types[name], scope)
             if tokens and maker != here and root not in roots:
                 roots.add(root)
                 yield ReadValue(root, maker, tokens * times, times)
 
-    def entries(self, kind: Type, scope: _Scope) -> float:
+    def value_tokens(self, kind: Type, scope: _Scope) -> float:
         """Return the tokens of a value; a value with one number for each row counts as one token for each."""
         axis = axis_of(kind)
         if axis is None:
             return 0.0
-        rows = self.count(axis.row.key, scope)
+        rows = self.row_count(axis.row_axis.key, scope)
         if isinstance(kind, Table):
             lengths = self.lengths.get(kind.token.key) if kind.token else None
             return rows * sum(of_text.mean for of_text in lengths or (self.workload.prompt,))
@@ -271,19 +278,19 @@ class _TaskList:
 
     # Rows
 
-    def read(self, node: Node, scope: _Scope) -> Iterator[Batch]:
+    def batches_read(self, node: Node, scope: _Scope) -> Iterator[Batch]:
         """Yield what a model works on: the prompts that it answers, the rows that it reads, those that a loss
         reads."""
         if NODES[node.op].generates:
             answered = node.outputs[0].type
             assert isinstance(answered, Table)
             samples, first = node.attr("n"), rows_per_input(node)
-            batch = self.batch(answered, scope, samples)
+            batch = self.table_batch(answered, scope, samples)
             if first < samples:
-                sampled = self.workload.answers(node.attr("max_tokens")).lengths_until(first, samples)
+                sampled = self.workload.answer_lengths(node.attr("max_tokens")).group_lengths_until(first, samples)
                 batch = replace(batch, rows=batch.rows * samples / first, response=sampled)
-            if code_of(node) not in self.elsewhere:
-                batch = replace(batch, answers=turns_of(node), workers=self.program.workers(code_of(node)))
+            if user_code_of(node) not in self.elsewhere:
+                batch = replace(batch, answers=max_turns(node), workers=self.program.workers(user_code_of(node)))
             yield batch
             return
         nodes = [
@@ -295,42 +302,44 @@ class _TaskList:
             tokenwise = all(
                 kind.token in axes_of(reading.outputs[0].type) for reading in nodes if reading.inputs[1] == table
             )
-            yield replace(self.batch(kind, scope), together=self.samples_together(table, scope) if tokenwise else 1.0)
+            yield replace(
+                self.table_batch(kind, scope), together=self.samples_per_prompt(table, scope) if tokenwise else 1.0
+            )
 
-    def batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:
+    def table_batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:
         """Return the rows of a table as a batch."""
         assert kind.token
-        return Batch(self.count(kind.axis.key, scope), *self.lengths[kind.token.key], samples)
+        return Batch(self.row_count(kind.axis.key, scope), *self.lengths[kind.token.key], samples)
 
-    def samples_together(self, table: str, scope: _Scope) -> float:
+    def samples_per_prompt(self, table: str, scope: _Scope) -> float:
         """Return how many adjacent rows of a table were sampled for one prompt, on average; this is unknown for rows
         of a loop that takes any part of them."""
         kind, (_, maker) = self.types[table], self.origins.get(table, (table, None))
         assert isinstance(kind, Table)
-        parent = self.parents.get(kind.axis.key)
+        parent = self.parent_axes.get(kind.axis.key)
         if parent is None or maker is None or not NODES[maker[1]].generates or kind.axis.key in scope.shares:
             return 1.0
-        return max(1.0, self.count(kind.axis.key, scope) / max(1.0, self.count(parent.key, scope)))
+        return max(1.0, self.row_count(kind.axis.key, scope) / max(1.0, self.row_count(parent.key, scope)))
 
-    def count(self, axis: str, scope: _Scope) -> float:
+    def row_count(self, axis: str, scope: _Scope) -> float:
         """Return the rows of an axis, or of the slice of it that a loop sees."""
         share = scope.shares.get(axis, 1.0)
-        parent = self.parents.get(axis)
+        parent = self.parent_axes.get(axis)
         while parent is not None:
             share = min(share, scope.shares.get(parent.key, 1.0))
             parent = parent.parent
         return self.rows.get(axis, 1.0) * share
 
     @cached_property
-    def parents(self) -> dict[str, Axis]:
+    def parent_axes(self) -> dict[str, Axis]:
         """The parent of each axis."""
         parents = {}
         for kind in self.types.values():
             for inner_axis in axes_of(kind):
-                parents.update({axis.key: axis.parent for axis in inner_axis.path() if axis.parent})
+                parents.update({axis.key: axis.parent for axis in inner_axis.path_to_root() if axis.parent})
         return parents
 
-    def set_sizes(self, node: Node, scope: _Scope) -> None:
+    def set_output_sizes(self, node: Node, scope: _Scope) -> None:
         """Set the rows and lengths of the axes that a node makes."""
         if node.op == "read":
             kind = node.outputs[0].type
@@ -341,9 +350,9 @@ class _TaskList:
             kind, prompts = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
             assert isinstance(kind, Table) and kind.token and prompts
             if kind.axis.key not in self.rows:
-                self.rows[kind.axis.key] = self.rows.get(prompts.row.key, 1.0) * rows_per_input(node)
+                self.rows[kind.axis.key] = self.rows.get(prompts.row_axis.key, 1.0) * rows_per_input(node)
             answers, samples, first = (
-                self.workload.answers(node.attr("max_tokens")),
+                self.workload.answer_lengths(node.attr("max_tokens")),
                 node.attr("n"),
                 rows_per_input(node),
             )
@@ -356,21 +365,23 @@ class _TaskList:
             self.lengths[kind.token.key] = (self.workload.prompt, answer)
         elif node.op == "keep":
             for name, value in zip(node.inputs[1:], node.outputs, strict=True):
-                self.replace_axes(self.types[name], value.type, self.workload.kept)
+                self.copy_axis_sizes(self.types[name], value.type, self.workload.kept)
         elif node.op == "pick":
-            self.replace_axes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
+            self.copy_axis_sizes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
         elif node.op == "sample":
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token
             self.rows[kind.axis.key] = float(node.attr("rows"))
             stored = list(self.lengths.values())
-            self.lengths[kind.token.key] = stored[-1] if stored else (self.workload.prompt, self.workload.answers(512))
+            self.lengths[kind.token.key] = (
+                stored[-1] if stored else (self.workload.prompt, self.workload.answer_lengths(512))
+            )
 
-    def replace_axes(self, old: Type, new: Type, share: float) -> None:
+    def copy_axis_sizes(self, old: Type, new: Type, share: float) -> None:
         """Set the rows and lengths of axes that replace others: as many rows, or a share of them, and as long."""
         for before, after in zip(axes_of(old), axes_of(new), strict=False):
             if before.key in self.lengths:
                 self.lengths[after.key] = self.lengths[before.key]
-            for down, up in zip(before.path(), after.path(), strict=False):
+            for down, up in zip(before.path_to_root(), after.path_to_root(), strict=False):
                 if down.key in self.rows and up.key not in self.rows:
                     self.rows[up.key] = self.rows[down.key] * share

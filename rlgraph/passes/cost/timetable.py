@@ -31,7 +31,7 @@ class TaskOrder:
     """Tasks that request their pools after all others that do so at the same time."""
 
     @classmethod
-    def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> TaskOrder:
+    def from_dependencies(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> TaskOrder:
         """Return the order of tasks that wait for the given others."""
         before: list[list[int]] = [[] for _ in after]
         for number, inputs in enumerate(after):
@@ -57,7 +57,7 @@ class TaskOrder:
         """
         after = [set(inputs) for inputs in self.after]
         while True:
-            order = TaskOrder.of([sorted(inputs) for inputs in after])
+            order = TaskOrder.from_dependencies([sorted(inputs) for inputs in after])
             more = [
                 (number, earlier)
                 for number, pools_of in enumerate(pools)
@@ -127,7 +127,7 @@ def pool_chains(order: TaskOrder, pools: Pools, count: int) -> Chains:
     return tuple(by_task)
 
 
-def lower_bound(order: TaskOrder, seconds: Sequence[float], chained: Chains) -> float:
+def makespan_lower_bound(order: TaskOrder, seconds: Sequence[float], chained: Chains) -> float:
     """Return a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
     one after the other. The bound does not fall when a task takes longer."""
     earliest = [0.0] * len(seconds)

@@ -15,32 +15,32 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 
 
-def held_parameters(config: ModelConfig, deployment: Deployment) -> float:
+def rank_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
-def trained_numbers(config: ModelConfig, deployment: Deployment) -> float:
+def rank_trained_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many of these parameters, and of its adapters, training changes."""
     return (
-        held_parameters(config, deployment)
+        rank_parameter_count(config, deployment)
         if config.shape.adapters is None
         else _carried(config, deployment, config.kind)
     )
 
 
-def held_adapter_numbers(config: ModelConfig, deployment: Deployment) -> float:
+def rank_adapter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
 
 
 def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> float:
     """Return how many numbers travel of a model with adapters."""
-    if deployment.parts == 1:
+    if deployment.weight_shards == 1:
         return work.trained_parameters(config.shape, kind)
-    return _laid_out(deployment.engine, config.shape, deployment.mesh.copied(1), kind)
+    return _laid_out(deployment.engine, config.shape, deployment.mesh.with_replicas(1), kind)
 
 
 @cache
@@ -49,7 +49,7 @@ def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
     return sum(math.prod(tensor.shape) for tensor in engine(name).transferred_tensors(shape, split, 0, kind))
 
 
-def sync_cost(
+def weight_sync_cost(
     config: ModelConfig,
     source: Deployment,
     target: Deployment,
@@ -67,45 +67,47 @@ def sync_cost(
 
     apart: bytes a second of a device and seconds of a message between node groups, where the two are in different ones.
     """
-    size = work.trained_parameters(config.shape, config.kind) * config.trained_item
-    overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
-    one, merged = target.parts, merging_cost(config, target, constants)
+    size = work.trained_parameters(config.shape, config.kind) * config.trained_item_bytes
+    overhead = constants.sync + constants.tensor * work.trained_tensor_count(config.shape, config.kind)
+    one, merged = target.weight_shards, adapter_merge_cost(config, target, constants)
     if together and source.island != target.island:
         # In a pool over several node groups, one has replicas where the other has none.
         wider = max(source.island, target.island, key=lambda island: len(island.parts))
         together, apart = False, (wider.between, wider.between_latency)
     if together:
-        held = size / source.parts if target.tp <= source.tp else 0.0
-        near = transfer_bandwidth(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)
+        held = size / source.weight_shards if target.tp <= source.tp else 0.0
+        near = transfer_bandwidth(source, max(source.mesh.replica_size, target.mesh.replica_size), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead) + merged
     bandwidth, latency = apart or (math.inf, 0.0)
     network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
-    least = min(source.size, target.size, source.island.per_node, target.island.per_node)
-    passed = size / one / transfer_bandwidth(target, target.mesh.copy_size, constants)
+    least = min(source.rank_count, target.rank_count, source.island.per_node, target.island.per_node)
+    passed = size / one / transfer_bandwidth(target, target.mesh.replica_size, constants)
     return Cost(communication=size / least / network + passed + latency, overhead=overhead) + merged
 
 
-def held_adapter_bytes(config: ModelConfig, deployment: Deployment, item: int) -> float:
+def received_adapter_bytes(config: ModelConfig, deployment: Deployment, item: int) -> float:
     """Return the bytes of adapters that an engine receives, and of what it keeps to compute with them; 0 without
     adapters. item: bytes of a number of the weights."""
-    shape, spec = config.shape, deployment.spec
+    shape, spec = config.shape, deployment.engine_spec
     if shape.adapters is None:
         return 0.0
-    room, wide = spec.adapter_rank(shape.adapters.rank), max(item, config.trained_item)
-    return work.adapters_held(shape, deployment.merges, item, wide, room, deployment.tp, deployment.on_cpu)
+    room, wide = spec.allocated_adapter_rank(shape.adapters.rank), max(item, config.trained_item_bytes)
+    return work.adapter_extra_bytes(
+        shape, deployment.merges_adapters, item, wide, room, deployment.tp, deployment.on_cpu
+    )
 
 
-def merging_cost(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
+def adapter_merge_cost(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
     """Return the cost of merging received adapters into the weights of an engine: for each matrix the copy without
     adapters is read, their product is added in the adapters' dtype, and the sum is written to the weights."""
-    if config.shape.adapters is None or not target.merges:
+    if config.shape.adapters is None or not target.merges_adapters:
         return Cost()
     device, rates = target.island.device, constants.rates[target.engine, "generate"]
     numbers = work.adapted_parameters(config.shape) / target.tp
-    widened = 2 * config.trained_item if config.item < config.trained_item else 0
-    moved = numbers * (2 * config.item + 2 * config.trained_item + widened)
-    products = 2.0 * config.shape.adapters.rank * numbers / (device.products("float32") * rates.compute)
-    return Cost(compute=products, memory=moved / (device.streamed * rates.memory))
+    widened = 2 * config.trained_item_bytes if config.item_bytes < config.trained_item_bytes else 0
+    moved = numbers * (2 * config.item_bytes + 2 * config.trained_item_bytes + widened)
+    products = 2.0 * config.shape.adapters.rank * numbers / (device.matmul_flops("float32") * rates.compute)
+    return Cost(compute=products, memory=moved / (device.stream_bandwidth * rates.memory))
 
 
 def transfer_bandwidth(deployment: Deployment, reach: int, constants: Constants) -> float:

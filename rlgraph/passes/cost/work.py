@@ -8,15 +8,15 @@ from functools import cache
 
 from rlgraph.catalog.models.families import (
     ModelKind,
-    count_numbers,
-    layer_tensors,
-    matrices,
+    count_elements,
+    layer_matrices,
     parameter_count,
     parameters,
+    parameters_by_layer,
     trainable_parameters,
 )
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import first_layer
+from rlgraph.ir.layout import layer_of_name
 from rlgraph.passes.cost import latent
 
 
@@ -38,11 +38,11 @@ class Tokens:
     masks: float = 0.0
     """Numbers of the masks that say what such rows see of the prefixes."""
 
-    def share(self, parts: float) -> Tokens:
+    def equal_part(self, parts: float) -> Tokens:
         """Return one of so many equal parts."""
         return Tokens(self.rows / parts, self.tokens / parts, self.squares / parts, self.scored / parts, self.longest)
 
-    def fullest_share(self, ranks: int) -> Tokens:
+    def fullest_context_rank(self, ranks: int) -> Tokens:
         """Return what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
         are ranks, and a rank has one from its front and one from its back, in turns. What is scored is at the ends of
         rows; rows keep their length."""
@@ -55,7 +55,7 @@ class Tokens:
         most = max(sum((pairs + pairs)[start : start + left]) for start in range(ranks))
         return replace(self, tokens=self.tokens / ranks, scored=rounds * scored + most)
 
-    def padded(self) -> Tokens:
+    def padded_to_longest(self) -> Tokens:
         """Return the rows padded to the longest, as engines without packed rows compute them."""
         width = self.longest
         return Tokens(self.rows, self.rows * width, self.rows * width * width, self.scored, width)
@@ -73,7 +73,7 @@ def layer_parameters(shape: Shape, layer: int = -1) -> int:
     for parameter in parameters(shape):
         if (
             "*" in parameter.name
-            and first_layer(parameter.name) <= layer < first_layer(parameter.name) + parameter.shape[0]
+            and layer_of_name(parameter.name) <= layer < layer_of_name(parameter.name) + parameter.shape[0]
         ):
             total += math.prod(parameter.shape[1:])
     return total
@@ -82,20 +82,20 @@ def layer_parameters(shape: Shape, layer: int = -1) -> int:
 @cache
 def body_parameters(shape: Shape) -> int:
     """Return the parameters of all layers."""
-    return count_numbers(parameter for parameter in parameters(shape) if "*" in parameter.name)
+    return count_elements(parameter for parameter in parameters(shape) if "*" in parameter.name)
 
 
 @cache
-def tensor_count(shape: Shape, kind: ModelKind) -> int:
+def trained_tensor_count(shape: Shape, kind: ModelKind) -> int:
     """Return how many tensors training changes, in all layers."""
     if shape.adapters:
         return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trainable_parameters(shape, kind))
-    return sum(1 for _ in layer_tensors(shape, kind))
+    return sum(1 for _ in parameters_by_layer(shape, kind))
 
 
 def expert_parameters(shape: Shape) -> int:
     """Return the parameters of the experts of all layers together, without shared experts."""
-    return shape.sparse * shape.experts * 3 * shape.hidden * shape.ffn
+    return shape.expert_layers * shape.experts * 3 * shape.hidden * shape.ffn
 
 
 @cache
@@ -124,26 +124,28 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
 def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
     """Return the parameters of the fullest of so many ranks that shard the first dimension of each tensor
     (`rlgraph.ir.layout.chunk_range`)."""
-    return sum(-(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in layer_tensors(shape, kind))
+    return sum(
+        -(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in parameters_by_layer(shape, kind)
+    )
 
 
 def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
     """Return the parameters of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`,
     too. Each rank has all weights that make the latent numbers of a token."""
     stage = -(-shape.layers // pp)
-    experts = expert_parameters(shape) / max(1, shape.sparse) * min(stage, shape.sparse)
-    entire = stage * latent.shared_weights(shape, shape.latent) if shape.latent else 0
+    experts = expert_parameters(shape) / max(1, shape.expert_layers) * min(stage, shape.expert_layers)
+    entire = stage * latent.shared_weight_count(shape, shape.latent) if shape.latent else 0
     return (stage_parameters(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
 
 
 @cache
 def adapter_parameters(shape: Shape) -> int:
     """Return the parameters of the adapters of all layers."""
-    return count_numbers(trainable_parameters(shape)) if shape.adapters else 0
+    return count_elements(trainable_parameters(shape)) if shape.adapters else 0
 
 
 @cache
-def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, tp: int, twice: bool) -> float:
+def adapter_extra_bytes(shape: Shape, merged: bool, item: int, wide: int, room: int, tp: int, twice: bool) -> float:
     """Return the bytes that an engine which receives all adapters uses beside the weights, on each of the ranks that
     split these.
 
@@ -161,7 +163,7 @@ def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, t
 
 def adapted_parameters(shape: Shape) -> int:
     """Return the parameters of the matrices that have an adapter."""
-    sizes = {matrix.name: matrix.shape for matrix in matrices(shape)}
+    sizes = {matrix.name: matrix.shape for matrix in layer_matrices(shape)}
     return sum(math.prod(sizes[name]) for name in (shape.adapters.adapted_layers(sizes) if shape.adapters else ()))
 
 
@@ -169,7 +171,7 @@ def adapted_parameters(shape: Shape) -> int:
 def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
     """Return the parameters of the fullest stage that training changes: they have gradients and moments, and are
     synced."""
-    return count_numbers(trainable_parameters(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
+    return count_elements(trainable_parameters(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
 
 
 # FLOPs
@@ -191,7 +193,7 @@ def layers_flops(shape: Shape, work: Tokens) -> float:
 def attention_flops(shape: Shape, work: Tokens) -> float:
     """Return the part of `layers_flops` in products of queries with keys, and of weights with values. It counts what
     the causal mask hides, as torch's counter does."""
-    return 4.0 * shape.layers * shape.heads * shape.widest * work.squares
+    return 4.0 * shape.layers * shape.heads * shape.padded_head_dim * work.squares
 
 
 def head_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
@@ -232,20 +234,20 @@ def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
     flops = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
     if shape.latent is None:
         return flops
-    latent_flops = latent.absorbed_flops if absorbed else latent.decode_flops
+    latent_flops = latent.absorbed_decode_flops if absorbed else latent.extra_decode_flops
     return flops + shape.layers * latent_flops(shape, shape.latent, context)
 
 
-def seen_tokens(shape: Shape, context: float) -> float:
+def attended_tokens(shape: Shape, context: float) -> float:
     """Return how many of so many earlier tokens a new one sees, as a mean of all layers."""
-    return context - shape.windowed / shape.layers * max(0.0, context - shape.window)
+    return context - shape.windowed_layers / shape.layers * max(0.0, context - shape.window)
 
 
 @cache
 def _weights(shape: Shape) -> int:
     """Return the weights of all layers with which a token is multiplied."""
-    sparse = shape.sparse * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
-    return sum(math.prod(matrix.shape) for matrix in matrices(shape)) + sparse
+    sparse = shape.expert_layers * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
+    return sum(math.prod(matrix.shape) for matrix in layer_matrices(shape)) + sparse
 
 
 # The cache
@@ -258,12 +260,12 @@ def kv_bytes(shape: Shape, itemsize: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
-def cached_bytes(shape: Shape, tp: int, itemsize: int) -> float:
+def rank_kv_bytes(shape: Shape, tp: int, itemsize: int) -> float:
     """Return `kv_bytes` on one rank, where layers are split over so many."""
-    return kv_bytes(shape, itemsize) / kv_ranks(shape, tp)
+    return kv_bytes(shape, itemsize) / kv_shard_ranks(shape, tp)
 
 
-def kv_ranks(shape: Shape, tp: int) -> int:
+def kv_shard_ranks(shape: Shape, tp: int) -> int:
     """Return over how many tensor-parallel ranks the cache of a layer is split: latents, which heads share, are on
     each rank."""
     return 1 if shape.latent else min(tp, shape.kv_heads)

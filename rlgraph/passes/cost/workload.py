@@ -15,7 +15,7 @@ class Workload:
 
     prompt: Lengths = Lengths.lognormal(mean=256, p99=1024)
     response: Lengths | None = None
-    """The lengths of responses; None: `usual_lengths`, for the limit of the program."""
+    """The lengths of responses; None: `default_answer_lengths`, for the limit of the program."""
     kept: float = 1.0
     """The share of the rows that `keep` keeps."""
     alike: float = 0.0
@@ -25,9 +25,9 @@ class Workload:
     length, as normal scores. At this value, of the longest fifth, tenth and twentieth of the rows 0.86, 0.83 and 0.80
     are among those expected to be: StreamRL's ranker (arXiv 2504.15930) found 0.87, 0.82 and 0.76 of them."""
 
-    def answers(self, limit: int) -> Lengths:
+    def answer_lengths(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
-        return (self.response or usual_lengths(limit)).capped(limit)
+        return (self.response or default_answer_lengths(limit)).capped(limit)
 
 
 LONGEST = 1 << 20
@@ -35,7 +35,7 @@ LONGEST = 1 << 20
 
 
 @cache
-def usual_lengths(limit: int) -> Lengths:
+def default_answer_lengths(limit: int) -> Lengths:
     """Return the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import one_f_one_b
-from rlgraph.passes.pipelines.timetable import Timetable, timetable
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.timetable import Timetable, compute_timetable
 
 
-def least_seconds(problem: Problem) -> float:
+def makespan_lower_bound(problem: Problem) -> float:
     """Return a lower bound of the makespan: the largest of each model alone and of each stage, which does all its work
     between the time when the first micro-batch can reach it and the least time that is left after its last one."""
     seconds = [max(_way(model), _work([(model, model.stages - 1)])) for model in problem.models]
@@ -21,23 +21,23 @@ def least_seconds(problem: Problem) -> float:
     return max(seconds)
 
 
-def _way(model: Model) -> float:
+def _way(model: PipelineModel) -> float:
     """Return the seconds of a micro-batch through all stages and back."""
-    return model.stages * (model.forward + model.backward - model.weight) + model.seconds("W")
+    return model.stages * (model.forward + model.backward - model.weight) + model.part_seconds("W")
 
 
-def _work(models: Sequence[tuple[Model, int]]) -> float:
+def _work(models: Sequence[tuple[PipelineModel, int]]) -> float:
     """Return the least seconds in which a stage is done, given each of its models with the stage's distance from the
     model's first stage.
 
     Either its last micro-batch still has to travel back, or gradients of weights come last, for which nobody waits:
     then they are all left to do, or are done while the last micro-batch travels.
     """
-    first_s = min(distance * model.seconds("F") for model, distance in models)
+    first_s = min(distance * model.part_seconds("F") for model, distance in models)
     work = [(model.micro_batches * (model.forward + model.backward - model.weight)) for model, _ in models]
     weights_s = sum(model.micro_batches * model.weight for model, _ in models)
-    travel_s = min(distance * model.seconds("I") + model.seconds("W") for model, distance in models)
-    last_s = min(0.0 if model.weight else distance * model.seconds("B") for model, distance in models)
+    travel_s = min(distance * model.part_seconds("I") + model.part_seconds("W") for model, distance in models)
+    last_s = min(0.0 if model.weight else distance * model.part_seconds("B") for model, distance in models)
     return first_s + sum(work) + max(travel_s, weights_s + last_s)
 
 
@@ -47,13 +47,13 @@ def serial_seconds(problem: Problem) -> float:
     return sum(_alone(model).makespan for model in problem.models)
 
 
-def serial_memory(problem: Problem) -> float:
+def serial_peak_memory(problem: Problem) -> float:
     """Return the memory of the fullest stage with one model after the other by 1F1B. It is no bound: fewer
     micro-batches may be in flight, for more seconds."""
     return max(max(_alone(model).peaks) for model in problem.models)
 
 
-def _alone(model: Model) -> Timetable:
+def _alone(model: PipelineModel) -> Timetable:
     """Return the timetable of a single replica by 1F1B."""
     plain = replace(model, copies=1, reverse=False, chunks=1, weight=0.0)
-    return timetable(Problem((plain,)), one_f_one_b(plain))
+    return compute_timetable(Problem((plain,)), one_f_one_b_lists(plain))

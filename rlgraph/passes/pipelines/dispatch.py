@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.timetable import Entry, Lists
+from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry
 
 _BACK, _AHEAD, _WEIGHTS = range(3)
 _NEVER = 1e30
@@ -22,7 +22,7 @@ _NEVER = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DispatchRule:
     """The numbers that decide which work of a stage is the most urgent."""
 
     urgency: tuple[tuple[float, float], ...]
@@ -40,7 +40,7 @@ class Rule:
     """Seconds that the gradients of each model's weights are put off, where they are separate; if empty, until nothing
     else can be done."""
 
-    def deferred_seconds(self, model: int) -> float:
+    def weight_gradient_delay_seconds(self, model: int) -> float:
         """Return the seconds by which the gradients of a model's weights are put off."""
         return self.weights[model] if self.weights else _NEVER
 
@@ -54,13 +54,13 @@ class RuleSchedule:
     lists: Lists
 
 
-def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleSchedule | None:
+def schedule_by_rule(problem: Problem, rule: DispatchRule, draw: random.Random) -> RuleSchedule | None:
     """Return the schedule that a rule makes; None where it gets stuck because no stage has memory for the work that
     would free some."""
     model_numbers = [problem.models.index(line.model) for line in problem.replicas]
-    paths = [line.path for line in problem.replicas]
+    paths = [line.forward_path for line in problem.replicas]
     # Backward, forward, and the gradients of weights where they are separate, each with its seconds.
-    actions: list[list[tuple[Entry, float]]] = []
+    actions: list[list[tuple[ScheduleEntry, float]]] = []
     candidates: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
     candidates = [[] for _ in range(problem.stages)]
     state: list[list[list[int]]] = []
@@ -68,8 +68,8 @@ def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleS
     weights that were begun."""
     for number, line in enumerate(problem.replicas):
         model, (forward, backward) = line.model, rule.urgency[model_numbers[number]]
-        goes, returns, *apart = model.parts
-        ahead_s, back_s = model.seconds(goes), model.seconds(returns)
+        goes, returns, *apart = model.micro_batch_parts
+        ahead_s, back_s = model.part_seconds(goes), model.part_seconds(returns)
         last, delay = len(paths[number]) - 1, (ahead_s + back_s) * rule.behind
         state.append([[0 if at else model.micro_batches, 0, 0, 0, 0] for at in range(last + 1)])
         for at, stage in enumerate(paths[number]):
@@ -78,15 +78,17 @@ def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleS
             # The later a micro-batch comes, the fewer are behind it.
             behind = (model.micro_batches - 1) * delay
             f_base, b_base = (put_off - path - behind for put_off, path in ((forward, left), (backward, at * back_s)))
-            weights = rule.deferred_seconds(model_numbers[number]) - behind if apart else None
+            weights = rule.weight_gradient_delay_seconds(model_numbers[number]) - behind if apart else None
             parts = (returns, goes, *apart)
-            actions.append([(Entry(number, part, at // model.stages), model.seconds(part)) for part in parts])
+            actions.append(
+                [(ScheduleEntry(number, part, at // model.stages), model.part_seconds(part)) for part in parts]
+            )
             counts = state[number][at]
             memory = model.memory / model.chunks
             candidates[stage].append(
                 (number, at, counts, f_base, b_base, weights, delay, memory, most, len(actions) - 1)
             )
-    lists: list[list[Entry]] = [[] for _ in candidates]
+    lists: list[list[ScheduleEntry]] = [[] for _ in candidates]
     held, peaks, busy = [0.0] * len(candidates), [0.0] * len(candidates), [False] * len(candidates)
     events: list[tuple[float, int, int, int, int, int]] = []
     now, count, room, noise, uniform = 0.0, 0, rule.memory * (1 + 1e-9), rule.noise, draw.random
@@ -155,8 +157,8 @@ def search_rules(
     draw: random.Random,
     better: Callable[[RuleSchedule], bool],
     over: Callable[[], bool],
-    kept: Rule | None = None,
-) -> Rule | None:
+    kept: DispatchRule | None = None,
+) -> DispatchRule | None:
     """Try rules until `over()`, first the plain ones, or, where a rule is `kept`, rules near it, and return the rule
     that did best. `better` says whether a schedule is good enough to vary its rule. memory: that of a stage, around
     which memory is drawn."""
@@ -171,7 +173,7 @@ def search_rules(
     return kept
 
 
-def plain_rules(problem: Problem, memory: float) -> Iterator[Rule]:
+def plain_rules(problem: Problem, memory: float) -> Iterator[DispatchRule]:
     """Yield the rules without random numbers, by which the micro-batch with most work to come is the most urgent. Two
     equal models in opposite directions reach the bound with them, with half as many micro-batches again in flight as
     one after the other."""
@@ -179,10 +181,10 @@ def plain_rules(problem: Problem, memory: float) -> Iterator[Rule]:
     for ahead in sorted({0, 1, stages // 4, stages // 2}, reverse=True):
         for room in (math.inf, 1.5, 1.25, 1.0):
             alike = ((0.0, 0.0),) * len(problem.models), (ahead,) * len(problem.models)
-            yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.capacity_or_inf))
+            yield DispatchRule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.capacity_or_inf))
 
 
-def urgent_rules(problem: Problem) -> Iterator[Rule]:
+def extra_plain_rules(problem: Problem) -> Iterator[DispatchRule]:
     """Yield a few more rules without random numbers, by which two models with few micro-batches often reach the bound.
     First come the backwards of every other model and the forwards of those between; or the first model; or the forwards
     of those with the smallest micro-batches."""
@@ -192,7 +194,7 @@ def urgent_rules(problem: Problem) -> Iterator[Rule]:
     first = ((soon, soon), *((0.0, 0.0) for _ in range(1, count)))
     least = tuple((soon if model.forward == small else 0.0, 0.0) for model in problem.models)
     for urgency, ahead in ((turns, 0), (turns, 1), (first, 0), (least, problem.stages)):
-        yield Rule(urgency, 1.0, (ahead,) * count, 0.0, math.inf)
+        yield DispatchRule(urgency, 1.0, (ahead,) * count, 0.0, math.inf)
 
 
 _MORE, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
@@ -202,9 +204,9 @@ def _spread(problem: Problem) -> float:
     return max(model.forward + model.backward for model in problem.models) * problem.stages / 2
 
 
-def _fresh(problem: Problem, memory: float, draw: random.Random) -> Rule:
+def _fresh(problem: Problem, memory: float, draw: random.Random) -> DispatchRule:
     spread, longest = _spread(problem), max(model.forward for model in problem.models)
-    return Rule(
+    return DispatchRule(
         tuple((draw.gauss(0, spread), draw.gauss(0, spread)) for _ in problem.models),
         draw.choice(_BEHIND),
         tuple(draw.choice(_MORE) for _ in problem.models),
@@ -224,7 +226,7 @@ def _room(problem: Problem, memory: float, draw: random.Random) -> float:
     return min(draw.choice(_ROOM) * memory, problem.capacity_or_inf)
 
 
-def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
+def _near(problem: Problem, rule: DispatchRule, draw: random.Random) -> DispatchRule:
     """Return the rule with one number changed."""
     which, model = draw.random(), draw.randrange(len(problem.models))
     if which < 0.6:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.timetable import Entry, Lists, timetable
+from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry, compute_timetable
 
 TICKS = 1 << 24
 """The longest schedule has at most this many ticks: durations that are no multiples of a tick are rounded up."""
@@ -24,7 +24,7 @@ def solver_installed() -> bool:
     return find_spec("ortools") is not None
 
 
-def solve_constraints(
+def solve_with_cp_sat(
     problem: Problem,
     start: Lists | None,
     within: float,
@@ -41,29 +41,34 @@ def solve_constraints(
     """
     from ortools.sat.python import cp_model
 
-    tick, unit = _unit([m.seconds(part) for m in problem.models for part in m.parts], within), 1.0
+    tick, unit = _unit([m.part_seconds(part) for m in problem.models for part in m.micro_batch_parts], within), 1.0
     most = memory[1] if memory else problem.capacity
     if most is not None:
         unit = _unit([trained.memory / trained.chunks for trained in problem.models if trained.memory] or [1.0], most)
     model, horizon = cp_model.CpModel(), math.floor(within / tick * (1 + 1e-12))
     stages: list[list[Any]] = [[] for _ in range(problem.stages)]
     held_intervals: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stages)]
-    entries: list[list[tuple[Any, Entry]]] = [[] for _ in range(problem.stages)]
+    entries: list[list[tuple[Any, ScheduleEntry]]] = [[] for _ in range(problem.stages)]
     ends = []
     hints = _times(problem, start) if start else {}
     for number, line in enumerate(problem.replicas):
         trained = line.model
-        forward, backward, weight = (math.ceil(trained.seconds(kind) / tick * (1 - 1e-12)) for kind in ("F", "I", "W"))
-        goes, returns, *later = trained.parts
+        forward, backward, weight = (
+            math.ceil(trained.part_seconds(kind) / tick * (1 - 1e-12)) for kind in ("F", "I", "W")
+        )
+        goes, returns, *later = trained.micro_batch_parts
         amount = math.ceil(trained.memory / trained.chunks / unit * (1 - 1e-12))
         previous: list[tuple[Any, ...]] = []
         for micro in range(trained.micro_batches):
             micro_batch: list[tuple[Any, ...]] = []
-            for position, stage in enumerate(line.path):
+            for position, stage in enumerate(line.forward_path):
                 chunk = position // trained.stages
                 variables: list[Any] = []
                 for part, duration in ((goes, forward), (returns, backward), *((part, weight) for part in later)):
-                    variable, entry = model.new_int_var(0, max(0, horizon - duration), ""), Entry(number, part, chunk)
+                    variable, entry = (
+                        model.new_int_var(0, max(0, horizon - duration), ""),
+                        ScheduleEntry(number, part, chunk),
+                    )
                     if hints:
                         model.add_hint(variable, min(horizon, round(hints[stage, entry][micro] / tick)))
                     entries[stage].append((variable, entry))
@@ -113,16 +118,16 @@ def solve_constraints(
     return tuple(tuple(entry for _, entry in sorted(_timed(solver, on_stage))) for on_stage in entries), taken
 
 
-def _times(problem: Problem, lists: Lists) -> dict[tuple[int, Entry], list[float]]:
+def _times(problem: Problem, lists: Lists) -> dict[tuple[int, ScheduleEntry], list[float]]:
     """Return for each stage and kind of entry the times at which the micro-batches begin."""
-    begins: dict[tuple[int, Entry], list[float]] = {}
-    for stage, (entries, starts) in enumerate(zip(lists, timetable(problem, lists).starts, strict=True)):
+    begins: dict[tuple[int, ScheduleEntry], list[float]] = {}
+    for stage, (entries, starts) in enumerate(zip(lists, compute_timetable(problem, lists).starts, strict=True)):
         for entry, start in zip(entries, starts, strict=True):
             begins.setdefault((stage, entry), []).append(start)
     return begins
 
 
-def _timed(solver: Any, entries: Sequence[tuple[Any, Entry]]) -> list[tuple[int, Entry]]:
+def _timed(solver: Any, entries: Sequence[tuple[Any, ScheduleEntry]]) -> list[tuple[int, ScheduleEntry]]:
     """Return the entries with the start times that the solver found."""
     return [(solver.value(variable), entry) for variable, entry in entries]
 

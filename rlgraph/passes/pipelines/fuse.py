@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlgraph.passes.pipelines import exact
-from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
+from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
 from rlgraph.passes.pipelines.dispatch import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import serial_lists
-from rlgraph.passes.pipelines.timetable import Lists, timetable
+from rlgraph.passes.pipelines.timetable import Lists, compute_timetable
 
 SMALL = 1500
 """Problems of up to this many forwards and backwards, on all stages, are given to the constraint solver from the
@@ -38,9 +38,9 @@ class FusedSchedule:
     """Seconds of one model after the other, each by 1F1B."""
     serial_peak: float
     """Memory of the fullest stage then."""
-    in_turn: float
+    published_seconds: float
     """Seconds of one model after the other, each by the published schedule for its chunks and halves."""
-    in_turn_peak: float
+    published_peak: float
     """Memory of the fullest stage then."""
 
 
@@ -53,7 +53,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
     search ends early where a schedule is as short as any can be, and needs no more memory than one model after the
     other.
     """
-    bound, spare = least_seconds(problem), serial_memory(problem)
+    bound, spare = makespan_lower_bound(problem), serial_peak_memory(problem)
     best: RuleSchedule | None = None
     left, rule_work = work, problem.forward_backward_count / PACE
 
@@ -85,7 +85,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
         """Return whether the constraint solver finds something better."""
         nonlocal left
         least = shortest if to_solve is not problem else bound
-        lists, taken = exact.solve_constraints(to_solve, start, longest, least, memory, most)
+        lists, taken = exact.solve_with_cp_sat(to_solve, start, longest, least, memory, most)
         left -= taken
         return better(_dispatched(problem, lists))
 
@@ -132,10 +132,10 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
 
 
 @lru_cache(maxsize=256)
-def best_of_rules(problem: Problem) -> Lists:
+def best_rule_schedule(problem: Problem) -> Lists:
     """Return, of a number of rules' schedules, the shortest one and, of those within 1% of the shortest possible one,
     the one with the least memory: it is the same wherever it is computed."""
-    shortest, spare = 1.01 * least_seconds(problem), serial_memory(problem)
+    shortest, spare = 1.01 * makespan_lower_bound(problem), serial_peak_memory(problem)
     best: RuleSchedule | None = None
     left = max(20, 20_000 // problem.forward_backward_count)
 
@@ -164,5 +164,5 @@ def _rank(schedule: RuleSchedule, shortest: float) -> tuple[float, float, float]
 def _dispatched(problem: Problem, lists: Lists | None) -> RuleSchedule | None:
     if lists is None:
         return None
-    table = timetable(problem, lists)
+    table = compute_timetable(problem, lists)
     return RuleSchedule(table.makespan, max(table.peaks), lists)

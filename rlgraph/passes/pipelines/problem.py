@@ -20,7 +20,7 @@ MOST = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PipelineModel:
     """A model to be trained, with the seconds and memory of a micro-batch on one of its stages."""
 
     name: str
@@ -55,13 +55,13 @@ class Model:
         if self.weight >= self.backward:
             raise ValueError(f"`weight` of `{self.name}` is {self.weight}: it is a part of `backward`, {self.backward}")
 
-    def seconds(self, part: Part) -> float:
+    def part_seconds(self, part: Part) -> float:
         """Return the seconds of a part of a micro-batch in one chunk."""
         of_all_chunks = {"F": self.forward, "B": self.backward, "I": self.backward - self.weight, "W": self.weight}
         return of_all_chunks[part] / self.chunks
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def micro_batch_parts(self) -> tuple[Part, ...]:
         """The parts that every micro-batch has in every chunk."""
         return ("F", "I", "W") if self.weight else ("F", "B")
 
@@ -70,13 +70,13 @@ class Model:
 class PipelineReplica:
     """A replica of a model, and the stages that it lies on."""
 
-    model: Model
+    model: PipelineModel
     stages: tuple[int, ...]
     """The stages in the order in which its micro-batches go forward, once for each chunk; backwards go the other
     way."""
 
     @property
-    def path(self) -> tuple[int, ...]:
+    def forward_path(self) -> tuple[int, ...]:
         """The stages of a forward: all with the first chunk, then all with the second, and so on."""
         return self.stages * self.model.chunks
 
@@ -85,7 +85,7 @@ class PipelineReplica:
 class Problem:
     """The models that share the stages of a pipeline, and the memory of a stage."""
 
-    models: tuple[Model, ...]
+    models: tuple[PipelineModel, ...]
     capacity: float | None = None
     """The memory of a stage for what the micro-batches in flight keep."""
 
@@ -125,12 +125,13 @@ class Problem:
     def forward_backward_count(self) -> int:
         """The number of forwards and backwards on all stages, in all chunks; halves of a backward count each."""
         return sum(
-            len(model.parts) * model.copies * model.stages * model.chunks * model.micro_batches for model in self.models
+            len(model.micro_batch_parts) * model.copies * model.stages * model.chunks * model.micro_batches
+            for model in self.models
         )
 
 
 def read_problem(data: Mapping[str, Any]) -> Problem:
-    """Return the problem that JSON data describe: `models`, each with the fields of `Model`, and `capacity`.
+    """Return the problem that JSON data describe: `models`, each with the fields of `PipelineModel`, and `capacity`.
 
     A model that does not say how many replicas it has lies on all stages; one that does not say its direction goes the
     other way than the one before it. Raises ValueError where something is missing, unknown or absurd, and where there
@@ -149,7 +150,7 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
     models = []
     for number, described in enumerate(data["models"]):
         usual = {"name": f"model {number}", "copies": max(1, stages // described["stages"]), "reverse": number % 2 == 1}
-        models.append(Model(**{**usual, **described}))
+        models.append(PipelineModel(**{**usual, **described}))
     capacity = data.get("capacity")
     if capacity is not None and not _number(capacity):
         raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
@@ -163,7 +164,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def _checked(described: Any, number: int) -> None:
-    names = {field.name: str(field.type) for field in fields(Model)}
+    names = {field.name: str(field.type) for field in fields(PipelineModel)}
     for key in _keys(described, f"model {number}"):
         if key not in names:
             raise ValueError(f"model {number} has `{key}`: it can have {', '.join(names)}")

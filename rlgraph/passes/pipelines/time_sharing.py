@@ -8,25 +8,27 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.passes.pipelines.counted import split_into_micro_batches
-from rlgraph.passes.pipelines.fuse import best_of_rules
-from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import published_lists
-from rlgraph.passes.pipelines.timetable import Entry
+from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessTurn:
     """One entry of the list of one process of a device, and the processes before and after it."""
 
-    entry: Entry
+    entry: ScheduleEntry
     """Its `line` is the number of a model among all of the pipeline."""
-    after: int | None = None
+    previous_model: int | None = None
     """The model whose process has to finish first; None where it is this process's turn already."""
-    then: int | None = None
+    next_model: int | None = None
     """The model whose process comes next; None where this process continues, or nothing follows."""
 
 
-def device_entries(models: Sequence[Model], stage: int, most: Sequence[int], here: Sequence[int]) -> list[Entry]:
+def device_entries(
+    models: Sequence[PipelineModel], stage: int, most: Sequence[int], here: Sequence[int]
+) -> list[ScheduleEntry]:
     """Return what the processes of all models do on a device of a stage, in order.
 
     models: each counted with one micro-batch, with the memory and seconds of all its replicas. most: for each model,
@@ -38,20 +40,20 @@ def device_entries(models: Sequence[Model], stage: int, most: Sequence[int], her
         return []
     problem = Problem(tuple(split_into_micro_batches(models[number], most[number]) for number in busy))
     if len(busy) > 1:
-        planned: Sequence[Entry] = best_of_rules(problem)[stage]
+        planned: Sequence[ScheduleEntry] = best_rule_schedule(problem)[stage]
     else:
         [line] = [line for line in problem.replicas if stage in line.stages]
         planned = published_lists(replace(line.model, copies=1, reverse=False))[line.stages.index(stage)]
-    owners, done, entries = problem.model_of_replica, Counter[Entry](), []
+    owners, done, entries = problem.model_of_replica, Counter[ScheduleEntry](), []
     for entry in planned:
-        number = busy[owners[entry.line] if len(busy) > 1 else 0]
+        number = busy[owners[entry.replica] if len(busy) > 1 else 0]
         if done[entry] < here[number]:
-            entries.append(entry._replace(line=number))
+            entries.append(entry._replace(replica=number))
         done[entry] += 1
     return entries
 
 
-def process_turns(entries: Sequence[Entry], own: Collection[int]) -> list[ProcessTurn]:
+def process_turns(entries: Sequence[ScheduleEntry], own: Collection[int]) -> list[ProcessTurn]:
     """Return the turns of one process, which has the models `own`."""
     if not entries:
         return []
@@ -59,9 +61,9 @@ def process_turns(entries: Sequence[Entry], own: Collection[int]) -> list[Proces
     return [
         ProcessTurn(
             entry,
-            None if previous is None or previous.line in own else previous.line,
-            None if following is None or following.line in own else following.line,
+            None if previous is None or previous.replica in own else previous.replica,
+            None if following is None or following.replica in own else following.replica,
         )
         for previous, entry, following in zip(before, entries, after, strict=True)
-        if entry.line in own
+        if entry.replica in own
     ]

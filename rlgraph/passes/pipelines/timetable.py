@@ -12,10 +12,10 @@ from typing import NamedTuple
 from rlgraph.passes.pipelines.problem import Part, Problem
 
 
-class Entry(NamedTuple):
+class ScheduleEntry(NamedTuple):
     """What a stage does with the next micro-batch."""
 
-    line: int
+    replica: int
     """The number of the line."""
     part: Part
     chunk: int = 0
@@ -23,10 +23,10 @@ class Entry(NamedTuple):
 
     def __str__(self) -> str:
         """Return `1F`, and for the third chunk `1.2F`."""
-        return f"{self.line}.{self.chunk}{self.part}" if self.chunk else f"{self.line}{self.part}"
+        return f"{self.replica}.{self.chunk}{self.part}" if self.chunk else f"{self.replica}{self.part}"
 
 
-Lists = tuple[tuple[Entry, ...], ...]
+Lists = tuple[tuple[ScheduleEntry, ...], ...]
 """For each stage its entries, one after the other."""
 
 
@@ -46,14 +46,14 @@ class Timetable:
     """For each stage the most memory that micro-batches in flight need."""
 
 
-def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
+def compute_timetable(problem: Problem, lists: Sequence[Sequence[ScheduleEntry]]) -> Timetable:
     """Return the timetable in which everything begins as early as its list permits. Raises Stuck."""
     lines = problem.replicas
     positions = [{stage: position for position, stage in enumerate(line.stages)} for line in lines]
-    forwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
-    backwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
+    forwards: list[list[list[float]]] = [[[] for _ in line.forward_path] for line in lines]
+    backwards: list[list[list[float]]] = [[[] for _ in line.forward_path] for line in lines]
     """For each line, along its path, when forwards ended, and when gradients of inputs were computed."""
-    inputs, weights = ([[0 for _ in line.path] for line in lines] for _ in range(2))
+    inputs, weights = ([[0 for _ in line.forward_path] for line in lines] for _ in range(2))
     """How many gradients of inputs were computed separately, and how many of weights afterwards."""
     starts: list[list[float]] = [[] for _ in lists]
     free, held, peaks = [0.0] * len(lists), [0.0] * len(lists), [0.0] * len(lists)
@@ -86,7 +86,7 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
                         break
                     ready = upstream[len(backward_done)]
                 start = max(free[stage], ready)
-                free[stage] = start + model.seconds(part)
+                free[stage] = start + model.part_seconds(part)
                 starts[stage].append(start)
                 if part == "F":
                     forward_done.append(free[stage])
@@ -122,7 +122,7 @@ class TimedEntry:
     """An entry of a list, and when it is done."""
 
     stage: int
-    entry: Entry
+    entry: ScheduleEntry
     number: int
     """The number of the micro-batch in its line, counted from 0."""
     start: float
@@ -136,6 +136,6 @@ def timed_entries(problem: Problem, lists: Lists, table: Timetable) -> Iterator[
     for stage, (entries, starts) in enumerate(zip(lists, table.starts, strict=True)):
         done = {entry: 0 for entry in entries}
         for entry, start in zip(entries, starts, strict=True):
-            end = start + lines[entry.line].model.seconds(entry.part)
+            end = start + lines[entry.replica].model.part_seconds(entry.part)
             yield TimedEntry(stage, entry, done[entry], start, end)
             done[entry] += 1

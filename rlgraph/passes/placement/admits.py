@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.backends.enginespec.registry import engine, preferred
+from rlgraph.backends.enginespec.registry import engine, engines_by_preference
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Admission, Plan
@@ -13,26 +13,26 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.placement.tails import sampling_groups
 
 
-def admits_of(schedule: Schedule) -> tuple[Admission, ...]:
+def admission_orders(schedule: Schedule) -> tuple[Admission, ...]:
     """Return the orders of admission of a schedule."""
     return tuple(Admission(line.table, line.by, line.name) for line in schedule.admits)
 
 
-def length_functions(schedule: Schedule) -> tuple[str, ...]:
+def length_predictors(schedule: Schedule) -> tuple[str, ...]:
     """Return the functions of the program that predict the lengths of rows."""
     return tuple(line.name for line in schedule.admits if line.by == "function")
 
 
-def admit_faults(admit: Admission, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def admission_faults(admit: Admission, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with an order of admission: a message and a hint."""
     for group in dict.fromkeys(sampling_groups(admit.table, plan, program)):
-        if not engine(group.engine).orders:
-            able = [spec.name for spec in preferred("generate") if spec.orders]
+        if not engine(group.engine).longest_first:
+            able = [spec.name for spec in engines_by_preference("generate") if spec.longest_first]
             message = f"`{group.engine}` begins with the rows of `{admit.table}` in an order of its own"
             yield message, f"sample with the engine {quoted_list(able, 'or')}"
 
 
-def unknown_names(admit: Admission, program: Program) -> Iterator[tuple[str, str, str]]:
+def unknown_admission_names(admit: Admission, program: Program) -> Iterator[tuple[str, str, str]]:
     """Yield the fields that name nothing in a plan that comes from elsewhere, each with a message and a hint."""
     generated = {
         node.name.split(".")[0]

@@ -15,14 +15,14 @@ from time import monotonic
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.found_plan import plan_from_search
 from rlgraph.passes.placement.question import (
     PlacementQuery,
     decomposed_problems,
     is_small,
     make_problem,
     with_other_engines,
-    without_sizes,
+    without_device_pools,
 )
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import Decompositions
@@ -30,7 +30,7 @@ from rlgraph.passes.placement.search.fill import fill_caches
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
-from rlgraph.passes.placement.search.partitions import distinct_partitions, partitions
+from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.refuse import refusal_diagnostics
@@ -59,19 +59,19 @@ class PlacementChoice:
     """A plan, and what it was chosen from."""
 
     plan: Plan
-    found: SearchResult
+    search_result: SearchResult
     problem: Problem
     question: PlacementQuery
-    simulated: float | None = None
+    simulated_step_s: float | None = None
     """The seconds of a step by the simulator, if it was run already."""
 
     @property
-    def configs(self) -> dict[str, ModelConfig]:
+    def model_configs(self) -> dict[str, ModelConfig]:
         """The models that something is computed with."""
         return {component.model: component.config for component in self.problem.components}
 
 
-def choose(question: PlacementQuery) -> PlacementChoice | None:
+def choose_placement(question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan; None where nothing fits. Raises ProgramError where the time is over before there is a
     plan."""
     return _choose(question, question.search_seconds, Search.run)
@@ -87,26 +87,26 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         fuse = fuse_mode(problem, question)
         try:
             only, bound = partitions_worth_offloading(
-                problem, candidate_partitions(problem, question), awake.found, ASLEEP, seconds, fuse
+                problem, candidate_partitions(problem, question), awake.search_result, ASLEEP, seconds, fuse
             )
         except OutOfTime:
             # Nothing is proven of them.
             only, bound = [], 0.0
-        awake = replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
+        awake = replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
         seconds = ends - monotonic()
         if not only or seconds <= 0:
             return awake
     offloaded = _choose(question, seconds, Search.run, awake, only)
-    if offloaded is not None and offloaded.found.value < (1 - ASLEEP) * awake.found.value:
+    if offloaded is not None and offloaded.search_result.value < (1 - ASLEEP) * awake.search_result.value:
         return offloaded
-    bound = offloaded.found.bound if offloaded is not None else awake.found.bound
-    return replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
+    bound = offloaded.search_result.bound if offloaded is not None else awake.search_result.bound
+    return replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
 
 
-def choose_until(ends: float, question: PlacementQuery) -> PlacementChoice | None:
+def choose_before_deadline(ends: float, question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan as one of several searches that end together; raise OutOfTime where that is too early for a
     plan."""
-    return _choose(question, ends - monotonic(), Search.best)
+    return _choose(question, ends - monotonic(), Search.run_or_time_out)
 
 
 def _choose(
@@ -124,18 +124,21 @@ def _choose(
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     together = Decompositions(problems) if len(problems) > 1 else None
-    searched = only or candidate_partitions(problems[-1], question, together.readers if together else ())
-    to_beat = None if incumbent is None else incumbent.found
+    searched = only or candidate_partitions(problems[-1], question, together.reader_components if together else ())
+    to_beat = None if incumbent is None else incumbent.search_result
     fuse, patience = fuse_mode(first, question), _patience(question)
     search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience)
     result = how(search)
     if result is None:
         return None
-    if incumbent is not None and result.options is incumbent.found.options:
-        return replace(incumbent, found=replace(incumbent.found, bound=min(incumbent.found.bound, result.bound)))
-    problem, chosen = problems[result.way], questions[result.way]
-    result = replace(_settled(problem, result), way=0)
-    return PlacementChoice(make_plan(chosen, problem, result), result, problem, chosen)
+    if incumbent is not None and result.options is incumbent.search_result.options:
+        return replace(
+            incumbent,
+            search_result=replace(incumbent.search_result, bound=min(incumbent.search_result.bound, result.bound)),
+        )
+    problem, chosen = problems[result.problem_index], questions[result.problem_index]
+    result = replace(_settled(problem, result), problem_index=0)
+    return PlacementChoice(plan_from_search(chosen, problem, result), result, problem, chosen)
 
 
 def no_plan_error(question: PlacementQuery) -> ProgramError:
@@ -151,19 +154,19 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             make_problem(plain),
             question.schedule,
             lambda cluster: fit(replace(plain, cluster=cluster)),
-            lambda: fit(replace(plain, schedule=without_sizes(question.schedule))),
+            lambda: fit(replace(plain, schedule=without_device_pools(question.schedule))),
         )
     )
 
 
-def search_until(
+def search_before_deadline(
     ends: float, problem: Problem, question: PlacementQuery, only: Sequence[Blocks]
 ) -> SearchResult | None:
     """Return the best plan of some partitions, by one of several searches that end together; raise OutOfTime where that
     is too early for a plan."""
     gap, spare, fuse = _gap(problem, question), _spare(question), fuse_mode(problem, question)
     search = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question))
-    result = search.best()
+    result = search.run_or_time_out()
     return result and _settled(problem, result)
 
 
@@ -176,19 +179,19 @@ def _settled(problem: Problem, result: SearchResult) -> SearchResult:
 
 def with_shared_pipelines(problem: Problem, found: SearchResult, pieces: Pieces) -> SearchResult:
     """Return the plan with these trainings sharing pipelines."""
-    seconds = problem.step_with(found.blocks, found.options, pieces)
-    value = problem.value(seconds, found.blocks, found.devices)
-    bound = found.bound if found.before else min(found.bound, value)
+    seconds = problem.step_seconds_with_options(found.blocks, found.options, pieces)
+    value = problem.objective_value(seconds, found.blocks, found.devices)
+    bound = found.bound if found.before_fusing else min(found.bound, value)
     return replace(found, seconds=seconds, value=value, bound=bound, pieces=pieces)
 
 
 def choose_unfused(choice: PlacementChoice, ends: float) -> PlacementChoice | None:
     """Return the best plan in which no trainings share a pipeline, which may be known; of one whose fused trainings
     have heterogeneous meshes, the one before these were tried."""
-    if choice.found.before is None:
-        return choose(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
-    result = fill_caches(choice.problem, choice.found.before)
-    return replace(choice, plan=make_plan(choice.question, choice.problem, result), found=result)
+    if choice.search_result.before_fusing is None:
+        return choose_placement(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
+    result = fill_caches(choice.problem, choice.search_result.before_fusing)
+    return replace(choice, plan=plan_from_search(choice.question, choice.problem, result), search_result=result)
 
 
 def _gap(problem: Problem, question: PlacementQuery) -> float:
@@ -218,14 +221,16 @@ def candidate_partitions(problem: Problem, question: PlacementQuery, unplaced: C
     """Return every partition that the schedule allows. unplaced: components that get no pool yet."""
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     over = is_small(problem, question) and len(problem.components) <= JOINED
-    every = partitions(problem.components, question.cluster, fixed, unplaced, over)
+    every = component_partitions(problem.components, question.cluster, fixed, unplaced, over)
     return list(distinct_partitions(every, problem.tasks, problem.components))
 
 
 def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
     """Return whether any plan fits. Raises OutOfTime where that is not known by then."""
     problem = make_problem(question)
-    return Search(problem, candidate_partitions(problem, question), 1.0, ends - monotonic(), fuse="none").fits()
+    return Search(
+        problem, candidate_partitions(problem, question), 1.0, ends - monotonic(), fuse="none"
+    ).any_plan_fits()
 
 
 # The plan

@@ -9,9 +9,9 @@ from itertools import accumulate
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.ir.plan import Group, Holding, Plan
+from rlgraph.ir.plan import Group, ModelHolding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Work
-from rlgraph.passes.placement.fusing import fused_of_plan, on_same_stages
+from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings_of_plan
 from rlgraph.passes.placement.place import Machine, place
 from rlgraph.passes.placement.question import PlacementQuery
 from rlgraph.passes.placement.search.colocation import Block
@@ -22,14 +22,14 @@ from rlgraph.passes.placement.search.partitions import pool_locations
 from rlgraph.passes.placement.search.problem import Problem
 
 
-def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -> Plan:
+def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchResult) -> Plan:
     """Return the result of a search as a plan."""
     names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
     lines = tuple(
         _placement(component, name, option)
         for name, block in zip(names, found.blocks, strict=True)
         for number in block.components
-        for component, option in problem.parts(number, found.options[number])
+        for component, option in problem.split_component(number, found.options[number])
     )
     # Where functions run is what the schedule says.
     cpus = tuple(pool for pool in question.schedule.pools if pool.cpus)
@@ -44,12 +44,12 @@ def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -
         replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools
     )
     islands = {
-        name: (problem.island(block), _turned(question.cluster, block, devices))
+        name: (problem.pool_node_group(block), _turned(question.cluster, block, devices))
         for name, block, devices in zip(names, found.blocks, found.devices, strict=True)
     }
     groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
-    holdings: dict[tuple[str, str], Holding] = {}
-    for component, option in problem.all_components(found.options):
+    holdings: dict[tuple[str, str], ModelHolding] = {}
+    for component, option in problem.components_with_options(found.options):
         group = plan.role(component.model, component.operations[0]).name
         holding = replace(
             plan.holding(component.model, group),
@@ -64,15 +64,17 @@ def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -
         # Of two that turn out to be the same processes the first one counts: that which trains.
         holdings.setdefault((component.model, group), holding)
     plan = replace(plan, holdings=tuple(holdings.values()))
-    fused = fused_of_plan(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
-    return on_same_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
+    fused = fused_trainings_of_plan(
+        plan, [[problem.components[number].model for number in piece] for piece in found.pieces]
+    )
+    return align_fused_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
 
 
 def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
     """Return the group with its ranks moved so that no tensor-parallel ranks are on two nodes where one has room for
     them, and no replica is on two node groups. turned: the devices of the last of several node groups, if those come
     first."""
-    tp, size = spec_of(group.engine).column_ranks(group.mesh), group.mesh.copy_size
+    tp, size = spec_of(group.engine).column_ranks(group.mesh), group.mesh.replica_size
 
     def ranks(order: Sequence[int]) -> list[int]:
         return [island.rank(tp, size, number) for number in order]
@@ -99,8 +101,8 @@ def _astride(island: NodeGroup, devices: Sequence[int]) -> bool:
 def _turned(cluster: Cluster, block: Block, devices: int) -> int:
     """Return the devices of the last node group of a pool over several, if that one comes first in the cluster; else
     0."""
-    before = block.others and block.island < block.others[0]
-    return devices - sum(cluster.islands[number].devices for number in block.others) if before else 0
+    before = block.other_islands and block.island < block.other_islands[0]
+    return devices - sum(cluster.islands[number].devices for number in block.other_islands) if before else 0
 
 
 def _placement(component: Component, pool: str, option: Option) -> Placement:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rlgraph.backends.enginespec.registry import engine, preferred
+from rlgraph.backends.enginespec.registry import engine, engines_by_preference
 from rlgraph.dsl.fusing import fuse_conflict
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
@@ -17,12 +17,12 @@ from rlgraph.ops.work import model_operations
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 
 
-def fused_of(schedule: Schedule) -> tuple[FusedTraining, ...]:
+def fused_trainings(schedule: Schedule) -> tuple[FusedTraining, ...]:
     """Return the fused trainings of a schedule."""
     return tuple(_turned(line.models) for line in schedule.fuses)
 
 
-def fused_of_plan(plan: Plan, pieces: Sequence[Sequence[str]]) -> tuple[FusedTraining, ...]:
+def fused_trainings_of_plan(plan: Plan, pieces: Sequence[Sequence[str]]) -> tuple[FusedTraining, ...]:
     """Return the fused trainings of a plan, and those of `pieces` that a search has found in addition."""
     named = {model for fused in plan.fused for model in fused.models}
     return (*plan.fused, *(_turned(models) for models in pieces if named.isdisjoint(models)))
@@ -33,7 +33,7 @@ def _turned(models: Sequence[str]) -> FusedTraining:
     return FusedTraining(tuple(models), tuple(models[1::2]))
 
 
-def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[frozenset[str]]:
+def fusible_pairs(program: Program, schedule: Schedule, free: bool = True) -> list[frozenset[str]]:
     """Return the pairs of trainings of a program that may share a pipeline if they are on the same devices: not of
     models that a line fuses with others, nor where rows come to a training one by one. free: also pairs that no line
     names."""
@@ -48,7 +48,7 @@ def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[fro
     ]
 
 
-def fuse_faults(fused: FusedTraining, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def fused_training_faults(fused: FusedTraining, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with fused trainings: a message and a hint."""
     planned = {(role.model, role.operation) for role in plan.roles}
     if len({*fused.models}) < 2 or any((model, "train") not in planned for model in fused.models):
@@ -64,7 +64,7 @@ def fuse_faults(fused: FusedTraining, plan: Plan, program: Program) -> Iterator[
     groups = {model: plan.role(model, "train") for model in fused.models}
     unable = dict.fromkeys(group.engine for group in groups.values() if not engine(group.engine).fuses)
     for name in unable:
-        able = [spec.name for spec in preferred("train") if spec.fuses]
+        able = [spec.name for spec in engines_by_preference("train") if spec.fuses]
         yield f"`{name}` trains one model after the other", f"train with the engine {quoted_list(able, 'or')}"
     if fault := _unshared(groups):
         yield fault
@@ -110,11 +110,12 @@ def shared_stage_devices(group: Group, groups: Sequence[Group]) -> tuple[int, ..
     group whose stages are the widest."""
     first = max(groups, key=lambda candidate: ranks_per_stage(candidate.mesh))
     return tuple(
-        first.devices[index] for index in shared_stages([candidate.mesh for candidate in groups]).places(group.mesh)
+        first.devices[index]
+        for index in shared_stages([candidate.mesh for candidate in groups]).rank_places(group.mesh)
     )
 
 
-def on_same_stages(plan: Plan) -> Plan:
+def align_fused_stages(plan: Plan) -> Plan:
     """Return the plan with the models of each pipeline on the same stages, where their meshes are heterogeneous."""
     for fused in plan.fused:
         groups = [plan.role(model, "train") for model in fused.models]

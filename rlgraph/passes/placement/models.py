@@ -31,7 +31,7 @@ def model_optimizer(model: Model, program: Program) -> Optimizer:
         for node in phase.graph.walk():
             if NODES[node.op].trains and cast(Handle, types[node.inputs[0]]).name == model.name:
                 optimizers.append(optimizer_of(node))
-    return max(optimizers, key=lambda optimizer: optimizer.kept, default=ADAMW)
+    return max(optimizers, key=lambda optimizer: optimizer.numbers_per_weight, default=ADAMW)
 
 
 def update_pairs(program: Program) -> Iterator[tuple[str, str]]:

@@ -20,25 +20,25 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems, no_adapters
-from rlgraph.backends.enginespec.registry import embedded, preferred
+from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems, no_adapters_message
+from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_preference
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import Diagnostic, ProgramError, Related
 from rlgraph.ir.graph import Model, Program
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.ir.schedule import Placement, Schedule
 from rlgraph.ops.bases import has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.adapters import adapter_problems
-from rlgraph.passes.placement.admits import admits_of, length_functions
-from rlgraph.passes.placement.fusing import fused_of, on_same_stages
+from rlgraph.passes.placement.adapters import adapter_errors
+from rlgraph.passes.placement.admits import admission_orders, length_predictors
+from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings
 from rlgraph.passes.placement.models import model_optimizer, update_pairs
-from rlgraph.passes.placement.tails import tails_of
-from rlgraph.passes.placement.unfollowed import TAKING, unfollowed
+from rlgraph.passes.placement.tails import tails_in_plan
+from rlgraph.passes.placement.unfollowed import TAKING, unfollowed_line_errors
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """The shape of each model; a model whose configuration is out of reach has none."""
@@ -69,12 +69,12 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     Raises ProgramError where an engine cannot hold a model as the schedule wants it, with a caret in the schedule.
     """
     placer = _Placer(program, schedule, machine, shapes, installed)
-    placer.assign()
-    _refuse(placer.problems())
-    plan = placer.plan()
-    tails, fused, admits = tails_of(schedule, plan, program), fused_of(schedule), admits_of(schedule)
-    plan = on_same_stages(replace(plan, tails=tails, fused=fused, admits=admits))
-    _refuse(unfollowed(schedule, plan, program))
+    placer.assign_groups()
+    _refuse(placer.unsupported_errors())
+    plan = placer.make_plan()
+    tails, fused, admits = tails_in_plan(schedule, plan, program), fused_trainings(schedule), admission_orders(schedule)
+    plan = align_fused_stages(replace(plan, tails=tails, fused=fused, admits=admits))
+    _refuse(unfollowed_line_errors(schedule, plan, program))
     return plan
 
 
@@ -106,107 +106,109 @@ class _Placer:
 
     # The keys of groups
 
-    def assign(self) -> None:
+    def assign_groups(self) -> None:
         """Give each piece of work the key of its group. Models go in the order in which they are declared, so that
         copies follow originals."""
         for model in self.program.models:
             work = self.work[model.name]
             for operation in work:
-                if pin := self.pin(model.name, operation):
-                    self.keys[model.name, operation] = self.pinned_key(model, operation, pin)
+                if pin := self.pinned_placement(model.name, operation):
+                    self.keys[model.name, operation] = self.pinned_group_key(model, operation, pin)
             # Training comes first: it is where the model's other work can stay.
             for operation in sorted(work, key=lambda name: not NODES[name].trains):
                 if (model.name, operation) not in self.keys:
-                    self.keys[model.name, operation] = self.default_key(model, operation)
+                    self.keys[model.name, operation] = self.default_group_key(model, operation)
         order = [(model, operation) for model, work in self.work.items() for operation in work]
         self.keys = {work: self.keys[work] for work in order}
 
-    def pin(self, model: str, operation: str) -> Placement | None:
+    def pinned_placement(self, model: str, operation: str) -> Placement | None:
         return self.pins.get((model, operation)) or self.pins.get((model, None))
 
-    def pinned_key(self, model: Model, operation: str, pin: Placement) -> _GroupKey:
-        split, has_copies = mesh(**pin.splits()), "dp" in pin.splits()
-        split = split if has_copies else split.copied(self.pools[pin.pool] // split.size)
-        return _GroupKey(pin.pool, pin.engine or self.engine(model, operation, split), split)
+    def pinned_group_key(self, model: Model, operation: str, pin: Placement) -> _GroupKey:
+        split, has_copies = make_mesh(**pin.axis_sizes()), "dp" in pin.axis_sizes()
+        split = split if has_copies else split.with_replicas(self.pools[pin.pool] // split.rank_count)
+        return _GroupKey(pin.pool, pin.engine or self.best_engine(model, operation, split), split)
 
-    def default_key(self, model: Model, operation: str) -> _GroupKey:
-        others = self.keys_of(model.name)
+    def default_group_key(self, model: Model, operation: str) -> _GroupKey:
+        others = self.group_keys_of_model(model.name)
         pool = others[0].pool if others else self.default_pool(model)
-        split = mesh(dp=self.pools[pool])
-        engine = self.engine(model, operation, split)
+        split = make_mesh(dp=self.pools[pool])
+        engine = self.best_engine(model, operation, split)
         for key in others:
-            able = spec_of(key.engine).supports(operation, key.mesh.splits)
+            able = spec_of(key.engine).supports(operation, key.mesh.split_axes)
             able = able and self.has_optimizer(model, operation, key.engine)
             if able and (engine == key.engine or not NODES[operation].generates):
                 return key
         return _GroupKey(pool, engine, split)
 
-    def keys_of(self, model: str) -> list[_GroupKey]:
+    def group_keys_of_model(self, model: str) -> list[_GroupKey]:
         """Return the group keys of a model's work as far as they are assigned, its training first."""
         keys = [(not NODES[name].trains, key) for (owner, name), key in self.keys.items() if owner == model]
         return [key for _, key in sorted(keys, key=lambda ranked: ranked[0])]
 
     def default_pool(self, model: Model) -> str:
         """Return the pool of a model of which nothing is placed."""
-        original = self.keys_of(model.copy_of) if model.copy_of else []
+        original = self.group_keys_of_model(model.copy_of) if model.copy_of else []
         return original[0].pool if original else next(iter(self.pools))
 
-    def engine(self, model: Model, operation: str, split: Mesh) -> str:
+    def best_engine(self, model: Model, operation: str, split: Mesh) -> str:
         """Return the best installed engine that can do the operation; where there is none, the one that has to be
         installed for this split."""
-        wanted = set(split.splits)
+        wanted = set(split.split_axes)
         able = [
-            spec.name for spec in preferred(operation) if wanted <= set(spec.axes) and spec.supports(operation, wanted)
+            spec.name
+            for spec in engines_by_preference(operation)
+            if wanted <= set(spec.axes) and spec.supports(operation, wanted)
         ]
-        usable = (name for name in able if name in self.installed and self.fits(model, name, split))
+        usable = (name for name in able if name in self.installed and self.can_hold_model(model, name, split))
         return next((name for name in usable if self.has_optimizer(model, operation, name)), able[-1])
 
     def has_optimizer(self, model: Model, operation: str, engine: str) -> bool:
         """Return whether an engine has the optimizer, where the operation needs one."""
         return not NODES[operation].trains or model_optimizer(model, self.program).name in spec_of(engine).optimizers
 
-    def fits(self, model: Model, engine: str, split: Mesh) -> bool:
+    def can_hold_model(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
         legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
-        anything = spec.every_model and not set(split.splits) & spec.misfits.keys()
+        anything = spec.every_model and not set(split.split_axes) & spec.misfits.keys()
         return anything or legal and spec.can_compute(self.program.dtype(model), self.machine.kind)
 
     # What is wrong
 
-    def problems(self) -> Iterator[Diagnostic]:
+    def unsupported_errors(self) -> Iterator[Diagnostic]:
         """Yield what no engine can do as the schedule wants it: each placement and model once."""
         seen, reported = set(), set[str]()
         for (name, operation), key in self.keys.items():
-            pin = self.pin(name, operation)
+            pin = self.pinned_placement(name, operation)
             spec = spec_of(key.engine)
-            if pin and name not in reported and (other := self.conflicting_line(name, operation, pin)):
+            if pin and name not in reported and (other := self.conflicting_attention_line(name, operation, pin)):
                 reported.add(name)
                 message = f"two lines say how `{name}` computes attention where `{key.engine}` has it once"
-                related = (Related(other.at("attention"), "the other one"),)
-                yield Diagnostic("E0905", message, pin.at("attention"), "keep one of them", related)
+                related = (Related(other.option_span("attention"), "the other one"),)
+                yield Diagnostic("E0905", message, pin.option_span("attention"), "keep one of them", related)
             if pin and (name, key) not in seen:
                 seen.add((name, key))
                 yield from _ungathered(name, key.mesh, pin)
-                check = self.axis_problems if spec.every_model else self.engine_problems
+                check = self.axis_errors if spec.every_model else self.engine_errors
                 yield from check(self.program.model(name), key, pin)
 
-    def conflicting_line(self, model: str, operation: str, pin: Placement) -> Placement | None:
+    def conflicting_attention_line(self, model: str, operation: str, pin: Placement) -> Placement | None:
         """Return an earlier line that gives another way to compute attention for the same group and model."""
         for (name, other), key in self.keys.items():
             if (name, other) == (model, operation):
                 break
             if name == model and key == self.keys[model, operation]:
-                line = self.pin(model, other)
+                line = self.pinned_placement(model, other)
                 if pin.attention and line and line.attention not in (None, pin.attention):
                     return line
         return None
 
-    def engine_problems(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
+    def engine_errors(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
         """Yield what is wrong with a placement on an engine that knows only some models."""
         engine, shape, dtype = key.engine, self.shapes.get(model.name), self.program.dtype(model)
         subject = next(s.span for s in pin.work if s.model == model.name)
-        engine_span = pin.at("engine") if pin.engine else subject
+        engine_span = pin.option_span("engine") if pin.engine else subject
         optimizer = model_optimizer(model, self.program).name
         done = [operation for (name, operation), other in self.keys.items() if (name, other) == (model.name, key)]
         if not all(self.has_optimizer(model, operation, engine) for operation in done):
@@ -214,51 +216,51 @@ class _Placer:
                 "E0912",
                 f"`{engine}` does not have `{optimizer}`, with which `{model.name}` is trained",
                 engine_span,
-                f"`engine={embedded().name}` does",
+                f"`engine={embedded_engine().name}` does",
             )
         if not spec_of(engine).can_compute(dtype):
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`",
                 engine_span,
-                f"`engine={embedded().name}` does",
+                f"`engine={embedded_engine().name}` does",
             )
         if isinstance(shape, UnsupportedModel):
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` cannot hold `{model.name}`: {explain_unsupported(shape, engine)}",
                 engine_span,
-                f"`engine={embedded().name}` takes every architecture",
+                f"`engine={embedded_engine().name}` takes every architecture",
             )
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
-            yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", engine_span)
+            yield Diagnostic("E0912", f"`{model.name}`: {no_adapters_message(spec_of(engine))}", engine_span)
         elif shape is not None:
-            yield from adapter_problems(model.name, engine, shape, dtype, self.machine.kind, pin)
-            unsplit = layout_problems(shape, engine, mesh(), cast(ModelKind, model.kind))
+            yield from adapter_errors(model.name, engine, shape, dtype, self.machine.kind, pin)
+            unsplit = layout_problems(shape, engine, make_mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", engine_span) for text in unsplit)
-            yield from self.size_problems(model, shape, key, pin, unsplit)
+            yield from self.axis_size_errors(model, shape, key, pin, unsplit)
 
-    def axis_problems(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
+    def axis_errors(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
         """Yield what is wrong with a placement on an engine that takes every architecture, but splits only those it
         knows by some axes."""
         spec, shape = spec_of(key.engine), self.shapes.get(model.name)
         if isinstance(shape, UnsupportedModel):
-            for axis in (axis for axis in key.mesh.splits if axis in spec.misfits):
+            for axis in (axis for axis in key.mesh.split_axes if axis in spec.misfits):
                 message = (
-                    f"`{model.name}`: {axis}={key.mesh.length(axis)} needs a model whose numbers are known: {shape}"
+                    f"`{model.name}`: {axis}={key.mesh.axis_size(axis)} needs a model whose numbers are known: {shape}"
                 )
-                yield Diagnostic("E0911", message, pin.at(axis), f"leave out `{axis}`")
+                yield Diagnostic("E0911", message, pin.option_span(axis), f"leave out `{axis}`")
         elif shape is not None:
-            yield from self.size_problems(model, shape, key, pin, ())
+            yield from self.axis_size_errors(model, shape, key, pin, ())
 
-    def size_problems(
+    def axis_size_errors(
         self, model: Model, shape: Shape, key: _GroupKey, pin: Placement, known: Sequence[str]
     ) -> Iterator[Diagnostic]:
         """Yield what is wrong with the size of an axis, but for what is `known` already; where nothing is, what is
         wrong with several axes together."""
         wrong = [
             (text, axis)
-            for axis, size in key.mesh.spread
+            for axis, size in key.mesh.spread_axes
             for text in layout_problems(shape, key.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
             if text not in known
         ]
@@ -266,22 +268,22 @@ class _Placer:
             texts = layout_problems(shape, key.engine, key.mesh, cast(ModelKind, model.kind))
             axes = [axis for axis, size in key.mesh.axes if size > 1]
             wrong = [(text, _axis(text, axes)) for text in texts if text not in known]
-        yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text, axis in wrong)
+        yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.option_span(axis)) for text, axis in wrong)
 
     # The plan
 
-    def plan(self) -> Plan:
-        names = self.names()
+    def make_plan(self) -> Plan:
+        names = self.group_names()
         roles = [Role(model, work, names[key]) for (model, work), key in self.keys.items()]
-        owners = {model: names[self.keys_of(model)[0]] for model, work in self.work.items() if work}
+        owners = {model: names[self.group_keys_of_model(model)[0]] for model, work in self.work.items() if work}
         for pair in update_pairs(self.program):
             # A model that only takes another's weights, or only gives them, is where the other one is.
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
-        host = Group(HOST, HOST, HOST, mesh(), ())
+        host = Group(HOST, HOST, HOST, make_mesh(), ())
         keys = {name: key for key, name in names.items()}
-        groups = [self.group(name, key, roles, owners) for name, key in keys.items()]
-        groups = [replace(group, devices=self.devices(group, owners, keys)) for group in groups]
+        groups = [self.make_group(name, key, roles, owners) for name, key in keys.items()]
+        groups = [replace(group, devices=self.devices_of_ranks(group, owners, keys)) for group in groups]
         groups += self.code_groups()
         plan = Plan(
             self.program.name,
@@ -300,10 +302,10 @@ class _Placer:
         ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in TAKING}
         replicas = {(line.model, line.pool) for line in self.schedule.refreshes if line.replica}
         synced = [(model, group) for model, _, group in plan.syncs()]
-        settings = self.settings(names)
+        settings = self.group_settings(names)
         ways = [(model, group, (model, plan.group(group).pool)) for model, group in dict.fromkeys([*synced, *settings])]
         holdings = (
-            Holding(
+            ModelHolding(
                 model,
                 group,
                 delta=(model, group) in synced and way in deltas,
@@ -315,14 +317,15 @@ class _Placer:
             for model, group, way in ways
         )
         return replace(
-            plan, holdings=tuple(holding for holding in holdings if holding != Holding(holding.model, holding.group))
+            plan,
+            holdings=tuple(holding for holding in holdings if holding != ModelHolding(holding.model, holding.group)),
         )
 
-    def settings(self, names: Mapping[_GroupKey, str]) -> dict[tuple[str, str], dict[str, Any]]:
+    def group_settings(self, names: Mapping[_GroupKey, str]) -> dict[tuple[str, str], dict[str, Any]]:
         """Return the settings of the schedule for each model and group."""
         settings: dict[tuple[str, str], dict[str, Any]] = {}
         for (model, operation), key in self.keys.items():
-            pin = self.pin(model, operation)
+            pin = self.pinned_placement(model, operation)
             if pin is None:
                 continue
             line_settings: dict[str, Any] = {"attention": pin.attention} if pin.attention else {}
@@ -336,7 +339,7 @@ class _Placer:
                 settings.setdefault((model, names[key]), {}).update(line_settings)
         return settings
 
-    def names(self) -> dict[_GroupKey, str]:
+    def group_names(self) -> dict[_GroupKey, str]:
         """Return the name of each group: `POOL.ENGINE`; with the split, where a pool has several groups of an engine:
         `POOL.ENGINE.tp4pp2`."""
         order = list(self.pools)
@@ -348,40 +351,46 @@ class _Placer:
             for key, kind in zip(keys, kinds, strict=True)
         }
 
-    def group(self, name: str, key: _GroupKey, roles: list[Role], owners: Mapping[str, str]) -> Group:
+    def make_group(self, name: str, key: _GroupKey, roles: list[Role], owners: Mapping[str, str]) -> Group:
         held = {role.model for role in roles if role.group == name}
         held |= {model for model, home in owners.items() if home == name}
         models = tuple(model.name for model in self.program.models if model.name in held)
-        return Group(name, key.pool, key.engine, key.mesh, tuple(range(key.mesh.size)), models)
+        return Group(name, key.pool, key.engine, key.mesh, tuple(range(key.mesh.rank_count)), models)
 
     def code_groups(self) -> Iterator[Group]:
         """Yield the groups that run functions and environments: one for each pool of cpus that has any."""
-        functions = user_code(self.program) | dict.fromkeys(length_functions(self.schedule), True)
+        functions = user_code(self.program) | dict.fromkeys(length_predictors(self.schedule), True)
         for pool, cpus in self.cpus.items():
             placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
             names = tuple(name for name in functions if name in placed and functions[name])
             if names:
-                yield Group(f"{pool}.{CODE}", pool, CODE, mesh(dp=cpus), tuple(range(cpus)), code=names)
+                yield Group(f"{pool}.{CODE}", pool, CODE, make_mesh(dp=cpus), tuple(range(cpus)), code=names)
 
-    def devices(self, group: Group, owners: Mapping[str, str], keys: Mapping[str, _GroupKey]) -> tuple[int, ...]:
+    def devices_of_ranks(
+        self, group: Group, owners: Mapping[str, str], keys: Mapping[str, _GroupKey]
+    ) -> tuple[int, ...]:
         """Return the device of each rank in the pool: where other processes on the same devices own the weights, the
         assignment for which the least has to move."""
         for model in group.models:
             owner, shape = keys[owners[model]], self.shapes.get(model)
-            independent = owner.pool != group.pool or owner.mesh.size != group.mesh.size or owners[model] == group.name
+            independent = (
+                owner.pool != group.pool
+                or owner.mesh.rank_count != group.mesh.rank_count
+                or owners[model] == group.name
+            )
             if independent or not isinstance(shape, Shape):
                 continue
             # It needs numpy, which takes longer to load than most programs to compile.
-            from rlgraph.passes.resharding.assignment import assign
+            from rlgraph.passes.resharding.assignment import assign_ranks
 
             kind = cast(ModelKind, self.program.model(model).kind)
             # Copies repeat: what is best for the first few is best for all.
             few, count = _repeated(owner.mesh, group.mesh)
             held, needed = (
-                [spec_of(engine).transferred_tensors(shape, split, rank, kind) for rank in range(split.size)]
+                [spec_of(engine).transferred_tensors(shape, split, rank, kind) for rank in range(split.rank_count)]
                 for engine, split in zip((owner.engine, group.engine), few, strict=True)
             )
-            ranks = assign(held, needed, few[1]).ranks
+            ranks = assign_ranks(held, needed, few[1]).ranks
             first = sorted(range(len(ranks)), key=ranks.__getitem__)
             return tuple(part * len(first) + index for part in range(count) for index in first)
         return group.devices
@@ -389,9 +398,11 @@ class _Placer:
 
 def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]:
     """Yield an error for a setting of how to gather parameters that are not sharded."""
-    if pin.gather and split.length("fsdp") == 1:
+    if pin.gather and split.axis_size("fsdp") == 1:
         message = f"`{model}`: no rank shares its parameters out, so that none are gathered"
-        yield Diagnostic("E0912", message, pin.at("gather"), "leave `gather` out, or say over how many ranks: `fsdp=2`")
+        yield Diagnostic(
+            "E0912", message, pin.option_span("gather"), "leave `gather` out, or say over how many ranks: `fsdp=2`"
+        )
 
 
 def _axis(text: str, axes: Sequence[str]) -> str:
@@ -402,11 +413,11 @@ def _axis(text: str, axes: Sequence[str]) -> str:
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:
     """Return the smallest parts of two meshes of the same size that whole replicas of both fill, and the number of
     parts."""
-    sizes = [split.copy_size for split in (a, b)]
+    sizes = [split.replica_size for split in (a, b)]
     part = math.lcm(*sizes)
-    if a.size % part:
+    if a.rank_count % part:
         return (a, b), 1
-    return (a.copied(part // sizes[0]), b.copied(part // sizes[1])), a.size // part
+    return (a.with_replicas(part // sizes[0]), b.with_replicas(part // sizes[1])), a.rank_count // part
 
 
 def _split(split: Mesh) -> str:

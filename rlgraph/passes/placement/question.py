@@ -15,10 +15,10 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.adapters import adapter_problems
-from rlgraph.passes.placement.fusing import fusible
+from rlgraph.passes.placement.adapters import adapter_errors
+from rlgraph.passes.placement.fusing import fusible_pairs
 from rlgraph.passes.placement.place import Shapes
 from rlgraph.passes.placement.search.components import Component, make_components, separable_models
 from rlgraph.passes.placement.search.options import Options
@@ -47,23 +47,23 @@ class PlacementQuery:
     """After so many seconds a search ends with the best plan that it has."""
     search_gap: float | None = None
     """How far from the best plan is near enough, as a share; None: 0 where the problem is `SMALL`, else `NEAR`."""
-    in_turn: bool = False
+    sequential_steps: bool = False
     """Plan as if each step had to end before the next one begins."""
-    apart: tuple[str, ...] = ()
+    read_separately: tuple[str, ...] = ()
     """Models that are read elsewhere than they are trained."""
     fuse: bool = True
     """Whether trainings that can may share a pipeline."""
-    streamed: tuple[str, ...] = ()
+    streamed_tables: tuple[str, ...] = ()
     """Plan as if what takes the rows of these tables one by one began with the first of them."""
-    moved: tuple[tuple[str, int], ...] = ()
+    tail_replicas: tuple[tuple[str, int], ...] = ()
     """Tables whose last rows may move to so many replicas: the groups that sample them have more than these."""
 
 
 def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[Problem]]:
     """Return the questions and problems to be searched together: the one given and, if it is small, one for each set of
     models that are read in other pools than those that train them, of the models of which the schedule says nothing."""
-    undivided = make_problem(replace(question, apart=()))
-    questions, problems = [replace(question, apart=())], [undivided]
+    undivided = make_problem(replace(question, read_separately=()))
+    questions, problems = [replace(question, read_separately=())], [undivided]
     pinned = {component.model for component in undivided.components if component.pin}
     separate = (
         separable_models(question.program, question.schedule, undivided.tasks) if is_small(undivided, question) else []
@@ -75,7 +75,7 @@ def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery],
     ]
     for size in range(1, len(separate) + 1):
         for apart in combinations(separate, size):
-            questions.append(replace(question, apart=apart))
+            questions.append(replace(question, read_separately=apart))
             # What is the same is worked out once.
             divided = _components(question, undivided.tasks, apart)
             reused = [known_components[known_components.index(component)] for component in divided]
@@ -92,12 +92,12 @@ def with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:
         for component in problem.components
         if component.work == "train" and not (component.pin and component.pin.engine)
     ]
-    for name in dict.fromkeys(name for component in trained for name in problem.options.able(component)):
+    for name in dict.fromkeys(name for component in trained for name in problem.options.preferred_engines(component)):
         if name in question.engines:
             yield replace(question, engines=tuple(engine for engine in question.engines if engine != name))
 
 
-def without_sizes(schedule: Schedule) -> Schedule:
+def without_device_pools(schedule: Schedule) -> Schedule:
     """Return the schedule without the sizes of its pools, and so without what is placed there."""
     cpus = [pool for pool in schedule.pools if pool.cpus]
     names = {pool.name for pool in cpus}
@@ -115,14 +115,14 @@ def make_problem(question: PlacementQuery) -> Problem:
         for work in line.work
         if line.pool == pool.name
     }
-    phase = main_step(question.program)
-    step = tuple(tasks(question.program, phase, question.workload, placed, question.streamed))
-    parts = _components(question, step, question.apart)
+    phase = main_phase(question.program)
+    step = tuple(phase_tasks(question.program, phase, question.workload, placed, question.streamed_tables))
+    parts = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))
     for component in parts:
         if component.pin and component.pin.engine:
             for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
-                problems += adapter_problems(
+                problems += adapter_errors(
                     component.model,
                     component.pin.engine,
                     component.config.shape,
@@ -133,7 +133,7 @@ def make_problem(question: PlacementQuery) -> Problem:
     if problems:
         raise ProgramError(problems)
     several = len(question.cluster.islands) > 1
-    pairs = fusible(question.program, question.schedule, question.fuse)
+    pairs = fusible_pairs(question.program, question.schedule, question.fuse)
     options = Options(
         step,
         question.constants,
@@ -144,13 +144,13 @@ def make_problem(question: PlacementQuery) -> Problem:
         parts=_parts(question, parts, step),
         fuses=frozenset().union(*pairs),
     )
-    older = 0 if question.in_turn else phase.staleness.steps
+    older = 0 if question.sequential_steps else phase.staleness.steps
     return Problem(parts, question.cluster, options, question.goal, placed, pairs, older)
 
 
 def _components(question: PlacementQuery, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
     """Return the components of a question. apart: models that are read elsewhere than they are trained."""
-    moved = dict(question.moved)
+    moved = dict(question.tail_replicas)
     fewest = {
         number: moved.get(task.name.split(".")[0], 0) + 1
         for number, task in enumerate(step)
@@ -158,7 +158,7 @@ def _components(question: PlacementQuery, step: Sequence[Task], apart: Collectio
     }
     divided = make_components(question.program, question.schedule, question.shapes, step, apart)
     return [
-        replace(component, fewest=max((fewest.get(number, 1) for number in component.tasks), default=1))
+        replace(component, fewest_replicas=max((fewest.get(number, 1) for number in component.tasks), default=1))
         for component in divided
     ]
 
@@ -178,7 +178,7 @@ def _parts(
     return [
         (component, divided[component.model, "train"], divided[component.model, "read"])
         for component in joint
-        if component.model in separate and component.work == "train" and not component.apart
+        if component.model in separate and component.work == "train" and not component.separated_by
     ]
 
 
@@ -191,7 +191,9 @@ def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnos
             if not needed & kinds:
                 message = f"`attention={pin.attention}` needs a {' or '.join(sorted(needed))}, and the cluster has none"
                 others = [name for name, way in spec_of(pin.engine).attention.items() if way.devices & kinds]
-                yield Diagnostic("E0908", message, pin.at("attention"), f"there is {quoted_list(others, 'or')}")
+                yield Diagnostic(
+                    "E0908", message, pin.option_span("attention"), f"there is {quoted_list(others, 'or')}"
+                )
 
 
 def is_small(problem: Problem, question: PlacementQuery) -> bool:

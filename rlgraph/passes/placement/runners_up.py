@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlgraph.ir.schedule import Schedule
-from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_until
-from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_before_deadline
+from rlgraph.passes.placement.found_plan import plan_from_search
 from rlgraph.passes.placement.question import make_problem
 
 
@@ -17,31 +17,38 @@ def streamed_tables(schedule: Schedule) -> tuple[str, ...]:
     return tuple(dict.fromkeys([line.table for line in schedule.streams] + [line.table for line in schedule.tails]))
 
 
-def without_open_lines(schedule: Schedule) -> Schedule:
+def without_open_streams(schedule: Schedule) -> Schedule:
     """Return the schedule without the streams and tails that leave something to the plan."""
-    tails = tuple(line for line in schedule.tails if not line.is_open)
+    tails = tuple(line for line in schedule.tails if not line.is_undecided)
     moved = {line.table for line in tails}
-    streams = tuple(line for line in schedule.streams if not line.is_open or line.table in moved)
+    streams = tuple(line for line in schedule.streams if not line.is_undecided or line.table in moved)
     return replace(schedule, streams=streams, tails=tails)
 
 
 def next_best_choices(choices: Sequence[PlacementChoice], most: int, ends: float) -> Iterator[PlacementChoice]:
     """Yield the best plans, best first, for up to `most` partitions that none of `choices` has, for the question of the
     last choice. ends: the end of their searches; raises OutOfTime where that is too early for a plan."""
-    question = replace(choices[-1].question, apart=())
-    problem, seen = make_problem(question), {choice.found.blocks for choice in choices if not choice.question.apart}
+    question = replace(choices[-1].question, read_separately=())
+    problem, seen = (
+        make_problem(question),
+        {choice.search_result.blocks for choice in choices if not choice.question.read_separately},
+    )
     partitions = candidate_partitions(problem, question)
     for _ in range(most):
-        result = search_until(ends, problem, question, [blocks for blocks in partitions if blocks not in seen])
+        result = search_before_deadline(
+            ends, problem, question, [blocks for blocks in partitions if blocks not in seen]
+        )
         if result is None:
             return
         seen.add(result.blocks)
-        yield PlacementChoice(make_plan(question, problem, result), result, problem, question)
+        yield PlacementChoice(plan_from_search(question, problem, result), result, problem, question)
 
 
-def streamed_value(choice: PlacementChoice) -> float:
+def ideal_streaming_value(choice: PlacementChoice) -> float:
     """Return the value that is minimized, if all that takes the rows of streamed tables one by one began with the first
     of them."""
-    question, result = choice.question, choice.found
-    problem = make_problem(replace(question, streamed=streamed_tables(question.schedule)))
-    return problem.value(problem.step_with(result.blocks, result.options, result.pieces), result.blocks, result.devices)
+    question, result = choice.question, choice.search_result
+    problem = make_problem(replace(question, streamed_tables=streamed_tables(question.schedule)))
+    return problem.objective_value(
+        problem.step_seconds_with_options(result.blocks, result.options, result.pieces), result.blocks, result.devices
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.backends.enginespec.registry import engine, preferred
+from rlgraph.backends.enginespec.registry import engine, engines_by_preference
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import is_model
-from rlgraph.ops.nodes import NODES, planned_as
+from rlgraph.ops.nodes import NODES, placement_operation
 
 UNDER = 0.2
 """The share of the rows that move where nobody says another one, and there is no cluster to choose by: RLHFuse's (arXiv
@@ -20,7 +20,7 @@ ON = 4
 """One of this many replicas goes on then."""
 
 
-def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
+def tails_in_plan(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
     """Return the tails of a schedule with the replicas of a plan, with `UNDER` and `ON` for what it does not say. Where
     it leaves the replicas to the plan and the plan has only one, the table has no tail."""
     tails = []
@@ -36,9 +36,9 @@ def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ..
 def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a tail: a message and a hint."""
     for group in dict.fromkeys(sampling_groups(tail.table, plan, program)):
-        copies = group.mesh.length("dp")
+        copies = group.mesh.axis_size("dp")
         if not engine(group.engine).streams:
-            able = [spec.name for spec in preferred("generate") if spec.streams]
+            able = [spec.name for spec in engines_by_preference("generate") if spec.streams]
             message = f"`{group.engine}` hands the rows of `{tail.table}` on when all have ended: they have no tail"
             yield message, f"sample with the engine {quoted_list(able, 'or')}"
         elif copies <= tail.on:
@@ -49,7 +49,7 @@ def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str,
 
 def sampling_replicas(table: str, plan: Plan, program: Program) -> int:
     """Return the largest number of data-parallel replicas that sample a table."""
-    return max(group.mesh.length("dp") for group in sampling_groups(table, plan, program))
+    return max(group.mesh.axis_size("dp") for group in sampling_groups(table, plan, program))
 
 
 def sampling_groups(table: str, plan: Plan, program: Program) -> Iterator[Group]:
@@ -60,4 +60,4 @@ def sampling_groups(table: str, plan: Plan, program: Program) -> Iterator[Group]
             if NODES[node.op].generates and node.name.split(".")[0] == table:
                 model = types[node.inputs[0]]
                 assert is_model(model)
-                yield plan.role(model.name, planned_as(node.op))
+                yield plan.role(model.name, placement_operation(node.op))

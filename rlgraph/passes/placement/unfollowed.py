@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.backends.enginespec.registry import preferred
+from rlgraph.backends.enginespec.registry import engines_by_preference
 from rlgraph.errors import Diagnostic, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Refresh, Schedule, Send
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.placement.admits import admit_faults
-from rlgraph.passes.placement.fusing import fuse_faults
+from rlgraph.passes.placement.admits import admission_faults
+from rlgraph.passes.placement.fusing import fused_training_faults
 from rlgraph.passes.placement.tails import tail_faults
 
 
-def unfollowed(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
+def unfollowed_line_errors(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
     """Yield the errors for lines of a schedule that a plan cannot follow."""
     yield from _idle(schedule, plan)
     yield from _unable(schedule.refreshes, plan)
@@ -25,10 +25,10 @@ def unfollowed(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Dia
     faults = [
         *(("E0970", line.span, tail_faults(tail, plan, program)) for line, tail in tails if tail),
         *(
-            ("E0973", line.span, fuse_faults(fused, plan, program))
+            ("E0973", line.span, fused_training_faults(fused, plan, program))
             for line, fused in zip(schedule.fuses, plan.fused, strict=True)
         ),
-        *(("E0976", line.span, admit_faults(admit, plan, program)) for line, admit in admits if admit),
+        *(("E0976", line.span, admission_faults(admit, plan, program)) for line, admit in admits if admit),
     ]
     for code, span, wrong in faults:
         for message, hint in wrong:
@@ -66,7 +66,7 @@ def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
         ]
         for group in groups:
             if line.by in TAKING and not getattr(spec_of(group.engine), TAKING[line.by]):
-                able = [spec.name for spec in preferred("generate") if getattr(spec, TAKING[line.by])]
+                able = [spec.name for spec in engines_by_preference("generate") if getattr(spec, TAKING[line.by])]
                 how = " and keeps what it has of rows" if line.by == "keep" else ""
                 message = f"`{group.engine}` takes no new weights while it samples{how}"
                 yield Diagnostic("E0918", message, line.span, f"`by=drain`, or the engine {quoted_list(able, 'or')}")

@@ -17,43 +17,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlgraph.ir.mesh import Mesh
-from rlgraph.passes.resharding.cells import Layout, cells, distinct_layouts
+from rlgraph.passes.resharding.cells import Layout, cut_into_cells, distinct_layouts
 
 Axis = tuple[str, int]
 """The name of a mesh axis, and its size or a factor of that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class RankAssignment:
     """An assignment of ranks to devices."""
 
     ranks: tuple[int, ...]
     """The destination's rank of each device."""
-    order: tuple[Axis, ...]
+    axis_order: tuple[Axis, ...]
     """The order in which devices are numbered, outermost axis first. An axis may occur several times, in factors."""
-    moved: int
+    moved_elements: int
     """The elements that a device needs and does not hold, summed over all devices."""
 
     def __str__(self) -> str:
-        return " x ".join(f"{name}{size}" for name, size in self.order if size > 1) or "1 device"
+        return " x ".join(f"{name}{size}" for name, size in self.axis_order if size > 1) or "1 device"
 
 
-def assign(source: Sequence[Layout], destination: Sequence[Layout], mesh: Mesh) -> Assignment:
+def assign_ranks(source: Sequence[Layout], destination: Sequence[Layout], mesh: Mesh) -> RankAssignment:
     """Return the assignment that moves the least; of equal ones, the one closest to the numbering of the mesh.
 
     `source` is what each device holds, and `destination` what each rank of `mesh` needs; both have the same length.
     """
-    if not len(source) == len(destination) == mesh.size:
+    if not len(source) == len(destination) == mesh.rank_count:
         raise ValueError(f"{len(source)} devices cannot run the {len(destination)} ranks of {mesh}, one on each")
     lacking = _lacking(source, destination)
     candidates = [_assignment(order, mesh, lacking) for order in _orders(mesh)]
-    return min(candidates, key=lambda assignment: assignment.moved)
+    return min(candidates, key=lambda assignment: assignment.moved_elements)
 
 
 def _orders(mesh: Mesh) -> Iterator[tuple[Axis, ...]]:
     """Return ways to number devices: replicas before, between and after the other axes, in factors, and these axes in
     either order. The mesh's own numbering is the first."""
-    copies = mesh.length("dp")
+    copies = mesh.axis_size("dp")
     other_axes = [(name, size) for name, size in mesh.axes if name != "dp"]
     for axes in (other_axes, other_axes[::-1]):
         for factors in _factors(copies, len(axes) + 1):
@@ -73,17 +73,17 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, *others) for others in _factors(number // first, count - 1))
 
 
-def _assignment(order: tuple[Axis, ...], mesh: Mesh, lacking: NDArray[np.int64]) -> Assignment:
-    coordinates = np.unravel_index(np.arange(mesh.size), [size for _, size in order])
-    ranks = np.zeros(mesh.size, np.int64)
+def _assignment(order: tuple[Axis, ...], mesh: Mesh, lacking: NDArray[np.int64]) -> RankAssignment:
+    coordinates = np.unravel_index(np.arange(mesh.rank_count), [size for _, size in order])
+    ranks = np.zeros(mesh.rank_count, np.int64)
     for name, size in mesh.axes:
-        position = np.zeros(mesh.size, np.int64)
+        position = np.zeros(mesh.rank_count, np.int64)
         for (other, factor), index in zip(order, coordinates, strict=True):
             if other == name:
                 position = position * factor + index
         ranks = ranks * size + position
-    moved = int(lacking[np.arange(mesh.size), ranks].sum())
-    return Assignment(tuple(ranks.tolist()), order, moved)
+    moved = int(lacking[np.arange(mesh.rank_count), ranks].sum())
+    return RankAssignment(tuple(ranks.tolist()), order, moved)
 
 
 def _lacking(source: Sequence[Layout], destination: Sequence[Layout]) -> NDArray[np.int64]:
@@ -91,8 +91,8 @@ def _lacking(source: Sequence[Layout], destination: Sequence[Layout]) -> NDArray
     held, devices = distinct_layouts(dict(enumerate(source)))
     needed, ranks = distinct_layouts(dict(enumerate(destination)))
     counts = np.zeros((len(held), len(needed)), np.int64)
-    for tensor in cells([*held, *needed]):
-        have, need = tensor.held[: len(held)], tensor.held[len(held) :]
+    for tensor in cut_into_cells([*held, *needed]):
+        have, need = tensor.held_by_layout[: len(held)], tensor.held_by_layout[len(held) :]
         counts += (~have * tensor.volumes()) @ need.T.astype(np.int64)
     return counts[np.ix_(_members(devices, len(source)), _members(ranks, len(destination)))]
 

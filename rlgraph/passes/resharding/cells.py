@@ -16,37 +16,37 @@ Layout = Sequence[LocalTensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class TensorCells:
     """The cells of one tensor."""
 
     name: str
-    edges: tuple[NDArray[np.int64], ...]
+    cuts: tuple[NDArray[np.int64], ...]
     """The cuts along each dimension, from the first index to the one after the last."""
-    held: NDArray[np.bool_]
+    held_by_layout: NDArray[np.bool_]
     """Whether each layout has each cell: [layouts, cells], with cells row by row."""
 
     def volumes(self) -> NDArray[np.int64]:
         """Return the number of elements of each cell."""
         volumes = np.ones(1, np.int64)
-        for edge in self.edges:
+        for edge in self.cuts:
             volumes = np.multiply.outer(volumes, np.diff(edge)).reshape(-1)
         return volumes
 
-    def boxes(self, labels: NDArray[np.int64]) -> list[tuple[int, Box]]:
+    def labelled_boxes(self, labels: NDArray[np.int64]) -> list[tuple[int, Box]]:
         """Return labels and boxes; neighbours with the same label are one box. Cells labelled -1 are left out."""
-        shape = tuple(len(edge) - 1 for edge in self.edges)
+        shape = tuple(len(edge) - 1 for edge in self.cuts)
         at = np.indices(shape).reshape(len(shape), math.prod(shape))
         rows = np.stack([labels, *(index for dim in at for index in (dim, dim + 1))], axis=1)[labels >= 0]
         for dim in reversed(range(len(shape) if len(rows) else 0)):
             rows = _merge(rows, 1 + 2 * dim)
         boxes = []
         for label, *corners in rows[np.lexsort(rows.T[::-1])].tolist():
-            ranges = zip(self.edges, corners[::2], corners[1::2], strict=True)
+            ranges = zip(self.cuts, corners[::2], corners[1::2], strict=True)
             boxes.append((label, tuple((int(edge[low]), int(edge[high])) for edge, low, high in ranges)))
         return boxes
 
 
-def cells(layouts: Sequence[Layout]) -> Iterator[Cells]:
+def cut_into_cells(layouts: Sequence[Layout]) -> Iterator[TensorCells]:
     """Return the cells of every tensor, in the order in which the layouts name them."""
     boxes: dict[str, list[tuple[int, Box]]] = {}
     for index, layout in enumerate(layouts):
@@ -72,7 +72,7 @@ def distinct_layouts(side: Mapping[int, Layout]) -> tuple[list[Layout], list[lis
     return list(layouts), list(layouts.values())
 
 
-def _cells(name: str, boxes: Sequence[tuple[int, Box]], layouts: int) -> Cells:
+def _cells(name: str, boxes: Sequence[tuple[int, Box]], layouts: int) -> TensorCells:
     dims = len(boxes[0][1])
     cuts = [sorted({end for _, box in boxes for end in box[dim]}) for dim in range(dims)]
     index = [{end: number for number, end in enumerate(cut)} for cut in cuts]
@@ -80,7 +80,7 @@ def _cells(name: str, boxes: Sequence[tuple[int, Box]], layouts: int) -> Cells:
     for layout, box in boxes:
         inside = tuple(slice(at[low], at[high]) for at, (low, high) in zip(index, box, strict=True))
         held[layout][inside] = True
-    return Cells(name, tuple(np.array(cut, np.int64) for cut in cuts), held.reshape(layouts, -1))
+    return TensorCells(name, tuple(np.array(cut, np.int64) for cut in cuts), held.reshape(layouts, -1))
 
 
 def _merge(rows: NDArray[np.int64], start: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.ir.carriers import CARRIERS, Site, carrier
+from rlgraph.ir.carriers import CARRIERS, TensorSite, carrier_between
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16
@@ -20,7 +20,7 @@ Who = Mapping[int, tuple[str, int]]
 
 
 def describe_transfer(
-    transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None, timed: bool = True
+    transfer: Transfer, who: Who | None = None, sites: Mapping[int, TensorSite] | None = None, timed: bool = True
 ) -> str:
     """Return a description of at most 40 lines: totals, what places send and receive, then the largest moves.
 
@@ -28,23 +28,23 @@ def describe_transfer(
     the places are, if that is known. timed: whether to show the seconds, which need known links.
     """
     if not transfer.moves:
-        return f"nothing moves: every place has what it needs ({format_size(transfer.kept)})"
+        return f"nothing moves: every place has what it needs ({format_bytes(transfer.kept)})"
     lines = [
-        f"{format_size(transfer.moved)} between devices (at least {format_size(transfer.bound)}), "
-        f"{format_size(transfer.copied)} copied "
-        f"on a device, {format_size(transfer.kept)} in place already",
+        f"{format_bytes(transfer.moved)} between devices (at least {format_bytes(transfer.bound)}), "
+        f"{format_bytes(transfer.copied)} copied "
+        f"on a device, {format_bytes(transfer.kept)} in place already",
         f"{format_seconds(transfer.seconds)} predicted, "
         * timed
-        + f"{count_phrase(transfer.rounds, 'round')}, messages of at most "
-        f"{format_size(transfer.peak)} "
+        + f"{count_phrase(transfer.round_count, 'round')}, messages of at most "
+        f"{format_bytes(transfer.peak)} "
         "on a place",
     ]
     if sites:
         lines.append(_carried(transfer, sites))
-    for title, of in (("sends", transfer.sent()), ("receives", transfer.received())):
+    for title, of in (("sends", transfer.sent_bytes()), ("receives", transfer.received_bytes())):
         if of:
             lines.append(f"a place {title} {_spread(of.values())}")
-    between = transfer.links()
+    between = transfer.bytes_between_nodes()
     if between:
         lines.append(f"{count_phrase(len(between), 'link')} between nodes: {_spread(between.values())}")
     sizes = {index: move.elements * len(move.routes) for index, move in enumerate(transfer.moves)}
@@ -54,18 +54,18 @@ def describe_transfer(
     remaining = largest[_MOVES:]
     if remaining:
         total = sum(sizes[index] for index in remaining) * transfer.itemsize
-        lines.append(f"and {count_phrase(len(remaining), 'more move')}: {format_size(total)}")
+        lines.append(f"and {count_phrase(len(remaining), 'more move')}: {format_bytes(total)}")
     return "\n".join(lines)
 
 
-def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
+def _carried(transfer: Transfer, sites: Mapping[int, TensorSite]) -> str:
     sizes: Counter[str] = Counter()
-    for (source, destination), bytes_ in transfer.pairs().items():
-        sizes[carrier(sites[source], sites[destination])] += bytes_
-    return ", ".join(f"{format_size(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
+    for (source, destination), bytes_ in transfer.bytes_by_pair().items():
+        sizes[carrier_between(sites[source], sites[destination])] += bytes_
+    return ", ".join(f"{format_bytes(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
 
 
-def format_size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format bytes in the largest unit that fits."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= bytes_:
@@ -78,13 +78,13 @@ def _move(move: Move, itemsize: int, who: Who | None) -> Iterator[str]:
     hops = max(hop for _, _, hop in move.routes)
     passed = f", passed on {'once' if hops == 1 else f'{hops} times'}" if hops else ""
     takers = _places((destination for _, destination, _ in move.routes), who)
-    yield f"{senders} -> {takers}: {format_size(move.elements * itemsize)} to each{passed}"
+    yield f"{senders} -> {takers}: {format_bytes(move.elements * itemsize)} to each{passed}"
     yield f"    {_parts(move.parts)}"
 
 
 def _spread(values: Iterable[int]) -> str:
     low, *_, high = [*sorted(values)] * 2
-    return format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
 
 
 def _parts(parts: Sequence[TensorBox]) -> str:

@@ -22,10 +22,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlgraph.ir.layout import volume
-from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, section
-from rlgraph.passes.resharding.cells import Layout, cells, distinct_layouts
-from rlgraph.passes.resharding.routes import Array, Sites, route
+from rlgraph.ir.layout import box_elements
+from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, cut_section
+from rlgraph.passes.resharding.cells import Layout, cut_into_cells, distinct_layouts
+from rlgraph.passes.resharding.routes import Array, Sites, compute_routes
 
 SMALLEST = 1 << 16
 """Streams below this many bytes are not divided among holders, since each message has a cost of its own."""
@@ -48,7 +48,7 @@ class _Stream:
     """The places that have it, in order, by their number in `Sites`."""
     takers: Array
     """The places that need it and do not hold it themselves."""
-    kept: int
+    takers_with_data: int
     """How many places need it and already hold it."""
 
 
@@ -63,7 +63,7 @@ class _Plan:
     seconds: float
 
 
-def reshard(
+def plan_resharding(
     source: Mapping[int, Layout],
     destination: Mapping[int, Layout],
     *,
@@ -97,7 +97,7 @@ def reshard(
         topology=topology,
         moved=moved * itemsize,
         copied=copied * itemsize,
-        kept=sum(stream.kept * stream.elements for stream in streams) * itemsize,
+        kept=sum(stream.takers_with_data * stream.elements for stream in streams) * itemsize,
         bound=sum(_lacking(stream, sites) * stream.elements for stream in streams) * itemsize,
         peak=best.peak,
         seconds=best.seconds,
@@ -110,20 +110,20 @@ def _streams(
     held, holders = distinct_layouts(source)
     needed, takers = distinct_layouts(destination)
     parts_by_key: dict[bytes, list[TensorBox]] = {}
-    for tensor in cells([*needed, *held]):
-        wanted = np.flatnonzero(tensor.held[: len(needed)].any(axis=0))
-        missing = wanted[~tensor.held[len(needed) :, wanted].any(axis=0)]
+    for tensor in cut_into_cells([*needed, *held]):
+        wanted = np.flatnonzero(tensor.held_by_layout[: len(needed)].any(axis=0))
+        missing = wanted[~tensor.held_by_layout[len(needed) :, wanted].any(axis=0)]
         if len(missing):
-            labels = np.full(tensor.held.shape[1], -1)
+            labels = np.full(tensor.held_by_layout.shape[1], -1)
             labels[missing] = 0
-            shown = ", ".join(f"{low}:{high}" for low, high in tensor.boxes(labels)[0][1])
+            shown = ", ".join(f"{low}:{high}" for low, high in tensor.labelled_boxes(labels)[0][1])
             raise ValueError(f"the destination needs {tensor.name} [{shown}], which no place of the source holds")
         # One bit for each holder and taker of a cell: cells with equal bits are one stream.
-        bits = np.packbits(tensor.held[:, wanted], axis=0).T
+        bits = np.packbits(tensor.held_by_layout[:, wanted], axis=0).T
         keys, inverse = np.unique(bits, axis=0, return_inverse=True)
-        labels = np.full(tensor.held.shape[1], -1)
+        labels = np.full(tensor.held_by_layout.shape[1], -1)
         labels[wanted] = inverse.reshape(-1)
-        for label, box in tensor.boxes(labels):
+        for label, box in tensor.labelled_boxes(labels):
             parts_by_key.setdefault(keys[label].tobytes(), []).append((tensor.name, box))
     index_of = {place: index for index, place in enumerate(places)}
     members = [np.array([index_of[place] for place in group], np.int64) for group in (*takers, *holders)]
@@ -132,7 +132,7 @@ def _streams(
         needing = np.sort(np.concatenate([members[index] for index in chosen if index < len(needed)]))
         having = np.sort(np.concatenate([members[index] for index in chosen if index >= len(needed)]))
         without = needing[~np.isin(needing, having)]
-        elements = sum(volume(box) for _, box in parts)
+        elements = sum(box_elements(box) for _, box in parts)
         yield _Stream(tuple(parts), elements, having, without, len(needing) - len(without))
 
 
@@ -146,8 +146,8 @@ def _plan(
         count = _divided(stream, sites, itemsize)
         cuts = [_row(stream, stream.elements * index // count, count) for index in range(count + 1)]
         for start, stop in pairwise(cuts):
-            parts = stream.parts if count == 1 else tuple(section(stream.parts, start, stop))
-            routes = route(sites, stream.holders, stream.takers, turn, gates, fanout)
+            parts = stream.parts if count == 1 else tuple(cut_section(stream.parts, start, stop))
+            routes = compute_routes(sites, stream.holders, stream.takers, turn, gates, fanout)
             moves.append((parts, stop - start, *routes))
             turn += 1
     if not moves:
@@ -180,10 +180,10 @@ def _row(stream: _Stream, cut: int, count: int) -> int:
     simple."""
     start = 0
     for _, box in stream.parts:
-        if cut < start + volume(box):
-            row = volume(box[-1:])
+        if cut < start + box_elements(box):
+            row = box_elements(box[-1:])
             return cut if 16 * row * count > stream.elements else cut - (cut - start) % row
-        start += volume(box)
+        start += box_elements(box)
     return cut
 
 

@@ -44,7 +44,7 @@ class Sites:
         )
 
 
-def route(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> Routes:
+def compute_routes(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> Routes:
     """Return routes to all takers, one for each.
 
     A taker receives from a holder on its device, else on its node, else over the network. With `gates`, one taker of

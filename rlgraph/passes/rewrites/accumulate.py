@@ -36,8 +36,8 @@ from rlgraph.ir.graph import (
 )
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.types import Axis, Tensor, axis_of
-from rlgraph.ops import NODES, TENSOR, code_of, infer, planned_as
-from rlgraph.passes.rewrites.dead import prune
+from rlgraph.ops import NODES, TENSOR, infer_type, placement_operation, user_code_of
+from rlgraph.passes.rewrites.dead import prune_graph
 
 Factor = tuple[tuple[str, Expr], ...]
 """The operations and second operands that multiply or divide a sum, in this order."""
@@ -61,7 +61,9 @@ def with_accumulation(program: Program, plan: Plan) -> Program:
     if not plan.blocks:
         return program
     axes_by_key = program_axes(program)
-    return program.map_graphs({phase.name: _PhaseRewrite(phase, plan, axes_by_key).graph() for phase in program.phases})
+    return program.map_graphs(
+        {phase.name: _PhaseRewrite(phase, plan, axes_by_key).rewritten_graph() for phase in program.phases}
+    )
 
 
 def streamed_trainings(program: Program, plan: Plan) -> Iterator[StreamedTraining]:
@@ -69,7 +71,7 @@ def streamed_trainings(program: Program, plan: Plan) -> Iterator[StreamedTrainin
     axes_by_key = program_axes(program)
     for phase in program.phases:
         rewrite = _PhaseRewrite(phase, plan, axes_by_key)
-        rewrite.graph()
+        rewrite.rewritten_graph()
         yield from rewrite.trainings
 
 
@@ -91,14 +93,14 @@ class _PhaseRewrite:
     """For each value that is only there once the batch is complete, the reason."""
     trainings: list[StreamedTraining] = field(default_factory=list)
 
-    def graph(self) -> Graph:
+    def rewritten_graph(self) -> Graph:
         nodes: list[Node] = []
         for node in self.phase.graph.nodes:
-            nodes += self.train(node) if NODES[node.op].trains else [node]
-            self.follow(node)
+            nodes += self.rewrite_train(node) if NODES[node.op].trains else [node]
+            self.record_streaming(node)
         return replace(self.phase.graph, nodes=tuple(nodes))
 
-    def follow(self, node: Node) -> None:
+    def record_streaming(self, node: Node) -> None:
         """Record which of a node's outputs come in blocks, and which come late."""
         tables, outputs = dict(self.plan.blocks), [value.name for value in node.outputs]
         before = [self.pools[name] for name in node.inputs if name in self.pools]
@@ -109,15 +111,15 @@ class _PhaseRewrite:
         if why:
             self.late.update(dict.fromkeys(outputs, why))
         elif streams:
-            self.pools.update(dict.fromkeys(outputs, frozenset().union(self.pool(node), *before)))
+            self.pools.update(dict.fromkeys(outputs, frozenset().union(self.pools_of_node(node), *before)))
 
-    def pool(self, node: Node) -> frozenset[str]:
+    def pools_of_node(self, node: Node) -> frozenset[str]:
         """Return the pool where a node's work is done, if it may take long."""
-        model = node.inputs[0].split("@")[0] if NODES[node.op].with_model else ""
-        code = code_of(node)
-        return frozenset({self.plan.group_for(model, planned_as(node.op), code).pool} if model or code else ())
+        model = node.inputs[0].split("@")[0] if NODES[node.op].uses_model else ""
+        code = user_code_of(node)
+        return frozenset({self.plan.group_for(model, placement_operation(node.op), code).pool} if model or code else ())
 
-    def train(self, node: Node) -> list[Node]:
+    def rewrite_train(self, node: Node) -> list[Node]:
         model = node.inputs[0].split("@")[0]
         group = self.plan.owner(model)
         pools = frozenset[str]().union(*(self.pools.get(name, frozenset()) for name in node.inputs))
@@ -142,9 +144,9 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
         raise _Waits(late[node.inputs[0]])
     if micro is None:
         raise _Waits(node.attr("why"))
-    for _, value in node.exported:
+    for _, value in node.exported_values:
         axis = axis_of(value.type)
-        if axis is None or not axis.within(axes_by_key[micro]):
+        if axis is None or not axis.is_within(axes_by_key[micro]):
             raise _Waits(f"`{value.name}` is a number about all rows")
     loss = _Loss(node.region, late)
     added = Value(f"{node.name}.added", Tensor("int", axes_by_key[micro]))
@@ -152,7 +154,7 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
         node, op="accumulate", outputs=(added, *node.outputs[1:]), attrs=(("axis", micro),), unit=Unit(micro)
     )
     accumulate = with_region(accumulate, loss.region)
-    for name in accumulate.captured:
+    for name in accumulate.captured_values:
         if name in late:
             raise _Waits(late[name])
     scale = f"{node.name}.scale"
@@ -174,29 +176,29 @@ class _Loss:
         self.defined = {let.name: let.expr for let in maker.body}
         """The expressions of the node that computes the loss."""
         self.inside = self.defined.keys() | region.values().keys()
-        summed, factor = self.separate(self.defined[region.outputs[0]])
+        summed, factor = self.split_sum_and_factor(self.defined[region.outputs[0]])
         name = f"{region.outputs[0]}.sum"
         body = (*maker.body, Let(name, summed))
         outputs = tuple(dict.fromkeys((*(value.name for value in maker.outputs), name)))
         changed = replace(tensor_node(body, outputs, maker.span), unit=maker.unit)
         nodes = tuple(changed if node is maker else node for node in region.nodes)
-        self.region = prune(replace(region, nodes=nodes, outputs=(name, *region.outputs[1:])))
+        self.region = prune_graph(replace(region, nodes=nodes, outputs=(name, *region.outputs[1:])))
         self.scale: Expr = Const(1.0, Tensor("float"))
         for op, other in factor:
             self.scale = _apply(op, (self.scale, other))
 
-    def separate(self, expr: Expr) -> tuple[Expr, Factor]:
+    def split_sum_and_factor(self, expr: Expr) -> tuple[Expr, Factor]:
         """Return the sum in an expression, and the factor that it is multiplied with."""
-        names = [name for name in used_names(expr) if self.comes_late(name)]
+        names = [name for name in used_names(expr) if self.needs_whole_batch(name)]
         if not names:
             return expr, ()
         if isinstance(expr, Ref) and expr.name in self.defined:
-            return self.separate(self.defined[expr.name])
+            return self.split_sum_and_factor(self.defined[expr.name])
         linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and TENSOR[expr.op].kind != "reduction" else None
         if not isinstance(expr, Apply) or linear is None:
             raise _Waits(self.late.get(names[0], f"each row uses `{names[0]}`, which is known when all are there"))
         if linear == "all":
-            parts = [self.separate(arg) for arg in expr.args]
+            parts = [self.split_sum_and_factor(arg) for arg in expr.args]
             if any(factor != parts[0][1] for _, factor in parts):
                 raise _Waits("the terms of its loss are divided by different numbers about all rows")
             return _apply(expr.op, [part for part, _ in parts]), parts[0][1]
@@ -204,15 +206,17 @@ class _Loss:
             (at for at, arg in enumerate(expr.args) if any(name in self.inside for name in used_names(arg))), 0
         )
         other = expr.args[1 - summand]
-        part, factor = self.separate(expr.args[summand])
-        if any(self.comes_late(name) for name in used_names(other)):
+        part, factor = self.split_sum_and_factor(expr.args[summand])
+        if any(self.needs_whole_batch(name) for name in used_names(other)):
             return part, (*factor, (expr.op, other))
         return _apply(expr.op, (part, other) if summand == 0 else (other, part)), factor
 
-    def comes_late(self, name: str) -> bool:
+    def needs_whole_batch(self, name: str) -> bool:
         """Return whether a value needs the complete batch."""
-        return name in self.late or (name in self.defined and any(map(self.comes_late, used_names(self.defined[name]))))
+        return name in self.late or (
+            name in self.defined and any(map(self.needs_whole_batch, used_names(self.defined[name])))
+        )
 
 
 def _apply(op: str, args: Sequence[Expr]) -> Apply:
-    return Apply(op, tuple(args), infer(op, [arg.type for arg in args]))
+    return Apply(op, tuple(args), infer_type(op, [arg.type for arg in args]))

@@ -15,7 +15,7 @@ from rlgraph.ops import NODES, TENSOR
 Seen = Mapping[tuple[object, ...], Node]
 
 
-def common(program: Program) -> Program:
+def merge_common_subexpressions(program: Program) -> Program:
     """Return the program without common subexpressions."""
     axes_by_key = program_axes(program)
     return program.map_graphs({phase.name: _graph(phase.graph, {}, axes_by_key) for phase in program.phases})
@@ -67,6 +67,6 @@ def _in_slices(loop: Node, available: Seen, axes_by_key: Mapping[str, Axis]) -> 
 def _is_local(expr: Expr, axis: Axis, axes_by_key: Mapping[str, Axis]) -> bool:
     if not isinstance(expr, Apply):
         return True
-    if TENSOR[expr.op].kind == "reduction" and (expr.axis is None or not axes_by_key[expr.axis].within(axis)):
+    if TENSOR[expr.op].kind == "reduction" and (expr.axis is None or not axes_by_key[expr.axis].is_within(axis)):
         return False
     return all(_is_local(arg, axis, axes_by_key) for arg in expr.args)

@@ -11,15 +11,15 @@ from itertools import compress
 
 from rlgraph.ir.graph import Graph, Node, Program, Value, tensor_node, used_names, with_region
 from rlgraph.ir.types import axis_of
-from rlgraph.ops import NODES, chosen_from
+from rlgraph.ops import NODES, chosen_inputs
 
 
-def dead(program: Program) -> Program:
+def remove_dead_nodes(program: Program) -> Program:
     """Return the program without unused values."""
-    return program.map_graphs({phase.name: prune(phase.graph) for phase in program.phases})
+    return program.map_graphs({phase.name: prune_graph(phase.graph) for phase in program.phases})
 
 
-def prune(graph: Graph) -> Graph:
+def prune_graph(graph: Graph) -> Graph:
     """Return the graph without nodes that neither its outputs nor an effect need."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
@@ -45,7 +45,7 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
         return _slim_tensor(node, needed)
     op = NODES[node.op]
     if op.chooses is not None:
-        inputs = list(compress(chosen_from(node), used))
+        inputs = list(compress(chosen_inputs(node), used))
         inputs.insert(op.chooses, node.inputs[op.chooses])
         return replace(node, inputs=tuple(inputs), outputs=tuple(compress(node.outputs, used)))
     if not node.regions:
@@ -54,7 +54,9 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
     count = len(region.inputs)
     exports = [index for index in range(count, len(node.outputs)) if used[index] or _counts_rows_on(node, index)]
     outputs = (*node.outputs[:count], *(node.outputs[index] for index in exports))
-    region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[index] for index in exports))))
+    region = prune_graph(
+        replace(region, outputs=(*region.outputs[:count], *(region.outputs[index] for index in exports)))
+    )
     return with_region(replace(node, outputs=outputs), region)
 
 

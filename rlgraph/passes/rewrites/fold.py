@@ -11,7 +11,7 @@ from rlgraph.ops import TENSOR
 from rlgraph.ops.tensor import LARGEST
 
 
-def fold(program: Program) -> Program:
+def fold_constants(program: Program) -> Program:
     """Return the program with constants folded in all expressions."""
     return program.map_graphs({phase.name: _graph(phase.graph) for phase in program.phases})
 

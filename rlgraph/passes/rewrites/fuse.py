@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, program_axes, tensor_node, with_region
 from rlgraph.ir.types import Axis, Type
-from rlgraph.passes.rewrites.dead import dead
-from rlgraph.passes.rewrites.units import unit_of
+from rlgraph.passes.rewrites.dead import remove_dead_nodes
+from rlgraph.passes.rewrites.units import smallest_splittable_unit
 
 
 def fuse(program: Program) -> Program:
@@ -21,7 +21,7 @@ def fuse(program: Program) -> Program:
     axes_by_key = program_axes(program)
     fused = {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
     # All values of a fused node are outputs at first; those that are only used inside are removed here.
-    return dead(program.map_graphs(fused))
+    return remove_dead_nodes(program.map_graphs(fused))
 
 
 def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis]) -> Graph:
@@ -34,7 +34,7 @@ def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Ax
         for region in node.regions:
             node = with_region(node, _graph(region, types, axes_by_key))
         at = max((made_by.get(name, -1) for name in node.inputs), default=-1)
-        axis = unit_of(node, types, axes_by_key).axis if node.body else None
+        axis = smallest_splittable_unit(node, types, axes_by_key).axis if node.body else None
         if node.body and at in merged and units[at] == axis:
             merged[at].append(node)
         else:

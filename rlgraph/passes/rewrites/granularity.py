@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Program, program_axes
 from rlgraph.ir.types import Axis, Type
-from rlgraph.passes.rewrites.units import unit_of
+from rlgraph.passes.rewrites.units import smallest_splittable_unit
 
 
 def granularity(program: Program) -> Program:
@@ -26,7 +26,7 @@ def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Ax
     nodes = tuple(
         replace(
             node,
-            unit=unit_of(node, types, axes_by_key),
+            unit=smallest_splittable_unit(node, types, axes_by_key),
             regions=tuple(_graph(region, types, axes_by_key) for region in node.regions),
         )
         for node in graph.nodes

@@ -11,7 +11,7 @@ from typing import Literal
 from rlgraph.ir.graph import Program
 from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import FUSED, UNIT, BrokenGraph, verify
-from rlgraph.ops import NODES, infer
+from rlgraph.ops import NODES, infer_type
 from rlgraph.passes.rewrites.fuse import fuse
 from rlgraph.passes.rewrites.granularity import granularity
 from rlgraph.passes.rewrites.simplify import simplify
@@ -43,7 +43,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PassResult:
     """A program after a pass; the first stage, `check`, is the result of the type checker."""
 
     name: str
@@ -56,10 +56,10 @@ class BrokenPass(Exception):
     shows what it changed."""
 
 
-def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[Stage]:
+def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[PassResult]:
     """Return the program after the checker and after each pass."""
     verify_passes(program, ())
-    stages = [Stage("check", program)]
+    stages = [PassResult("check", program)]
     for index, step in enumerate(pipeline):
         began, rewritten = time.perf_counter(), program
         try:
@@ -69,14 +69,14 @@ def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[St
             raise BrokenPass(f"pass {step.name}: {error}{_difference(program, rewritten)}") from error
         except Exception as error:
             raise BrokenPass(f"pass {step.name}: {type(error).__name__}: {error}") from error
-        stages.append(Stage(step.name, rewritten, time.perf_counter() - began))
+        stages.append(PassResult(step.name, rewritten, time.perf_counter() - began))
         program = rewritten
     return stages
 
 
 def verify_passes(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
     """Raise BrokenGraph unless the program is well formed after these passes."""
-    verify(program, NODES, infer, {name for step in done for name in step.writes})
+    verify(program, NODES, infer_type, {name for step in done for name in step.writes})
 
 
 def _difference(before: Program, after: Program) -> str:

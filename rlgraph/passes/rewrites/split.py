@@ -33,8 +33,8 @@ from rlgraph.ir.graph import (
     with_region,
 )
 from rlgraph.ir.types import Axis, Table, Tensor, Type, axes_of, axis_of
-from rlgraph.ops import NODES, TENSOR, infer, table_of
-from rlgraph.passes.rewrites.units import common_axis, reductions, uses_any
+from rlgraph.ops import NODES, TENSOR, infer_type, table_of
+from rlgraph.passes.rewrites.units import innermost_common_axis, reductions, uses_any
 
 
 class _NotASum(Exception):
@@ -97,12 +97,12 @@ class _Splitter:
                 self.moved.append(node)
                 continue
             self.tied.update(value.name for value in node.outputs)
-            inside.append(self.without_constants(node) if node.body else node)
-        micro, why = self.unit(inside)
+            inside.append(self.move_out_constants(node) if node.body else node)
+        micro, why = self.separable_axis(inside)
         loss = region.outputs[0]
         if micro is not None:
             before = len(self.moved)
-            self.find_parts(inside)
+            self.find_scalar_sums(inside)
             part = self.parts[loss]
             if isinstance(part, Ref):
                 inside.append(tensor_node(_needed(self.summands, part.name), (part.name,), self.span))
@@ -115,27 +115,27 @@ class _Splitter:
         body = replace(region, nodes=tuple(inside), outputs=(loss, *region.outputs[1:]))
         return [*self.moved, with_region(replace(self.node, attrs=attrs), body)]
 
-    def without_constants(self, node: Node) -> Node:
+    def move_out_constants(self, node: Node) -> Node:
         """Return the node with reductions moved out that do not depend on the model, such as a mean over the batch."""
-        body = tuple(replace(let, expr=self.lifted(let.expr, let.name)) for let in node.body)
+        body = tuple(replace(let, expr=self.move_out_reductions(let.expr, let.name)) for let in node.body)
         return tensor_node(body, tuple(value.name for value in node.outputs), node.span)
 
-    def lifted(self, expr: Expr, name: str) -> Expr:
+    def move_out_reductions(self, expr: Expr, name: str) -> Expr:
         """Return an expression with those reductions moved out."""
         if not isinstance(expr, Apply):
             return expr
         if not uses_any(expr, self.tied) and any(reductions(expr)):
-            return self.outside(expr, name)
-        return replace(expr, args=tuple(self.lifted(arg, name) for arg in expr.args))
+            return self.add_value_above(expr, name)
+        return replace(expr, args=tuple(self.move_out_reductions(arg, name) for arg in expr.args))
 
-    def outside(self, expr: Expr, hint: str) -> Expr:
+    def add_value_above(self, expr: Expr, hint: str) -> Expr:
         """Add a value above `train` for an expression, and return a reference to it."""
-        name = self.fresh(f"{hint}.{len(self.moved)}")
+        name = self.reserve_name(f"{hint}.{len(self.moved)}")
         self.moved.append(tensor_node((Let(name, expr),), (name,), expr.span))
         self.types[name] = expr.type
         return Ref(name, expr.type, expr.span)
 
-    def fresh(self, hint: str) -> str:
+    def reserve_name(self, hint: str) -> str:
         """Return an unused name, and reserve it."""
         name, count = hint, 1
         while name in self.taken:
@@ -144,42 +144,42 @@ class _Splitter:
         self.taken.add(name)
         return name
 
-    def unit(self, inside: list[Node]) -> tuple[Axis | None, str]:
+    def separable_axis(self, inside: list[Node]) -> tuple[Axis | None, str]:
         """Return the axis whose rows, with all that lies in them, can be computed separately; or None, and why."""
-        rows = [axis.row for node in inside for value in node.outputs if (axis := axis_of(value.type)) is not None]
+        rows = [axis.row_axis for node in inside for value in node.outputs if (axis := axis_of(value.type)) is not None]
         scored = (self.types[table_of(node)] for node in inside if NODES[node.op].scores)
         rows += [kind.axis for kind in scored if isinstance(kind, Table)]
         rows += [
-            self.axes_by_key[reduction.axis].row
+            self.axes_by_key[reduction.axis].row_axis
             for node in inside
             for let in node.body
             for reduction in reductions(let.expr)
             if reduction.axis is not None
         ]
-        axis = common_axis(rows)
+        axis = innermost_common_axis(rows)
         return axis, "" if axis else "the loss uses rows of tables that lie in no common one"
 
-    def find_parts(self, inside: list[Node]) -> None:
+    def find_scalar_sums(self, inside: list[Node]) -> None:
         """Find every single number of the body as a sum over rows, in the order in which they use each other."""
         for let in (let for node in inside for let in node.body):
             if not uses_any(let.expr, self.tied):
                 self.parts[let.name] = "the loss does not depend on the model"
                 continue
             if let.expr.type.axis is not None:
-                crossing = self.crosses(let.expr)
+                crossing = self.why_rows_depend(let.expr)
                 if crossing:
                     self.crossing[let.name] = crossing
                 continue
             try:
-                summed = self.summed(let.expr, inside)
+                summed = self.as_row_sum(let.expr, inside)
             except _NotASum as error:
                 self.parts[let.name] = str(error)
                 continue
-            name = self.fresh(f"{let.name}.part")
+            name = self.reserve_name(f"{let.name}.part")
             self.summands.append(Let(name, summed))
             self.parts[let.name] = Ref(name, summed.type)
 
-    def summed(self, expr: Expr, inside: list[Node]) -> Expr:
+    def as_row_sum(self, expr: Expr, inside: list[Node]) -> Expr:
         """Return an expression as a sum over rows; raises _NotASum if it is none."""
         if not uses_any(expr, self.tied):
             return expr
@@ -190,10 +190,10 @@ class _Splitter:
             return part
         assert isinstance(expr, Apply)
         if expr.op in _SUMS:
-            return self.sum(expr, inside)
+            return self.sum_as_row_sum(expr, inside)
         linear, args = TENSOR[expr.op].linear, expr.args
         if linear == "all":
-            return replace(expr, args=tuple(self.summed(arg, inside) for arg in args))
+            return replace(expr, args=tuple(self.as_row_sum(arg, inside) for arg in args))
         if linear == "each":
             tied = [uses_any(arg, self.tied) for arg in args]
             if sum(tied) > 1:
@@ -201,33 +201,38 @@ class _Splitter:
             return replace(
                 expr,
                 args=tuple(
-                    self.summed(arg, inside) if depending else arg for arg, depending in zip(args, tied, strict=True)
+                    self.as_row_sum(arg, inside) if depending else arg
+                    for arg, depending in zip(args, tied, strict=True)
                 ),
             )
         if linear == "first" and not any(uses_any(arg, self.tied) for arg in args[1:]):
-            return replace(expr, args=(self.summed(args[0], inside), *args[1:]))
+            return replace(expr, args=(self.as_row_sum(args[0], inside), *args[1:]))
         reason = f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"
         raise _NotASum(_WHY_NOT.get(expr.op, reason))
 
-    def sum(self, expr: Apply, inside: list[Node]) -> Expr:
+    def sum_as_row_sum(self, expr: Apply, inside: list[Node]) -> Expr:
         """Return a sum or mean as a sum over rows."""
-        crossing = self.crosses(expr.args[0])
+        crossing = self.why_rows_depend(expr.args[0])
         if crossing:
             raise _NotASum(crossing)
         return _SUMS[expr.op](self, expr, inside)
 
-    def mean(self, expr: Apply, inside: list[Node]) -> Expr:
+    def mean_as_row_sum(self, expr: Apply, inside: list[Node]) -> Expr:
         """Return a mean as a sum divided by a count of all rows."""
         rows = expr.args[0]
         assert rows.type.axis
-        total = Apply("sum", (rows,), infer("sum", [rows.type]), None, expr.span)
+        total = Apply("sum", (rows,), infer_type("sum", [rows.type]), None, expr.span)
         # The mean of no rows is 0.
         count = Apply(
-            "maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span
+            "maximum",
+            (self.full_row_count(rows.type.axis, inside), Const(1, Tensor("int"))),
+            Tensor("int"),
+            None,
+            expr.span,
         )
         return Apply("div", (total, count), expr.type, None, expr.span)
 
-    def crosses(self, expr: Expr) -> str:
+    def why_rows_depend(self, expr: Expr) -> str:
         """Return why the rows of an expression depend on each other: by a number about the whole batch that depends on
         the model. Empty if they do not."""
         if isinstance(expr, Ref):
@@ -238,16 +243,16 @@ class _Splitter:
             return ""
         if expr.type.axis is None and uses_any(expr, self.tied):
             return f"each row uses `{expr.op}` over the whole batch of what the model computes"
-        return next(filter(None, map(self.crosses, expr.args)), "")
+        return next(filter(None, map(self.why_rows_depend, expr.args)), "")
 
-    def size(self, axis: Axis, inside: list[Node]) -> Expr:
+    def full_row_count(self, axis: Axis, inside: list[Node]) -> Expr:
         """Return a reference to the number of rows of an axis in the whole mini-batch, counted above `train`."""
         if axis.key not in self.sizes:
             tables = [name for node in inside for name in node.inputs if name not in self.tied]
             # A table with the axis itself comes first: answers do not tell of prompts without answers.
             exact = (name for name in tables if axis in axes_of(self.types[name]))
             source = next(exact, None) or next(name for name in tables if _counts(self.types[name], axis))
-            value = Value(self.fresh(f"{self.node.region.outputs[0]}.{axis.key}.size"), Tensor("int"))
+            value = Value(self.reserve_name(f"{self.node.region.outputs[0]}.{axis.key}.size"), Tensor("int"))
             self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.span))
             self.sizes[axis.key] = value.name
         return Ref(self.sizes[axis.key], Tensor("int"))
@@ -255,7 +260,7 @@ class _Splitter:
 
 _SUMS: Mapping[str, Callable[[_Splitter, Apply, list[Node]], Expr]] = {
     "sum": lambda splitter, expr, inside: expr,
-    "mean": _Splitter.mean,
+    "mean": _Splitter.mean_as_row_sum,
 }
 """The reductions that are sums over rows, and functions that write them as such."""
 
@@ -278,4 +283,4 @@ def _needed(lets: list[Let], name: str) -> tuple[Let, ...]:
 def _counts(kind: Type, axis: Axis) -> bool:
     """Return whether the rows of a value tell how many rows an axis has."""
     own_axes = (kind.token, kind.turn, kind.axis) if isinstance(kind, Table) else (axis_of(kind),)
-    return any(inner is not None and inner.within(axis) for inner in own_axes)
+    return any(inner is not None and inner.is_within(axis) for inner in own_axes)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from rlgraph.ir.graph import Apply, Expr, Node, Ref, Unit
 from rlgraph.ir.types import Axis, Table, Type, axis_of
-from rlgraph.ops import NODES, TENSOR, code_of, table_of
-from rlgraph.ops.nodes import unit_word
+from rlgraph.ops import NODES, TENSOR, table_of, user_code_of
+from rlgraph.ops.nodes import unit_seen_by_node
 
 
-def common_axis(found: list[Axis]) -> Axis | None:
+def innermost_common_axis(found: list[Axis]) -> Axis | None:
     """Return the innermost axis that contains all of these; None if there is none."""
-    for axis in found[0].path() if found else ():
-        if all(other.within(axis) for other in found):
+    for axis in found[0].path_to_root() if found else ():
+        if all(other.is_within(axis) for other in found):
             return axis
     return None
 
@@ -28,12 +28,12 @@ def reductions(expr: Expr) -> Iterator[Apply]:
             yield from reductions(arg)
 
 
-def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
+def smallest_splittable_unit(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
     """Return the unit of a node; `types` has those of the values that it uses, `known` the axes by key."""
     op = NODES[node.op]
     if node.body:
         return _tensor_unit(node, types, known)
-    if op.foreign and (over := unit_word(node)) != op.unit:
+    if op.foreign and (over := unit_seen_by_node(node)) != op.unit:
         return _called_unit(node, over, types)
     if op.unit == "batch":
         return Unit(None, op.reason)
@@ -43,7 +43,7 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
         return Unit(axis.key, op.reason)
     if axis := node.attr("axis"):
         return Unit(axis)
-    rows = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    rows = [axis.row_axis for name in node.inputs if (axis := axis_of(types[name])) is not None]
     table_axes = [kind.axis for name in node.inputs if isinstance(kind := types[name], Table)]
     if not rows:
         return Unit(None, "it has no rows")
@@ -54,32 +54,32 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
 def _called_unit(node: Node, over: str, types: Mapping[str, Type]) -> Unit:
     """Return the unit of a function that may read other rows than the one for which it returns a number."""
     if over == "batch":
-        return Unit(None, f"`{code_of(node)}` may look at all rows of a batch")
+        return Unit(None, f"`{user_code_of(node)}` may look at all rows of a batch")
     table = types[table_of(node)]
     assert isinstance(table, Table)
     # Rows without a parent are groups of their own; samples of samples also belong to one prompt.
-    group = table.axis.root
+    group = table.axis.root_axis
     if group is table.axis:
         return Unit(group.key)
-    return Unit(group.key, f"`{code_of(node)}` may look at all rows of each group of `{group.name}`")
+    return Unit(group.key, f"`{user_code_of(node)}` may look at all rows of each group of `{group.name}`")
 
 
 def _tensor_unit(node: Node, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis]) -> Unit:
     """Return the unit of a tensor node."""
-    row_axes = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    row_axes = [axis.row_axis for name in node.inputs if (axis := axis_of(types[name])) is not None]
     if not row_axes:
         return Unit(None, "it is one number")
-    innermost = [axis for axis in row_axes if all(axis.within(other) for other in row_axes)]
+    innermost = [axis for axis in row_axes if all(axis.is_within(other) for other in row_axes)]
     unit, reason = (innermost or row_axes)[0], ""
     for let in node.body:
         for reduction in reductions(let.expr):
             if reduction.axis is None:
                 return Unit(None, f"`{reduction.op}` is over the whole batch")
-            target = axes_by_key[reduction.axis].row
-            if unit.within(target) and target.key != unit.key:
+            target = axes_by_key[reduction.axis].row_axis
+            if unit.is_within(target) and target.key != unit.key:
                 unit, reason = target, f"`{reduction.op}` is over each group of `{target.name}`"
     if not innermost:
-        shared = common_axis(row_axes)
+        shared = innermost_common_axis(row_axes)
         return Unit(shared.key if shared else None, "its values lie on axes that only meet there")
     return Unit(unit.key, reason)
 

@@ -21,31 +21,31 @@ _WORDS = {"": True, "max": True, "min": False}
 
 
 @dataclass(frozen=True)
-class Best:
+class BestMetric:
     """A metric, and whether its highest or its lowest value makes a checkpoint the best."""
 
     metric: str
     highest: bool = True
 
-    def value(self, metrics: Mapping[str, Any]) -> float | None:
+    def reported_value(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the value that a step reported; None if it reported none, or no finite number."""
         value = metrics.get(self.metric)
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
-    def of(self, folder: Path) -> Path | None:
+    def best_checkpoint(self, folder: Path) -> Path | None:
         """Return the best of a run's checkpoints, the first among equals; None if none of them has the metric."""
-        values = {path: _reported(path).get(self.metric) for path in disk.complete(folder)}
+        values = {path: _reported(path).get(self.metric) for path in disk.complete_checkpoints(folder)}
         values_known = {path: value for path, value in values.items() if value is not None}
         return max(
             values_known, key=lambda path: values_known[path] if self.highest else -values_known[path], default=None
         )
 
 
-def parse_best(text: str, program: Program) -> Best:
+def parse_best(text: str, program: Program) -> BestMetric:
     """Parse `reward` (the highest is best) or `kl:min` (the lowest is). Raise UsageMistake for a metric that the
     program does not report."""
     metric, _, word = text.strip().partition(":")
-    names = reported(program)
+    names = reported_names(program)
     if word not in _WORDS:
         message = f"`{text}` does not say what is best"
         raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, f"write `{metric}:max` or `{metric}:min`"))
@@ -54,10 +54,10 @@ def parse_best(text: str, program: Program) -> Best:
         what = f"it reports {quoted_list(names, 'and')}" if names else "it reports nothing"
         hint = f"did you mean `{near}`? {what}" if near else what
         raise UsageMistake(Diagnostic("E0833", f"the program does not report `{metric}`", NO_SPAN, hint))
-    return Best(metric, _WORDS[word])
+    return BestMetric(metric, _WORDS[word])
 
 
-def reported(program: Program) -> list[str]:
+def reported_names(program: Program) -> list[str]:
     """Return the names that a program reports, in program order."""
     nodes = (node for phase in program.phases for node in phase.graph.walk() if node.op == "report")
     return list(dict.fromkeys(name for node in nodes for name in node.attr("names")))

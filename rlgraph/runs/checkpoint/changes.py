@@ -12,7 +12,7 @@ from rlgraph.runs.checkpoint.document import Checkpoint
 CHANGED = "E0826"
 
 
-def need_same(checkpoint: Checkpoint, compiled: Compilation) -> None:
+def require_same_program(checkpoint: Checkpoint, compiled: Compilation) -> None:
     """Raise UsageMistake if the program's text, what was set in it, or what it uses has changed."""
     graph = compiled.text()
     if graph == checkpoint.graph:

@@ -24,19 +24,19 @@ _LONGEST = 1 << 10
 
 
 @contextmanager
-def draft(folder: Path, step: int) -> Iterator[Path]:
+def draft_checkpoint(folder: Path, step: int) -> Iterator[Path]:
     """Yield an empty folder, which becomes the checkpoint of a step when the context ends. Raise OSError; then, or if
     an exception leaves the context, nothing of the folder is left, and earlier checkpoints are as they were."""
-    final, unfinished = folder / name(step), folder / f".{name(step)}"
+    final, unfinished = folder / checkpoint_name(step), folder / f".{checkpoint_name(step)}"
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         yield unfinished
-        to_disk(unfinished)
+        flush_folder(unfinished)
         if final.exists():
-            remove(final)
+            remove_folder(final)
         unfinished.rename(final)
         _synced(folder)
         if made:
@@ -44,10 +44,10 @@ def draft(folder: Path, step: int) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    replace_text(folder / LATEST, f"{final.name}\n")
+    write_text_atomically(folder / LATEST, f"{final.name}\n")
 
 
-def replace_text(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str) -> None:
     """Replace a file's text atomically: whole or not at all."""
     draft = path.with_name(f".{path.name}")
     try:
@@ -62,16 +62,16 @@ def replace_text(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
 
 
-def prune(folder: Path, keep: int, best: Path | None = None) -> None:
+def prune_checkpoints(folder: Path, keep: int, best: Path | None = None) -> None:
     """Remove all checkpoints but the newest `keep` and the best one, and what was left half-written."""
-    for old in complete(folder)[:-keep]:
+    for old in complete_checkpoints(folder)[:-keep]:
         if old != best:
-            remove(old)
+            remove_folder(old)
     for leftover in folder.glob(f".{_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def remove(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     """Remove a folder, renaming it first so that a half-removed one never has its name."""
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
@@ -79,15 +79,15 @@ def remove(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def complete(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Return all complete checkpoints, the newest last."""
     folders = [path for path in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(folders, key=step_of)
 
 
-def newest(folder: Path) -> Path | None:
+def newest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that `latest` names, or else the newest that exists; None if there is none."""
-    checkpoints = {path.name: path for path in complete(folder)}
+    checkpoints = {path.name: path for path in complete_checkpoints(folder)}
     try:
         named = checkpoints.get(read_bytes(folder / LATEST, _LONGEST).decode().strip())
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def newest(folder: Path) -> Path | None:
     return named or next(reversed(checkpoints.values()), None)
 
 
-def name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Return the folder name of a step's checkpoint."""
     return f"{_PREFIX}{step:09d}"
 
@@ -105,7 +105,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix(_PREFIX))
 
 
-def to_disk(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Flush a folder and all that is in it to the disk, so that it survives a power failure. Raise OSError."""
     for path in (*folder.rglob("*"), folder):
         _synced(path)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.backends.saved import MODELS, SavedModel, damaged_checkpoint
-from rlgraph.digests import DamagedFile, Digests, VerifiedFile, digest, digests_of
+from rlgraph.backends.saved import MODELS, SavedModel, damaged_checkpoint_error
+from rlgraph.digests import DamagedFile, FileDigests, VerifiedFile, digest_bytes, digests_of
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import read_bytes
 from rlgraph.ir.graph import Program
@@ -65,19 +65,19 @@ class Checkpoint:
     program: str
     """The program's text."""
     graph: str
-    files: Mapping[str, Digests]
+    files: Mapping[str, FileDigests]
     """The digests of each file, by its path in the folder."""
 
 
-def encoded(things: Mapping[str, Any]) -> Encoded:
+def encode_things(things: Mapping[str, Any]) -> Encoded:
     """Return the present values of the step state (things), encoded. Raise Unsavable."""
-    from rlgraph.runs.checkpoint.values import encoded
+    from rlgraph.runs.checkpoint.values import encode_value
 
     tensors: dict[str, Tensor] = {}
-    return {name: encoded(value, name, tensors) for name, value in things.items()}, tensors
+    return {name: encode_value(value, name, tensors) for name, value in things.items()}, tensors
 
 
-def write(
+def write_checkpoint(
     folder: Path,
     header: Mapping[str, Any],
     program: str,
@@ -100,12 +100,12 @@ def write(
     files |= {name: digests_of(folder / name) for name in (THINGS, PROGRAM, GRAPH)}
     file_records = {name: digests.to_plain() for name, digests in files.items()}
     content = {"format": FORMAT, **header, "things": plain, "models": model_records, "files": file_records}
-    (folder / DOCUMENT).write_text(signed(content), "utf-8")
+    (folder / DOCUMENT).write_text(text_with_digest(content), "utf-8")
 
 
-def signed(document: Mapping[str, Any]) -> str:
+def text_with_digest(document: Mapping[str, Any]) -> str:
     """Return the text of a document with its digest, as it is written."""
-    return _plain({**document, DIGEST: digest(_plain(document).encode())}) + "\n"
+    return _plain({**document, DIGEST: digest_bytes(_plain(document).encode())}) + "\n"
 
 
 def _plain(document: Mapping[str, Any]) -> str:
@@ -119,12 +119,12 @@ def read_document(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"`{DOCUMENT}` is no record")
     expected = content.pop(DIGEST, None)
-    if content.get("format") == FORMAT and digest(_plain(content).encode()) != expected:
+    if content.get("format") == FORMAT and digest_bytes(_plain(content).encode()) != expected:
         raise DamagedFile(folder / DOCUMENT, "is not as it was written")
     return content
 
 
-def read(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """Return the checkpoint in a folder. Raise UsageMistake if a file is missing or is not the one that was written.
     Only the presence of the models' files is checked here: whoever reads a part of one verifies that part."""
     try:
@@ -136,7 +136,7 @@ def read(folder: Path) -> Checkpoint:
             raise ValueError(f"in `{DOCUMENT}` `{odd[0]}` is no record")
         if content["step"] != step_of(folder):
             raise ValueError(f"`{DOCUMENT}` is of another step")
-        files = {name: Digests.read(digests) for name, digests in content["files"].items()}
+        files = {name: FileDigests.from_plain(digests) for name, digests in content["files"].items()}
         verified = {name: VerifiedFile(folder / name, digests) for name, digests in files.items()}
         verified[THINGS].verify_range(0, files[THINGS].bytes)
         return Checkpoint(
@@ -150,28 +150,28 @@ def read(folder: Path) -> Checkpoint:
             content["versions"],
             content["things"],
             content["models"],
-            verified[PROGRAM].content().decode(),
-            verified[GRAPH].content().decode(),
+            verified[PROGRAM].read_verified().decode(),
+            verified[GRAPH].read_verified().decode(),
             files,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise damaged_checkpoint(folder, error) from None
+        raise damaged_checkpoint_error(folder, error) from None
 
 
 def decode_things(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
     """Return the decoded step state (things) of these names. Raise UsageMistake if it cannot be read."""
     from safetensors.torch import load_file
 
-    from rlgraph.runs.checkpoint.values import decoded
+    from rlgraph.runs.checkpoint.values import decode_value
 
     try:
         tensors = load_file(checkpoint.path / THINGS)
-        return {name: decoded(checkpoint.things[name], tensors, program) for name in names}
+        return {name: decode_value(checkpoint.things[name], tensors, program) for name in names}
     except Exception as error:  # safetensors has a class of its own, and a file may hold anything
-        raise damaged_checkpoint(checkpoint.path, error) from None
+        raise damaged_checkpoint_error(checkpoint.path, error) from None
 
 
-def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
+def saved_model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
     """Return the saved model of this name. Raise UsageMistake if its record cannot be read."""
     record = checkpoint.models[name]
     try:
@@ -183,10 +183,10 @@ def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
         }
         return SavedModel(place, updates, changed, version, tuple(map(int, record["past"])), files)
     except (ValueError, LookupError, TypeError) as error:
-        raise damaged_checkpoint(checkpoint.path, error) from None
+        raise damaged_checkpoint_error(checkpoint.path, error) from None
 
 
-def lasting_names(program: Program) -> list[str]:
+def step_state_names(program: Program) -> list[str]:
     """Return the names of a program's step state (things that live across steps), without its models."""
     from rlgraph.backends.in_flight import state_name
 

@@ -25,11 +25,11 @@ class SaveInterval:
             return step % self.steps == 0
         return self.seconds is not None and time.monotonic() - self._last >= self.seconds
 
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         self._last = time.monotonic()
 
 
-def read_interval(text: str | int) -> SaveInterval:
+def parse_interval(text: str | int) -> SaveInterval:
     """Parse `20` (every 20 steps), or `90s`, `10m`, `2h` (after the first step that ends so much later). Raise
     UsageMistake for anything else."""
     # Python refuses to parse much longer numbers, and nobody means one.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.catalog.models.configs import find_snapshot
-from rlgraph.data.sources import files as data_files
-from rlgraph.digests import fingerprint
+from rlgraph.data.sources import source_files as data_files
+from rlgraph.digests import file_fingerprint
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related, Span, UsageMistake, quoted_list
 from rlgraph.ir.graph import External, Program
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.imported import code_files
-from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.imported import imported_files
+from rlgraph.user_code.spec import CallSpec
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.sources import ModelSpec
@@ -26,7 +26,7 @@ Digests = Mapping[str, Mapping[str, str]]
 _REVISION = "revision"
 
 
-def digests(compiled: Compilation) -> Digests:
+def file_digests(compiled: Compilation) -> Digests:
     """Return the digests of the files as they are now. A file that cannot be read has none: opening it will fail."""
     program, folders = compiled.program, compiled.folders
     digests_of = {outside.name: _fingerprints(_files(outside, folders)) for outside in program.outside}
@@ -34,21 +34,21 @@ def digests(compiled: Compilation) -> Digests:
     return {name: files for name, files in digests_of.items() if files}
 
 
-def revisions(compiled: Compilation) -> Digests:
+def hub_revisions(compiled: Compilation) -> Digests:
     """Return the revisions of the hub's models that are stored on this machine, once they are loaded."""
     snapshots = {name: find_snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
     return {name: {_REVISION: folder.name} for name, folder in snapshots.items() if folder is not None}
 
 
-def changed(before: Digests, now: Digests) -> dict[str, list[str]]:
+def changed_files(before: Digests, now: Digests) -> dict[str, list[str]]:
     """Return, for the declarations in both, the files that differ, are new, or are gone."""
     by_name = {name: _changed(before[name], now[name]) for name in before if name in now}
     return {name: files for name, files in by_name.items() if files}
 
 
-def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
+def require_unchanged(before: Digests, now: Digests, program: Program) -> None:
     """Raise UsageMistake if a file has changed."""
-    differing = changed(before, now)
+    differing = changed_files(before, now)
     if not differing:
         return
     spans = {declaration.name: declaration.span for declaration in program.outside} | {
@@ -61,10 +61,11 @@ def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
     raise UsageMistake(Diagnostic("E0826", _message(first, files), span, hint, related))
 
 
-def changed_lines(before: Digests, now: Digests) -> list[str]:
+def change_notes(before: Digests, now: Digests) -> list[str]:
     """Return what has changed as lines for the notes of a run that is resumed all the same."""
     return [
-        f"{_message(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()
+        f"{_message(name, files)}: it goes on with what is there now"
+        for name, files in changed_files(before, now).items()
     ]
 
 
@@ -84,31 +85,36 @@ def _fingerprints(files: Mapping[str, Path]) -> dict[str, str]:
     fingerprints: dict[str, str] = {}
     for name, path in files.items():
         try:
-            fingerprints[name] = fingerprint(path)
+            fingerprints[name] = file_fingerprint(path)
         except OSError:
             continue
     return fingerprints
 
 
 def _files(outside: External, folders: Folders) -> dict[str, Path]:
-    args, options = outside.record.plain()
-    spec = Spec(outside.record.name, args, options, outside.record.span)
+    args, options = outside.record.plain_arguments()
+    spec = CallSpec(outside.record.name, args, options, outside.record.span)
     if outside.kind == "data":
         paths = data_files(spec, folders)
     else:
         paths = [
-            file for argument in args if isinstance(argument, str) for file in code_files(argument, folders, spec.span)
+            file
+            for argument in args
+            if isinstance(argument, str)
+            for file in imported_files(argument, folders, spec.span)
         ]
     # An option of a function or a class may be the name of a file.
     paths += [
-        folders.find(argument) for argument in options.values() if isinstance(argument, str) and Path(argument).suffix
+        folders.find_path(argument)
+        for argument in options.values()
+        if isinstance(argument, str) and Path(argument).suffix
     ]
     return {_shown(path, folders): path for path in paths if path.is_file()}
 
 
 def _shown(path: Path, folders: Folders) -> str:
     """Return a path relative to the program's folder, which may be elsewhere when the run is resumed."""
-    for folder in folders.all():
+    for folder in folders.all_folders():
         if path.absolute().is_relative_to(folder.absolute()):
             return str(path.absolute().relative_to(folder.absolute()))
     return str(path)

@@ -14,10 +14,10 @@ from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
-from rlgraph.runs.checkpoint.changes import CHANGED, need_same
+from rlgraph.runs.checkpoint.changes import CHANGED, require_same_program
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.folder import CHECKPOINTS, HOW
-from rlgraph.runs.options import Options, installed
+from rlgraph.runs.options import RunOptions, installed_versions
 
 if TYPE_CHECKING:
     from rlgraph.backends.saved import SavedModel
@@ -77,7 +77,7 @@ def read_run_record(run: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def resumed_options(options: Options, run: Path) -> Options:
+def resumed_options(options: RunOptions, run: Path) -> RunOptions:
     """Return the options with which a run is resumed. Raise UsageMistake if its folder is not that of a run."""
     saved = read_run_record(run)
     taken: dict[str, Any] = {name: getattr(options, name) or saved.get(name) for name in _AS_BEFORE}
@@ -88,21 +88,21 @@ def resumed_options(options: Options, run: Path) -> Options:
 
 def newest_step(run: Path) -> int | None:
     """Return the step of a run's newest checkpoint; None if there is none."""
-    path = disk.newest(run / CHECKPOINTS)
+    path = disk.newest_checkpoint(run / CHECKPOINTS)
     return None if path is None else disk.step_of(path)
 
 
-def newest(run: Path, compiled: Compilation, options: Options, now: outside.Digests) -> Checkpoint:
+def checkpoint_to_resume(run: Path, compiled: Compilation, options: RunOptions, now: outside.Digests) -> Checkpoint:
     """Return the checkpoint that a run is resumed from. now: the digests of what the program takes from outside. Raise
     UsageMistake if there is none, if the program or what it takes has changed, or if all steps are done."""
-    path = disk.newest(run / CHECKPOINTS)
+    path = disk.newest_checkpoint(run / CHECKPOINTS)
     if path is None:
         hint = "a run can be gone on with if it was begun with `--save-every`"
         raise _nothing(f"there is no checkpoint in `{run}`", hint)
-    checkpoint = document.read(path)
+    checkpoint = document.read_checkpoint(path)
     if not options.changed:
-        need_same(checkpoint, compiled)
-        outside.need_unchanged(checkpoint.outside, now, compiled.program)
+        require_same_program(checkpoint, compiled)
+        outside.require_unchanged(checkpoint.outside, now, compiled.program)
     phases = tuple((phase.name, phase.steps) for phase in compiled.program.phases)
     if phases != checkpoint.phases:
         message = "the phases of the program, or their steps, are not those of the run that was saved"
@@ -113,16 +113,16 @@ def newest(run: Path, compiled: Compilation, options: Options, now: outside.Dige
     return checkpoint
 
 
-def steps_left(compiled: Compilation, options: Options, done: int) -> int:
+def steps_left(compiled: Compilation, options: RunOptions, done: int) -> int:
     """Return how many main steps are left to run."""
     before = sum(phase.steps or 0 for phase in compiled.program.phases)
     return options.steps - max(0, done - before)
 
 
-def restore(
+def restore_checkpoint(
     checkpoint: Checkpoint,
     compiled: Compilation,
-    options: Options,
+    options: RunOptions,
     now: outside.Digests,
     backend: Resumable,
     note: Callable[[str], None],
@@ -130,14 +130,16 @@ def restore(
     """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
     program = compiled.program
     if not options.changed:
-        outside.need_unchanged(checkpoint.outside, now, program)
-    for line in outside.changed_lines(checkpoint.outside, now):
+        outside.require_unchanged(checkpoint.outside, now, program)
+    for line in outside.change_notes(checkpoint.outside, now):
         note(line)
-    _check_rows(checkpoint, backend.rows(), options.changed)
-    wanted = [*document.lasting_names(program), *backend.lasting]
+    _check_rows(checkpoint, backend.row_counts(), options.changed)
+    wanted = [*document.step_state_names(program), *backend.lasting]
     new = [name for name in wanted if name not in checkpoint.things]
     gone = [name for name in checkpoint.things if name not in wanted]
-    models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _has_model(compiled, name)}
+    models = {
+        name: document.saved_model_of(checkpoint, name) for name in checkpoint.models if _has_model(compiled, name)
+    }
     gone += [name for name in checkpoint.models if name not in models]
     if new:
         note(f"{quoted_list(new, 'and')} begin{'s' * (len(new) == 1)} anew: the checkpoint has nothing of that name")
@@ -157,7 +159,7 @@ def restore(
     if not steps_left(compiled, options, checkpoint.step):
         # The run may have been killed before its models were saved, so that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
-    versions_here = installed()
+    versions_here = installed_versions()
     for name, version in checkpoint.versions.items():
         if versions_here.get(name) != version:
             note(f"{name} is {versions_here.get(name)}, and was {version}: numbers may differ by roundings")
@@ -194,7 +196,7 @@ def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], co
             message = f"`{name}` has version {saved.version}, and by this program would have {version}"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "rows say which versions made them: begin anew"))
         oldest = versions.oldest_needed(name, checkpoint.step + 1)
-        if versions.keeps_past(name) and any(past not in saved.past for past in range(oldest, version)):
+        if versions.reads_past_versions(name) and any(past not in saved.past for past in range(oldest, version)):
             message = f"this program samples with older weights of `{name}` than the run has kept"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "keep `lag` as it was, or begin a new run"))
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlgraph.backends.saved import MODELS, HalfUpdatedModel, NonFiniteWeights
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
-from rlgraph.files import cause
+from rlgraph.files import cause_text
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, parse_best
-from rlgraph.runs.checkpoint.interval import read_interval
+from rlgraph.runs.checkpoint.interval import parse_interval
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
-from rlgraph.runs.options import KEEP, Options, installed
+from rlgraph.runs.options import KEEP, RunOptions, installed_versions
 
 if TYPE_CHECKING:
     from rlgraph.backends.in_flight import Things
@@ -37,7 +37,7 @@ class Resumable(Protocol):
     done: int
     """The number of the last step that is over."""
 
-    def rows(self) -> dict[str, int | None]:
+    def row_counts(self) -> dict[str, int | None]:
         """Return the number of rows of each data source; None where it is not known."""
         ...
 
@@ -54,7 +54,7 @@ class Resumable(Protocol):
         begun to change it since then, and RunError."""
         ...
 
-    def last_value(self, name: str) -> Any:
+    def last_state_value(self, name: str) -> Any:
         """Return the value of step state (a thing) after that step, or of a name in `lasting`."""
         ...
 
@@ -72,24 +72,24 @@ class _Taken:
     things: document.Encoded
     models: Mapping[str, PendingSave]
 
-    def free(self) -> None:
+    def release_models(self) -> None:
         """Release the models, so that no update waits for them any more."""
         for model in self.models.values():
             with suppress(RunError):
-                model.free()
+                model.allow_changes()
 
 
 class Saver:
     """The writer of one run's checkpoints."""
 
     def __init__(
-        self, folder: RunFolder, compiled: Compilation, options: Options, now: outside.Digests, backend: Resumable
+        self, folder: RunFolder, compiled: Compilation, options: RunOptions, now: outside.Digests, backend: Resumable
     ) -> None:
         """Make a saver. now: the digests of what the program takes from outside."""
         assert options.save_every is not None
         self.outside = now
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
-        self.often = read_interval(options.save_every)
+        self.often = parse_interval(options.save_every)
         self.last = backend.done
         """The last step whose checkpoint is written, is being written, or was tried."""
         self.best = parse_best(options.keep_best, compiled.program) if options.keep_best else None
@@ -101,31 +101,31 @@ class Saver:
         """The folder's `losses` when the last checkpoint was begun."""
 
     @property
-    def place(self) -> Path:
+    def checkpoints_folder(self) -> Path:
         return self.folder.path / CHECKPOINTS
 
-    def step(self, number: int, metrics: Mapping[str, Any]) -> None:
+    def step_done(self, number: int, metrics: Mapping[str, Any]) -> None:
         """Take note of a finished step and what it reported, and save if that is due. Raise RunError if a checkpoint
         cannot be written, be it an earlier one."""
-        if self.best is not None and (value := self.best.value(metrics)) is not None:
+        if self.best is not None and (value := self.best.reported_value(metrics)) is not None:
             self._value = value
         if self._under_way is not None and self._under_way[1].done():
-            self.wait()
+            self.wait_until_written()
         if self.often.is_due(number) or self._losses != self.folder.losses:
-            self.begin()
+            self.start_saving()
 
     def save(self) -> None:
         """Save the state after the last step, and wait until it is written. Raise RunError."""
-        self.begin()
-        self.wait()
+        self.start_saving()
+        self.wait_until_written()
         # The folder may have been removed meanwhile.
-        self.begin()
-        self.wait()
+        self.start_saving()
+        self.wait_until_written()
 
-    def begin(self) -> None:
+    def start_saving(self) -> None:
         """Begin to write the state after the last step, unless it is saved or weights have changed since then. Raise
         RunError; earlier checkpoints stay as they were."""
-        self.wait()
+        self.wait_until_written()
         with suppress(OSError):
             self.folder.recreate_if_missing()
         if self._losses != self.folder.losses:
@@ -142,10 +142,10 @@ class Saver:
             self.last = number
             raise self._told(number, error) from None
         self.last, self._under_way = number, (number, _in_thread(lambda: self._write(taken)))
-        self.often.saved()
+        self.often.note_saved()
         self._value = None
 
-    def wait(self) -> None:
+    def wait_until_written(self) -> None:
         """Wait until nothing is being written. Raise RunError if writing failed; it is not retried."""
         if self._under_way is None:
             return
@@ -160,10 +160,10 @@ class Saver:
             self.last = self.backend.done
             raise self._told(number, error) from None
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Abandon saving, because the run ends for another reason."""
         with suppress(RunError):
-            self.wait()
+            self.wait_until_written()
 
     def _taken(self, number: int) -> _Taken:
         program = self.compiled.program
@@ -172,15 +172,15 @@ class Saver:
             "step": number,
             "seed": self.options.seed,
             "phases": [[phase.name, phase.steps] for phase in program.phases],
-            "rows": self.backend.rows(),
+            "rows": self.backend.row_counts(),
             "set": dict(self.compiled.set),
             "outside": self.outside,
-            "versions": installed(),
+            "versions": installed_versions(),
         }
         if self.best is not None and self._value is not None:
             header[REPORTED] = {self.best.metric: self._value}
-        names = (*document.lasting_names(program), *self.backend.lasting)
-        things = document.encoded({name: self.backend.last_value(name) for name in names})
+        names = (*document.step_state_names(program), *self.backend.lasting)
+        things = document.encode_things({name: self.backend.last_state_value(name) for name in names})
         taken = _Taken(number, header, things, models)
         try:
             for model in program.models:
@@ -188,7 +188,7 @@ class Saver:
                 if held is not None:
                     models[model.name] = held
         except BaseException:
-            taken.free()
+            taken.release_models()
             raise
         return taken
 
@@ -196,25 +196,25 @@ class Saver:
         try:
             # Metrics reach the disk before the checkpoint of their step.
             self.folder.flush()
-            with disk.draft(self.place, taken.number) as folder:
+            with disk.draft_checkpoint(self.checkpoints_folder, taken.number) as folder:
                 models = self._models(taken, folder / MODELS)
                 source, graph = self.compiled.source.text, self.compiled.text()
-                document.write(folder, taken.header, source, graph, taken.things, models)
-            best = None if self.best is None else self.best.of(self.place)
+                document.write_checkpoint(folder, taken.header, source, graph, taken.things, models)
+            best = None if self.best is None else self.best.best_checkpoint(self.checkpoints_folder)
             if best is not None:
-                disk.replace_text(self.place / BEST, f"{best.name}\n")
-            disk.prune(self.place, self.options.keep or KEEP, best)
+                disk.write_text_atomically(self.checkpoints_folder / BEST, f"{best.name}\n")
+            disk.prune_checkpoints(self.checkpoints_folder, self.options.keep or KEEP, best)
         finally:
-            taken.free()
+            taken.release_models()
 
     def _models(self, taken: _Taken, place: Path) -> dict[str, SavedModel]:
         for name, model in taken.models.items():
-            model.begin(place / name)
+            model.begin_writing(place / name)
         saved: dict[str, SavedModel] = {}
         failures: list[Exception] = []
         for name, model in taken.models.items():
             try:
-                saved[name] = model.end()
+                saved[name] = model.wait_written()
             except NonFiniteWeights as error:
                 # Diverged weights must not replace sound ones.
                 message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
@@ -228,7 +228,7 @@ class Saver:
         return saved
 
     def _before(self) -> str:
-        path = disk.newest(self.place)
+        path = disk.newest_checkpoint(self.checkpoints_folder)
         return f", the last one is `{path}`" if path else ""
 
     def _told(self, number: int, error: BaseException) -> RunError:
@@ -240,7 +240,9 @@ class Saver:
         previous = self._before().removeprefix(", ")
         hint = f"{hint}; {previous}" if previous else hint
         return RunError(
-            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {cause(error)}", NO_SPAN, hint)
+            Diagnostic(
+                "E0828", f"the checkpoint of step {number} cannot be written: {cause_text(error)}", NO_SPAN, hint
+            )
         )
 
 

@@ -60,7 +60,7 @@ class Unsavable(TypeError):
     """The error for a value that no checkpoint can hold; it names the value's place and type."""
 
 
-def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def encode_value(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value as plain data, and add its tensors to `tensors` under names that begin with `path`. Raise
     Unsavable."""
     kind = type(value)
@@ -69,12 +69,12 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is list:
-        return [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return [encode_value(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
     if kind is tuple:
-        return {"tuple": [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]}
+        return {"tuple": [encode_value(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, Mapping):
         pairs = enumerate(value.items())
-        return {"map": [[encoded(item, f"{path}/{index}", tensors) for item in pair] for index, pair in pairs]}
+        return {"map": [[encode_value(item, f"{path}/{index}", tensors) for item in pair] for index, pair in pairs]}
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
@@ -82,25 +82,27 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = torch.from_numpy(np.array(value, order="C"))
         return {"array": path}
     if isinstance(value, np.generic) and value.dtype.kind in "bif":
-        return {"number": [value.dtype.str, encoded(value.item(), path, tensors)]}
+        return {"number": [value.dtype.str, encode_value(value.item(), path, tensors)]}
     if kind in _TEXTS:
         return {kind.__name__: _TEXTS[kind][0](value)}
     if isinstance(value, Frame):
         # The step's metrics have been reported already, and the program gives the types of the values.
         contents = {"step": value.step, "rows": value.rows, "values": value.values}
-        return {"Frame": {name: encoded(item, f"{path}/{name}", tensors) for name, item in contents.items()}}
+        return {"Frame": {name: encode_value(item, f"{path}/{name}", tensors) for name, item in contents.items()}}
     if isinstance(value, Surplus):
-        going = [batch.given for batch in value.unfinished_batches]
+        going = [batch.inputs for batch in value.unfinished_batches]
         return {
-            "Surplus": [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate([value.rows, *going])]
+            "Surplus": [
+                encode_value(item, f"{path}/{index}", tensors) for index, item in enumerate([value.rows, *going])
+            ]
         }
     if _RECORDS.get(kind.__name__) is kind:
         values = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {kind.__name__: {name: encoded(item, f"{path}/{name}", tensors) for name, item in values.items()}}
+        return {kind.__name__: {name: encode_value(item, f"{path}/{name}", tensors) for name, item in values.items()}}
     raise Unsavable(f"{path}: {kind.__module__}.{kind.__qualname__}")
 
 
-def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
+def decode_value(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
     """Return the value that `encoded` was given. Raise LookupError, ValueError or TypeError for any other data."""
 
     def of(data: Any) -> Any:
@@ -127,7 +129,7 @@ def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
             return Frame(phase.graph.values(), **contents)
         if kind == "Surplus":
             rows, *going = of(inner)
-            return Surplus(rows, tuple(map(CollectBatch.restore_inputs, going)))
+            return Surplus(rows, tuple(map(CollectBatch.restore, going)))
         for text_type, (_, read) in _TEXTS.items():
             if kind == text_type.__name__:
                 return read(inner)

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from rlgraph.backends.enginespec.registry import engine, engines
+from rlgraph.backends.enginespec.registry import engine, engines_by_name
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
+from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Role
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.admits import admit_faults, unknown_names
-from rlgraph.passes.placement.fusing import fuse_faults
+from rlgraph.passes.placement.admits import admission_faults, unknown_admission_names
+from rlgraph.passes.placement.fusing import fused_training_faults
 from rlgraph.passes.placement.models import update_pairs
 from rlgraph.passes.placement.tails import tail_faults
 
@@ -20,7 +20,7 @@ Problem = tuple[tuple[str | int, ...], str, str, str]
 """The path to a piece of the plan file, a code, a message, and a hint."""
 
 
-def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+def plan_problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
     """Yield everything that is wrong with a plan for a program. Names come first: other checks rely on them."""
     wrong = list(_names(plan, program))
     yield from wrong
@@ -50,13 +50,13 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, group in enumerate(plan.groups):
         path = ("plan", "groups", number)
         yield from _unknown(group.pool, pools, (*path, "pool"), "pool")
-        allowed = [HOST] if group.name == HOST else [CODE] if group.code else engines()
+        allowed = [HOST] if group.name == HOST else [CODE] if group.code else engines_by_name()
         yield from _unknown(group.engine, allowed, (*path, "engine"), "engine")
         for place, model in enumerate(group.models):
             yield from _unknown(model, models, (*path, "models", place), "model")
         for place, name in enumerate(group.code):
             yield from _unknown(name, user_code(program), (*path, "code", place), "function or environment")
-    used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
+    used: dict[str, tuple[Role | ModelHolding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
     for kind, pairs in used.items():
         for number, item in enumerate(pairs):
             yield from _unknown(item.model, models, ("plan", kind, number, "model"), "model")
@@ -73,7 +73,7 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
             yield from _unknown(model, fused.models, ("plan", "fused", number, "turned", place), "fused model")
     yield from _twice([item.table for item in plan.admits], "admits", "table", "two orders of admission are of")
     for number, admit in enumerate(plan.admits):
-        for name, message, hint in unknown_names(admit, program):
+        for name, message, hint in unknown_admission_names(admit, program):
             yield ("plan", "admits", number, name), "E0955", message, hint
     for number, tail in enumerate(plan.tails):
         yield from _unknown(tail.table, plan.free, ("plan", "tails", number, "table"), "table that is dealt freely")
@@ -113,18 +113,18 @@ def _listed(names: list[str]) -> str:
 def _holdings(plan: Plan) -> Iterator[Problem]:
     for number, holding in enumerate(plan.holdings):
         name = plan.group(holding.group).engine
-        if holding.attention and name in engines():
+        if holding.attention and name in engines_by_name():
             path = ("plan", "holdings", number, "attention")
             yield from _unknown(holding.attention, engine(name).attention, path, f"attention of `{name}`")
-        if holding.adapters and name in engines():
+        if holding.adapters and name in engines_by_name():
             path = ("plan", "holdings", number, "adapters")
             yield from _unknown(holding.adapters, engine(name).adapters, path, f"way to hold adapters of `{name}`")
-        if holding.gather and name in engines():
+        if holding.gather and name in engines_by_name():
             path = ("plan", "holdings", number, "gather")
             yield from _unknown(holding.gather, engine(name).gather, path, f"way to gather parameters of `{name}`")
         support = {
-            "reread": name in engines() and engine(name).rereads,
-            "keep": name in engines() and engine(name).keeps,
+            "reread": name in engines_by_name() and engine(name).rereads,
+            "keep": name in engines_by_name() and engine(name).keeps,
         }
         for option, supported in support.items():
             if getattr(holding, option) and not supported:
@@ -143,9 +143,9 @@ def _lines(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, tail in enumerate(plan.tails):
         yield from _faults(tail_faults(tail, plan, program), ("plan", "tails", number), "E0970")
     for number, fused in enumerate(plan.fused):
-        yield from _faults(fuse_faults(fused, plan, program), ("plan", "fused", number), "E0973")
+        yield from _faults(fused_training_faults(fused, plan, program), ("plan", "fused", number), "E0973")
     for number, admit in enumerate(plan.admits):
-        yield from _faults(admit_faults(admit, plan, program), ("plan", "admits", number), "E0976")
+        yield from _faults(admission_faults(admit, plan, program), ("plan", "admits", number), "E0976")
 
 
 def _faults(faults: Iterable[tuple[str, str]], path: tuple[str | int, ...], code: str) -> Iterator[Problem]:
@@ -173,12 +173,14 @@ def _pools(plan: Plan, devices: object) -> Iterator[Problem]:
 
 def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Problem]:
     if group.name == HOST:
-        if group.devices or group.mesh.size != 1:
+        if group.devices or group.mesh.rank_count != 1:
             yield (*at, "devices"), "E0956", f"`{HOST}` is one process without a device", 'write `"devices": ""`'
         return
     pool = next(pool for pool in plan.pools if pool.name == group.pool)
-    if group.mesh.size != len(group.devices):
-        message = f"the mesh of `{group.name}` has {group.mesh.size} ranks, and {len(group.devices)} devices for them"
+    if group.mesh.rank_count != len(group.devices):
+        message = (
+            f"the mesh of `{group.name}` has {group.mesh.rank_count} ranks, and {len(group.devices)} devices for them"
+        )
         yield (*at, "devices"), "E0956", message, "each rank has one device"
     size, kind = (pool.cpus, "cpu") if group.code else (pool.devices, "device")
     outside = [device for device in group.devices if device >= size]
@@ -191,7 +193,7 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
     if group.code and group.models:
         message = f"`{group.name}` runs the user's code, and holds models"
         yield (*at, "models"), "E0956", message, "models are on pools of devices, and code on pools of cpus"
-    splits = ("dp",) if group.code else engine(group.engine).splits
+    splits = ("dp",) if group.code else engine(group.engine).axes_inner_first
     for axis, size in group.mesh.axes:
         if size > 1 and axis not in splits:
             message = f"`{group.engine}` does not split models by `{axis}`"
@@ -215,8 +217,8 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
         elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
-        elif not engine(group.engine).supports(role.operation, group.mesh.splits):
-            shown = " and ".join(f"`{axis}`" for axis in group.mesh.splits if axis != "dp")
+        elif not engine(group.engine).supports(role.operation, group.mesh.split_axes):
+            shown = " and ".join(f"`{axis}`" for axis in group.mesh.split_axes if axis != "dp")
             message = f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}` split by {shown}"
             yield (*at, "group"), "E0957", message, "give it a group whose copies are not split"
         elif role.model not in group.models:

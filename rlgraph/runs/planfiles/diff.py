@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlgraph.errors import count_phrase
-from rlgraph.ir.plan import HOST, Group, Holding, Pool
+from rlgraph.ir.plan import HOST, Group, ModelHolding, Pool
 from rlgraph.ir.text.text import print_program
 from rlgraph.passes.compilation.saved import PlanFile
-from rlgraph.runs.planfiles.format import ranges
+from rlgraph.runs.planfiles.format import format_ranges
 
 _SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "unfused_seconds", "alike_seconds")
 
@@ -73,7 +73,7 @@ def _contents(file: PlanFile) -> dict[str, dict[str, Any]]:
         "pools": {pool.name: _pool(pool) for pool in plan.pools if pool.name != HOST},
         "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
         "groups": {
-            group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models + group.code)}"
+            group.name: f"{_group(group)} on {format_ranges(group.devices)}: {', '.join(group.models + group.code)}"
             for group in groups_with_devices
         },
         "weights": dict(plan.owners),
@@ -98,7 +98,7 @@ def _group(group: Group) -> str:
     return " ".join([group.pool, group.engine, *split])
 
 
-def _holding(holding: Holding) -> str:
+def _holding(holding: ModelHolding) -> str:
     """Return the options of a holding: `recompute, micro_tokens 4096`."""
     options = [
         (option.name, getattr(holding, option.name))

@@ -45,11 +45,11 @@ class Document:
     def add_error(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
         """Record a mistake in a value; with `field`, the caret is under its name. Raise ProgramError when there are
         many."""
-        self.wrong.append(Diagnostic(code, message, self.span(path, field), hint))
+        self.wrong.append(Diagnostic(code, message, self.value_span(path, field), hint))
         if len(self.wrong) == MOST:
             self.raise_errors()
 
-    def span(self, path: Path, field: bool = False) -> Span:
+    def value_span(self, path: Path, field: bool = False) -> Span:
         """Return the place of a value; the whole file for one that does not exist."""
         try:
             name, value = _find(self.source.text, path)
@@ -70,7 +70,7 @@ class JsonNode:
     def __init__(self, document: Document, value: object, path: Path) -> None:
         self.document, self.value, self.path = document, value, path
 
-    def fields(self, *needed: str, optional: Iterable[str] = ()) -> bool:
+    def check_fields(self, *needed: str, optional: Iterable[str] = ()) -> bool:
         """Return whether this is an object with all needed fields; unknown fields are reported."""
         if not isinstance(self.value, dict):
             self._report_kind("an object")
@@ -79,14 +79,14 @@ class JsonNode:
         for name in self.value:
             if name not in allowed:
                 hint = did_you_mean(name[:WIDEST], allowed) or f"it has {', '.join(f'`{field}`' for field in allowed)}"
-                message = f"{self.shown} has no field `{name:.60}`"
+                message = f"{self.path_text} has no field `{name:.60}`"
                 self.document.add_error((*self.path, name), "E0952", message, hint, field=True)
         missing = [name for name in needed if name not in self.value]
         for name in missing:
-            self.document.add_error(self.path, "E0952", f"{self.shown} lacks the field `{name}`", field=True)
+            self.document.add_error(self.path, "E0952", f"{self.path_text} lacks the field `{name}`", field=True)
         return not missing
 
-    def has(self, name: str) -> bool:
+    def has_field(self, name: str) -> bool:
         return isinstance(self.value, dict) and name in self.value
 
     def field(self, name: str) -> JsonNode:
@@ -110,46 +110,46 @@ class JsonNode:
         for name in self.value:
             yield name, self.field(name)
 
-    def mapping(self) -> Mapping[str, Any]:
+    def as_mapping(self) -> Mapping[str, Any]:
         """Return an object as it is."""
         return {name: node.value for name, node in self.entries()}
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         if isinstance(self.value, str):
             return self.value
         self._report_kind("a text")
         return ""
 
-    def texts(self) -> tuple[str, ...]:
-        return tuple(item.text() for item in self.items())
+    def read_texts(self) -> tuple[str, ...]:
+        return tuple(item.read_text() for item in self.items())
 
-    def flag(self) -> bool:
+    def read_flag(self) -> bool:
         if isinstance(self.value, bool):
             return self.value
         self._report_kind("true or false")
         return False
 
-    def number(self, least: int = 0, most: int = LARGEST) -> int:
+    def read_int(self, least: int = 0, most: int = LARGEST) -> int:
         """Return an integer."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
             self._report_kind("a whole number")
         elif least <= self.value <= most:
             return self.value
         else:
-            self.say("E0953", f"{self.shown} is {str(self.value)[:30]}, and has to be {least} to {most}")
+            self.add_error("E0953", f"{self.path_text} is {str(self.value)[:30]}, and has to be {least} to {most}")
         return least
 
-    def say(self, code: str, message: str, hint: str = "") -> None:
+    def add_error(self, code: str, message: str, hint: str = "") -> None:
         self.document.add_error(self.path, code, message, hint)
 
     @property
-    def shown(self) -> str:
+    def path_text(self) -> str:
         """Return the path to a piece as text: `plan.groups[1].devices`."""
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in self.path)
         return f"`{path[1:]}`" if path else "the document"
 
     def _report_kind(self, kind: str) -> None:
-        self.say("E0953", f"{self.shown} is {_KINDS[type(self.value)]}, and has to be {kind}")
+        self.add_error("E0953", f"{self.path_text} is {_KINDS[type(self.value)]}, and has to be {kind}")
 
 
 # Text to values
@@ -267,7 +267,7 @@ def _span(source: Source, start: int, end: int) -> Span:
     showing."""
     before = f"{source.text[:start]}.".splitlines()
     line, column = len(before), len(before[-1])
-    text = source.line(line)
+    text = source.line_text(line)
     if len(text) > WIDEST or not text.replace("\t", " ").isprintable():
         return file_span(source.path)
     until = min(column + end - start, len(text) + 1)

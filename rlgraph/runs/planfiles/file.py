@@ -32,11 +32,11 @@ from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.programs import decode_source, file_span, open_file
-from rlgraph.passes.compilation.saved import Origin, PlanFile
-from rlgraph.passes.rewrites.pipeline import Stage, verify_passes
-from rlgraph.runs.planfiles.checks import problems
+from rlgraph.passes.compilation.saved import PlanFile, ProgramOrigin
+from rlgraph.passes.rewrites.pipeline import PassResult, verify_passes
+from rlgraph.runs.planfiles.checks import plan_problems
 from rlgraph.runs.planfiles.document import Document, JsonNode
-from rlgraph.runs.planfiles.format import DOCUMENT, PLAN, PROGRAM, SECTIONS, ranges
+from rlgraph.runs.planfiles.format import DOCUMENT, PLAN, PROGRAM, SECTIONS, format_ranges
 
 LARGEST_BYTES = 16 << 20
 
@@ -46,12 +46,12 @@ LARGEST_BYTES = 16 << 20
 
 def plan_document(compiled: Compilation, beside: Path) -> str:
     """Return the plan file of a compiled program, for a file in the folder `beside`."""
-    return print_plan_file(
+    return plan_file_text(
         PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.plan_file_sections)
     )
 
 
-def print_plan_file(file: PlanFile) -> str:
+def plan_file_text(file: PlanFile) -> str:
     """Return the text of a plan file: three levels are laid out, and what is inside stands on one line."""
     plan, origin = file.plan, file.origin
     document: dict[str, Any] = {
@@ -67,7 +67,9 @@ def print_plan_file(file: PlanFile) -> str:
     document["plan"] = {
         "pools": [_without_empty(asdict(pool), "cpus") for pool in plan.pools],
         "groups": [
-            _without_empty({**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)}, "code")
+            _without_empty(
+                {**asdict(group), "mesh": dict(group.mesh.axes), "devices": format_ranges(group.devices)}, "code"
+            )
             for group in plan.groups
         ],
         "roles": [asdict(role) for role in plan.roles],
@@ -107,7 +109,7 @@ def _laid_out(value: object, levels: int, indent: str = "") -> str:
     return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
 
 
-def _origin(compiled: Compilation, beside: Path) -> Origin:
+def _origin(compiled: Compilation, beside: Path) -> ProgramOrigin:
     folder = _from(beside, compiled.folder)
     if compiled.file is not None:
         origin, path = compiled.file.origin, Path(compiled.source.path).parent / compiled.file.origin.source
@@ -116,7 +118,7 @@ def _origin(compiled: Compilation, beside: Path) -> Origin:
         source, digest = compiled.source.path, _digest(compiled.source.text)
         source = source if _no_file(source) else _from(beside, Path(source))
     graph_digest = compiled.file.origin.graph_sha256 if compiled.file else _digest("\n".join(_lines(compiled.program)))
-    return Origin(source, digest, folder, dict(compiled.set), graph_digest)
+    return ProgramOrigin(source, digest, folder, dict(compiled.set), graph_digest)
 
 
 def _from(folder: Path, path: Path) -> str:
@@ -139,13 +141,13 @@ def load_plan(path: str | Path) -> Compilation:
     source = open_plan_file(path)
     document, file = _read(source)
     beside = Path(path).parent
-    head = Schedule(span=document.span(("plan",), field=True))
+    head = Schedule(span=document.value_span(("plan",), field=True))
     changed = _changed(document, file.origin, beside)
     compilation = Compilation(
         source,
         beside / file.origin.folder,
         file.origin.set,
-        (Stage("plan", file.program),),
+        (PassResult("plan", file.program),),
         changed,
         head,
         file=file,
@@ -180,46 +182,48 @@ def _read(source: Source) -> tuple[Document, PlanFile]:
     document = Document(source)
     top = document.top
     _check_version(top)
-    if not top.fields(*DOCUMENT.needed, optional=DOCUMENT.optional):
+    if not top.check_fields(*DOCUMENT.needed, optional=DOCUMENT.optional):
         document.raise_errors()
     program, origin = _program(top.field("program"))
-    sections = {name: section.read(top.field(name)) for name, section in SECTIONS.items() if top.has(name)}
-    values = PLAN.read(top.field("plan"))
+    sections = {name: section.read_value(top.field(name)) for name, section in SECTIONS.items() if top.has_field(name)}
+    values = PLAN.read_value(top.field("plan"))
     document.raise_errors()
     cluster = sections.get("cluster", {}).get("text", "")
     values |= {name: tuple(values[name].items()) for name in ("owners", "blocks")}
     plan = Plan(program.name, cluster=cluster, **values)
-    for path, code, message, hint in problems(plan, program, sections):
+    for path, code, message, hint in plan_problems(plan, program, sections):
         document.add_error(path, code, message, hint)
     document.raise_errors()
     return document, PlanFile(program, plan, origin, sections)
 
 
 def _check_version(top: JsonNode) -> None:
-    if not top.has("rlgraph"):
+    if not top.has_field("rlgraph"):
         hint = "`rlgraph compile PROGRAM.rlf --emit plan` writes one"
-        top.say("E0950", "this is no plan file: it has no field `rlgraph`", hint)
+        top.add_error("E0950", "this is no plan file: it has no field `rlgraph`", hint)
         top.document.raise_errors()
-    version = top.field("rlgraph").number()
+    version = top.field("rlgraph").read_int()
     top.document.raise_errors()
     if version != VERSION:
         hint = "install a newer rlgraph" if version > VERSION else "compile the program again"
         age = "a newer" if version > VERSION else "an older"
         message = f"the plan file is of version {version}, made by {age} rlgraph: this one reads version {VERSION}"
-        top.field("rlgraph").say("E0951", message, hint)
+        top.field("rlgraph").add_error("E0951", message, hint)
     top.document.raise_errors()
 
 
-def _program(node: JsonNode) -> tuple[Program, Origin]:
-    values = PROGRAM.read(node)
+def _program(node: JsonNode) -> tuple[Program, ProgramOrigin]:
+    values = PROGRAM.read_value(node)
     # Nothing else can be checked without a graph.
     node.document.raise_errors()
     name, lines = values.pop("name"), values.pop("graph")
     program = _graph(node.field("graph"), lines)
     if program.name != name:
-        node.field("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
+        node.field("name").add_error(
+            "E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`"
+        )
     node.document.raise_errors()
-    return program, Origin(**values)
+    return program, ProgramOrigin(**values)
 
 
 def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
@@ -233,7 +237,7 @@ def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
     except Exception as error:  # a text that no program prints can break the parser in any way
         fault = str(error) or type(error).__name__
     if fault:
-        node.say("E0954", f"the graph cannot be read: {fault:.200}", "compile the program again")
+        node.add_error("E0954", f"the graph cannot be read: {fault:.200}", "compile the program again")
         node.document.raise_errors()
     return program
 
@@ -251,20 +255,20 @@ def _lines(program: Program) -> list[str]:
     return print_program(program).rstrip("\n").split("\n")
 
 
-def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
+def _changed(document: Document, origin: ProgramOrigin, beside: Path) -> tuple[Diagnostic, ...]:
     """Return warnings if the program has changed since it was compiled, or the graph was edited."""
     return (*_edited(document, origin), *_outdated(document, origin, beside))
 
 
-def _edited(document: Document, origin: Origin) -> Iterator[Diagnostic]:
-    graph = "\n".join(document.top.field("program").field("graph").texts())
+def _edited(document: Document, origin: ProgramOrigin) -> Iterator[Diagnostic]:
+    graph = "\n".join(document.top.field("program").field("graph").read_texts())
     if origin.graph_sha256 and _digest(graph) != origin.graph_sha256:
         message = f"the graph was changed after `{origin.source}` was compiled: what runs is what stands here"
-        place = document.span(("program", "graph_sha256"))
+        place = document.value_span(("program", "graph_sha256"))
         yield Diagnostic("W0951", message, place, "compile the program again, unless you have changed it yourself")
 
 
-def _outdated(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
+def _outdated(document: Document, origin: ProgramOrigin, beside: Path) -> tuple[Diagnostic, ...]:
     try:
         path = beside / origin.source
         # The graph is what runs, so the program may be missing.
@@ -274,4 +278,4 @@ def _outdated(document: Document, origin: Origin, beside: Path) -> tuple[Diagnos
     if text is None or _digest(text) == origin.sha256:
         return ()
     message = f"`{origin.source}` has changed since this plan was made of it: what runs is the program of then"
-    return (Diagnostic("W0950", message, document.span(("program", "source")), "compile it again"),)
+    return (Diagnostic("W0950", message, document.value_span(("program", "source")), "compile it again"),)

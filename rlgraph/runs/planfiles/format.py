@@ -11,21 +11,21 @@ from typing import Any, get_args
 
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Admission, By, FusedTraining, Group, Holding, Pool, Role, Tail
+from rlgraph.ir.plan import LARGEST, VERSION, Admission, By, FusedTraining, Group, ModelHolding, Pool, Role, Tail
 from rlgraph.runs.planfiles.document import JsonNode
 from rlgraph.runs.planfiles.fields import (
-    Entries,
-    FilePath,
-    Flag,
-    Items,
-    Nullable,
-    Number,
-    OneOf,
-    Record,
-    Rows,
-    Section,
-    Text,
-    WholeNumber,
+    ChoiceField,
+    FlagField,
+    IntField,
+    ListField,
+    MapField,
+    NullableField,
+    NumberField,
+    PathField,
+    RecordField,
+    RowsField,
+    SectionField,
+    TextField,
 )
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
@@ -33,38 +33,38 @@ _RANGES = f"({_RUN}(,{_RUN})*)?"
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionField:
     """The version of the format. A file of another version is refused before anything else is read."""
 
-    def read(self, node: JsonNode) -> int:
-        return node.number()
+    def read_value(self, node: JsonNode) -> int:
+        return node.read_int()
 
-    def schema(self) -> dict[str, Any]:
+    def json_schema(self) -> dict[str, Any]:
         return {"const": VERSION}
 
 
 @dataclass(frozen=True)
-class Ranges:
+class RangesField:
     """Numbers as `0-3,8,9`."""
 
-    def read(self, node: JsonNode) -> tuple[int, ...]:
-        text = node.text()
+    def read_value(self, node: JsonNode) -> tuple[int, ...]:
+        text = node.read_text()
         if not re.fullmatch(_RANGES, text):
-            message = f"{node.shown} is {json.dumps(text):.60}, and has to be numbers and ranges"
-            node.say("E0953", message, 'as in "0-3,8,9"')
+            message = f"{node.path_text} is {json.dumps(text):.60}, and has to be numbers and ranges"
+            node.add_error("E0953", message, 'as in "0-3,8,9"')
             return ()
         ends = [run.partition("-") for run in (text.split(",") if text else [])]
         runs = [range(int(first), int(last or first) + 1) for first, _, last in ends]
         if not all(runs) or sum(map(len, runs)) > LARGEST:
-            node.say("E0953", f"{node.shown} has a range that does not count up, or is too large")
+            node.add_error("E0953", f"{node.path_text} has a range that does not count up, or is too large")
             return ()
         return tuple(number for run in runs for number in run)
 
-    def schema(self) -> dict[str, Any]:
+    def json_schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{_RANGES}$"}
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Return `0-3,6,5` for 0, 1, 2, 3, 6, 5: runs that count up are written by their ends."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -76,11 +76,11 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True)
-class MeshSizes:
+class MeshField:
     """The size of a mesh along some axes."""
 
-    def read(self, node: JsonNode) -> Mesh:
-        sizes, size = {}, WholeNumber(least=1)
+    def read_value(self, node: JsonNode) -> Mesh:
+        sizes, size = {}, IntField(least=1)
         for name, value in node.entries():
             if name not in AXIS_NAMES:
                 hint = (
@@ -88,119 +88,119 @@ class MeshSizes:
                 )
                 message = f"no axis of a mesh is called `{name:.60}`"
                 node.document.add_error(value.path, "E0952", message, hint, field=True)
-            sizes[name] = size.read(value)
+            sizes[name] = size.read_value(value)
         return Mesh(tuple(sizes.items()))
 
-    def schema(self) -> dict[str, Any]:
-        sizes = dict.fromkeys(AXIS_NAMES, WholeNumber(least=1).schema())
+    def json_schema(self) -> dict[str, Any]:
+        sizes = dict.fromkeys(AXIS_NAMES, IntField(least=1).json_schema())
         return {"type": "object", "properties": sizes, "additionalProperties": False}
 
 
-POOL = Record(Pool, {"name": Text(), "devices": WholeNumber(), "first": WholeNumber()}, {"cpus": WholeNumber()})
-GROUP = Record(
+POOL = RecordField(Pool, {"name": TextField(), "devices": IntField(), "first": IntField()}, {"cpus": IntField()})
+GROUP = RecordField(
     Group,
     {
-        "name": Text(),
-        "pool": Text(),
-        "engine": Text(),
-        "mesh": MeshSizes(),
-        "devices": Ranges(),
-        "models": Items(Text()),
+        "name": TextField(),
+        "pool": TextField(),
+        "engine": TextField(),
+        "mesh": MeshField(),
+        "devices": RangesField(),
+        "models": ListField(TextField()),
     },
-    {"code": Items(Text())},
+    {"code": ListField(TextField())},
 )
-ROLE = Record(Role, {"model": Text(), "operation": Text(), "group": Text()})
-HOLDING = Record(
-    Holding,
-    {"model": Text(), "group": Text()},
+ROLE = RecordField(Role, {"model": TextField(), "operation": TextField(), "group": TextField()})
+HOLDING = RecordField(
+    ModelHolding,
+    {"model": TextField(), "group": TextField()},
     {
-        option.name: Flag()
+        option.name: FlagField()
         if isinstance(option.default, bool)
-        else Text()
+        else TextField()
         if isinstance(option.default, str)
-        else WholeNumber(most=1 << 62)
-        for option in fields(Holding)
+        else IntField(most=1 << 62)
+        for option in fields(ModelHolding)
         if option.name not in ("model", "group")
     },
 )
 """A missing option leaves the engine its default."""
 
-TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": WholeNumber(least=1)})
-ADMIT = Record(Admission, {"table": Text(), "by": OneOf(get_args(By))}, {"name": Text()})
-FUSED = Record(FusedTraining, {"models": Items(Text()), "turned": Items(Text())})
+TAIL = RecordField(Tail, {"table": TextField(), "under": RowsField(), "on": IntField(least=1)})
+ADMIT = RecordField(Admission, {"table": TextField(), "by": ChoiceField(get_args(By))}, {"name": TextField()})
+FUSED = RecordField(FusedTraining, {"models": ListField(TextField()), "turned": ListField(TextField())})
 
-PROGRAM = Record(
+PROGRAM = RecordField(
     dict,
     {
-        "name": Text(),
-        "source": FilePath(),
-        "sha256": Text(),
-        "folder": FilePath(),
-        "set": Entries(Text()),
-        "graph": Items(Text()),
+        "name": TextField(),
+        "source": PathField(),
+        "sha256": TextField(),
+        "folder": PathField(),
+        "set": MapField(TextField()),
+        "graph": ListField(TextField()),
     },
-    {"graph_sha256": Text()},
+    {"graph_sha256": TextField()},
 )
-PLAN = Record(
+PLAN = RecordField(
     dict,
     {
-        "pools": Items(POOL),
-        "groups": Items(GROUP),
-        "roles": Items(ROLE),
-        "owners": Entries(Text()),
-        "blocks": Entries(WholeNumber(least=1)),
-        "holdings": Items(HOLDING),
+        "pools": ListField(POOL),
+        "groups": ListField(GROUP),
+        "roles": ListField(ROLE),
+        "owners": MapField(TextField()),
+        "blocks": MapField(IntField(least=1)),
+        "holdings": ListField(HOLDING),
     },
-    {"free": Items(Text()), "tails": Items(TAIL), "fused": Items(FUSED), "admits": Items(ADMIT)},
+    {"free": ListField(TextField()), "tails": ListField(TAIL), "fused": ListField(FUSED), "admits": ListField(ADMIT)},
 )
 SECTIONS = {
-    "cluster": Section({"text": "the cluster as `--cluster` reads it"}),
-    "assumptions": Section(
+    "cluster": SectionField({"text": "the cluster as `--cluster` reads it"}),
+    "assumptions": SectionField(
         known={
-            "prompt_tokens": Text(),
-            "response_tokens": Nullable(Text()),
-            "kept": Number(sys.float_info.min, 1.0),
-            "constants": Text(),
+            "prompt_tokens": TextField(),
+            "response_tokens": NullableField(TextField()),
+            "kept": NumberField(sys.float_info.min, 1.0),
+            "constants": TextField(),
         }
     ),
-    "predicted": Section(
+    "predicted": SectionField(
         known={
             **dict.fromkeys(
                 ("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds", "unfused_seconds", "alike_seconds"),
-                Number(),
+                NumberField(),
             ),
-            "fused": Entries(
-                Record(
+            "fused": MapField(
+                RecordField(
                     dict,
                     {
-                        **dict.fromkeys(("seconds", "bound_seconds", "in_turn_seconds"), Number()),
-                        "micro_batches": Entries(WholeNumber(least=1)),
+                        **dict.fromkeys(("seconds", "bound_seconds", "in_turn_seconds"), NumberField()),
+                        "micro_batches": MapField(IntField(least=1)),
                     },
                 )
             ),
-            "memory": Entries(
-                Record(
+            "memory": MapField(
+                RecordField(
                     dict,
-                    {"bytes": Number(), "capacity": Number(1.0), "moment": Text()},
+                    {"bytes": NumberField(), "capacity": NumberField(1.0), "moment": TextField()},
                     {
-                        "host": Number(),
-                        "node": Number(),
-                        "node_capacity": Number(),
-                        "asleep": Entries(Items(Text())),
+                        "host": NumberField(),
+                        "node": NumberField(),
+                        "node_capacity": NumberField(),
+                        "asleep": MapField(ListField(TextField())),
                     },
                 )
             ),
         }
     ),
 }
-DOCUMENT = Record(dict, {"rlgraph": Version(), "program": PROGRAM, "plan": PLAN}, SECTIONS)
+DOCUMENT = RecordField(dict, {"rlgraph": VersionField(), "program": PROGRAM, "plan": PLAN}, SECTIONS)
 
 
-def schema() -> dict[str, Any]:
+def document_schema() -> dict[str, Any]:
     """Return the JSON Schema of the whole document, as in `plan.schema.json`."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"rlgraph plan file, version {VERSION}",
         "description": "A compiled program and the plan of where it runs; see docs/reference/plan-files.md.",
     }
-    return head | DOCUMENT.schema()
+    return head | DOCUMENT.json_schema()

@@ -22,13 +22,13 @@ def astride_errors(compiled: Compilation) -> Iterator[Diagnostic]:
     if len(cluster.islands) == 1 or max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return
     for number, group in enumerate(plan.groups):
-        first, size = pools[group.pool].first, group.mesh.copy_size
+        first, size = pools[group.pool].first, group.mesh.replica_size
         for begin in range(0, len(group.devices) if group.models else 0, size):
             copy = [first + device for device in group.devices[begin : begin + size]]
-            names = dict.fromkeys(cluster.node_group_of_device(device) for device in copy)
+            names = dict.fromkeys(cluster.node_group_number(device) for device in copy)
             if len(names) > 1:
                 kinds = " and ".join(cluster.islands[name].device.name for name in names)
-                span = Document(compiled.source).span(("plan", "groups", number, "devices"))
+                span = Document(compiled.source).value_span(("plan", "groups", number, "devices"))
                 message = f"copy {begin // size} of `{group.name}` lies on two groups of the cluster, of {kinds}"
                 yield Diagnostic("E0956", message, span, "each copy of a model lies in one of them")
                 break

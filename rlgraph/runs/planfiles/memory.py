@@ -13,9 +13,9 @@ from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.hosts import host_memory_message
-from rlgraph.passes.cost.constants import Constants, defaults
-from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.constants import Constants, default_constants
+from rlgraph.passes.cost.peak import OffloadedModels, Peak, offloaded_models_by_node, pool_peaks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.models import model_config
 from rlgraph.passes.rewrites.accumulate import accumulating_models
@@ -41,7 +41,7 @@ def memory_errors(
         return []
     if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return []
-    constants = constants or defaults(cluster.islands[0].device.kind)
+    constants = constants or default_constants(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
         # The measured constants are not available here: only what exceeds all of a device's memory is refused.
         constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
@@ -51,11 +51,11 @@ def memory_errors(
         for model in program.models
         if isinstance(shape := shapes.get(model.name), Shape)
     }
-    step = tasks(program, main_step(program), workload)
+    step = phase_tasks(program, main_phase(program), workload)
     accumulated = accumulating_models(program, plan)
-    peak_of = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
+    peak_of = pool_peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
     wrong = [_overfull(compiled, pool, peak) for pool, peak in peak_of.items() if not peak.fits]
-    asleep = lodgings(plan, step, configs, cluster, constants, accumulated)
+    asleep = offloaded_models_by_node(plan, step, configs, cluster, constants, accumulated)
     full = [(node, lodging) for node, lodging in asleep.items() if not lodging.fits]
     return [*wrong, *(_crowded(compiled, plan, *node_lodging) for node_lodging in full[:1])]
 
@@ -73,7 +73,7 @@ def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedMod
     place = next(
         at for at, holding in enumerate(plan.holdings) if plan.describe_part(holding.model, holding.group) == most
     )
-    span = Document(compiled.source).span(("plan", "holdings", place, "offload"))
+    span = Document(compiled.source).value_span(("plan", "holdings", place, "offload"))
     return Diagnostic("E0958", host_memory_message(node, lodging), span, hint)
 
 
@@ -88,19 +88,19 @@ def _overfull(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
     for place, holding in enumerate(plan.holdings):
         if holding.model == model and plan.group(holding.group).pool == name and setting and getattr(holding, setting):
             path = ("plan", "holdings", place, setting)
-            remaining = holding.kv_bytes - (peak.bytes - peak.capacity)
+            remaining = holding.kv_bytes - (peak.used_bytes - peak.capacity)
             if setting == "micro_tokens":
                 hint = f"make `{setting}` smaller"
             elif remaining >= 1:
                 hint = f"`{setting}` of at most {int(remaining)} fits"
     moment = f"during `{peak.moment}`" if peak.moment else "all the time"
     message = (
-        f"`{name}` needs {format_quantity(peak.bytes, 'bytes')} on each {peak.device} {moment}, and "
+        f"`{name}` needs {format_quantity(peak.used_bytes, 'bytes')} on each {peak.device} {moment}, and "
         f"{format_quantity(peak.capacity, 'bytes')} can be used: the {what} of `{model}` are "
         f"{format_quantity(size, 'bytes')} of it"
     )
     if compiled.file is not None:
-        return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)
+        return Diagnostic("E0958", message, Document(compiled.source).value_span(path), hint)
     declared = (pool.span for pool in compiled.schedule.pools if pool.name == name)
     hint = "give the pool more devices, or split its models further; `compile` with a cluster finds a plan that fits"
     return Diagnostic("E0958", message, next(declared, compiled.schedule.span), hint)

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlgraph.backends.engines.process_groups import connect, listen
-from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
+from rlgraph.backends.engines.process_groups import connect_to_store, open_store
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
 from rlgraph.backends.exchange.link import Link
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.nccl import NcclLink
 from rlgraph.backends.exchange.shared import SharedMemoryLink
 from rlgraph.ir.carriers import PeerCarriers
@@ -69,7 +69,7 @@ def _received(pipe: Connection) -> Any:
 @contextmanager
 def crew(size: int, seconds: float = NEVER, wait: float = 20) -> Iterator[Crew]:
     """seconds: longest wait for a message, once they have met. wait: for their end, before they are ended."""
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     pipes, processes = [], []
@@ -93,9 +93,9 @@ def crew(size: int, seconds: float = NEVER, wait: float = 20) -> Iterator[Crew]:
 
 def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float) -> None:
     torch.set_num_threads(1)
-    store = connect(address, NEVER)
+    store = connect_to_store(address, NEVER)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
-    mailbox = Mailbox(place, range(size), store, seconds=NEVER)
+    mailbox = GlooLink(place, range(size), store, seconds=NEVER)
     if seconds < NEVER:
         meet(mailbox, range(size))
         dist.barrier()
@@ -109,7 +109,7 @@ def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float
     dist.destroy_process_group()
 
 
-def meet(mailbox: Mailbox, places: Iterable[int]) -> None:
+def meet(mailbox: GlooLink, places: Iterable[int]) -> None:
     """Connects each two, which otherwise the first message does, within the limit that the mailbox was made with."""
     for one, other in itertools.combinations(places, 2):
         if mailbox.place == one:
@@ -118,13 +118,13 @@ def meet(mailbox: Mailbox, places: Iterable[int]) -> None:
             mailbox.receive(torch.zeros(1), one).wait()
 
 
-def hurry(mailbox: Mailbox, seconds: float) -> None:
+def hurry(mailbox: GlooLink, seconds: float) -> None:
     """From here on no message is waited for longer."""
     mailbox.seconds, mailbox._limit = seconds, timedelta(seconds=seconds)
 
 
 def exchange(
-    mailbox: Mailbox,
+    mailbox: GlooLink,
     transfer: Transfer,
     source: tuple[LocalTensor, ...],
     destination: tuple[LocalTensor, ...],
@@ -136,7 +136,7 @@ def exchange(
 ) -> tuple[ExchangeCost, dict[str, Tensor]]:
     """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
     links = links_of(mailbox, ways)
-    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
+    end = TransferEnd(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
     first = {name: tensor.clone() for name, tensor in into.items()}
     end.run(tensors, first, ema=ema)
     moved = end.run(tensors, into, ema=ema)
@@ -144,7 +144,7 @@ def exchange(
     return moved, into
 
 
-def links_of(mailbox: Mailbox, ways: PeerCarriers) -> dict[int, Link]:
+def links_of(mailbox: GlooLink, ways: PeerCarriers) -> dict[int, Link]:
     """As a process opens them; what NCCL does on GPUs, gloo does here."""
     cpu = torch.device("cpu")
     made: dict[str, Link] = {"gloo": mailbox}
@@ -162,7 +162,7 @@ def gloo(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
 
 
 def exchange_changes(
-    mailbox: Mailbox,
+    mailbox: GlooLink,
     transfer: Transfer,
     source: tuple[LocalTensor, ...],
     destination: tuple[LocalTensor, ...],
@@ -171,7 +171,7 @@ def exchange_changes(
     dtype: torch.dtype,
 ) -> list[tuple[ExchangeCost, dict[str, Tensor]]]:
     """What a place did and what it had each time. Between them somebody else writes to what it has."""
-    end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
+    end = TransferEnd(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
     found = []
     for tensors in times:
         for tensor in into.values():
@@ -182,7 +182,7 @@ def exchange_changes(
 
 
 def redistribute(
-    mailbox: Mailbox, full: Tensor, mesh: tuple[int, ...], before: tuple[Any, ...], after: tuple[Any, ...]
+    mailbox: GlooLink, full: Tensor, mesh: tuple[int, ...], before: tuple[Any, ...], after: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     """This rank's part of a tensor before and after, as DTensor has it."""
     from torch.distributed.tensor import distribute_tensor

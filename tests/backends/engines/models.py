@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import MicroBatch
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 
 FAMILIES = ("qwen2", "llama", "gpt2", "gemma2")
-WORDS = Words(" ".join(f"t{i}" for i in range(3, 40)))
+WORDS = WordTokenizer(" ".join(f"t{i}" for i in range(3, 40)))
 
 DECODER: dict[str, Any] = {
     "hidden_size": 32,

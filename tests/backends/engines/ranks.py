@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.process_groups import listen
+from rlgraph.backends.engines.process_groups import open_store
 from rlgraph.ir.mesh import Mesh
 from tests.waits import NEVER
 
@@ -47,19 +47,19 @@ class Ranks:
 
     def run(self, mesh: Mesh, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `job(mesh, *arguments)` returns on each rank of the mesh; what it raises on the first that fails."""
-        meeting, number = listen("127.0.0.1"), next(self._numbers)
-        for jobs in self._jobs[: mesh.size]:
+        meeting, number = open_store("127.0.0.1"), next(self._numbers)
+        for jobs in self._jobs[: mesh.rank_count]:
             jobs.put((number, mesh, meeting.address, job, arguments))
         found: dict[int, Any] = {}
-        while len(found) < mesh.size:
+        while len(found) < mesh.rank_count:
             asked, rank, answer = self._results.get(timeout=NEVER)
             # Of a job that nobody waits for any more, another answer may be on its way.
             if asked == number:
                 found[rank] = answer
-        for rank in range(mesh.size):
+        for rank in range(mesh.rank_count):
             if isinstance(found[rank], str):
                 raise AssertionError(f"on rank {rank} of {mesh}:\n{found[rank]}")
-        return [found[rank][0] for rank in range(mesh.size)]
+        return [found[rank][0] for rank in range(mesh.rank_count)]
 
     def close(self) -> None:
         for process in self._processes:
@@ -85,9 +85,9 @@ def _serve(rank: int, jobs: Any, results: Any) -> None:
 def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     import torch.distributed as dist
 
-    from rlgraph.backends.engines.process_groups import join
+    from rlgraph.backends.engines.process_groups import join_process_group
 
-    join(rank, mesh.size, address, NEVER)
+    join_process_group(rank, mesh.rank_count, address, NEVER)
     try:
         return job(mesh, *arguments)
     finally:

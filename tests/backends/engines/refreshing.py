@@ -24,11 +24,11 @@ class Coming:
     asked: int = 0
 
     @property
-    def can_take(self) -> bool:
+    def can_take_weights(self) -> bool:
         self.asked += 1
         return self.version < len(self.after) and self.asked > self.after[self.version]
 
-    def take(self) -> int:
+    def take_weights(self) -> int:
         self.version += 1
         self.write(self.version)
         return self.version

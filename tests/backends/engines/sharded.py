@@ -15,16 +15,16 @@ from torch import Tensor
 from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import CORRECTION, ModelKind
 from rlgraph.ir import mesh as meshes
-from rlgraph.ir.layout import LocalTensor, at_layer
+from rlgraph.ir.layout import LocalTensor, layer_tensor_name
 from rlgraph.ir.mesh import Mesh
 from tests.backends.engines.models import source
 
 # 41 tokens: no number of ranks divides the vocabulary.
-WORDS = Words(" ".join(f"t{i}" for i in range(3, 41)))
+WORDS = WordTokenizer(" ".join(f"t{i}" for i in range(3, 41)))
 
 _USUAL: dict[str, Any] = {
     "hidden_size": 32,
@@ -266,7 +266,7 @@ def train(
     engine = MegatronEngine.open(
         spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers, later=later
     )
-    own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     return Trained(elsewhere(updates, engine, spec.kind, task, own), engine.state(), engine.layout())
 
 
@@ -275,7 +275,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine.open(spec, mesh)
-    blocks = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    blocks = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     still = replace(task, options=TrainOptions(lr=0.0), steps=1)
     found = {}
     first = engine.state()
@@ -290,7 +290,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     with torch.no_grad():
         for name, tensor in engine.tensors().items():
             tensor.copy_(second[name])
-    engine.weights_were_written()
+    engine.note_weights_written()
     updates(engine, spec.kind, still, blocks)
     found["an update goes on from written weights"] = same(engine.state(), second)
     engine.blend(first, 0.25)
@@ -298,7 +298,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
         torch.equal(tensor, second[name].lerp(first[name], 0.75)) for name, tensor in engine.state().items()
     )
     theirs = twin.logprobs(task.sequences)
-    with engine.weights(first):
+    with engine.temporary_weights(first):
         found["weights are lent"] = torch.equal(engine.logprobs(task.sequences), theirs)
     engine.load_state(second)
     found["and given back"] = engine.has_results <= (not torch.equal(engine.logprobs(task.sequences), theirs))
@@ -323,8 +323,8 @@ def refusals(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
     engine = MegatronEngine.open(spec, mesh)
     first = Sequences.from_lists([[3, 4]], [[True, False]])
     return [
-        refused(lambda: MegatronEngine.open(spec, meshes.mesh(dp=mesh.size))),
-        refused(lambda: MegatronEngine.open(spec, meshes.mesh(tp=8))),
+        refused(lambda: MegatronEngine.open(spec, meshes.make_mesh(dp=mesh.rank_count))),
+        refused(lambda: MegatronEngine.open(spec, meshes.make_mesh(tp=8))),
         refused(lambda: engine.values(sequences)),
         refused(lambda: engine.logprobs(first)),
         refused(lambda: engine.load_state({})),
@@ -370,8 +370,8 @@ def whole(ranks: Sequence[Trained], like: Mapping[str, Tensor]) -> dict[str, Ten
                     continue
                 (start, stop), *box = piece.box
                 for layer in range(start, stop):
-                    own = rank.state[at_layer(local.name, layer - start + piece.at[0])]
-                    _put(found[at_layer(piece.name, layer)], box, own, piece.at[1:])
+                    own = rank.state[layer_tensor_name(local.name, layer - start + piece.at[0])]
+                    _put(found[layer_tensor_name(piece.name, layer)], box, own, piece.at[1:])
     return found
 
 

@@ -69,7 +69,7 @@ def open_megatron(spec: ModelSpec, rank: Rank) -> Any:
 
 def rested(over: Mesh, spec: ModelSpec, task: Task, megatron: bool) -> Found:
     """Two engines with the same updates, one of which sleeps between any two calls."""
-    own = task.blocks[over.at(dist.get_rank(), "dp")]
+    own = task.blocks[over.axis_position(dist.get_rank(), "dp")]
     opened = open_megatron if megatron else open_rank
     rank = Rank(over, dist.get_rank())
 
@@ -96,7 +96,7 @@ def rested(over: Mesh, spec: ModelSpec, task: Task, megatron: bool) -> Found:
         freed = before - live.now - (engine.offloader.arenas.host.bytes - kept)
         asleep = {name: tensor.clone() for name, tensor in engine.tensors().items()}
         engine.wake()
-        second = engine.sleep().moved
+        second = engine.sleep().moved_bytes
         engine.wake()
         return Found(
             (told, found),

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
-from rlgraph.backends.engines.adapters import attach, initial_matrix
-from rlgraph.backends.engines.adapters import trained as changing
+from rlgraph.backends.engines.adapters import attach_adapters, initial_lora_a
+from rlgraph.backends.engines.adapters import trained_parameters as changing
 from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, Rank, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.models.adapters import Adapters, UnsupportedAdapter, find_adapter
 from rlgraph.catalog.models.families import ModelKind, trainable_parameters
-from rlgraph.ir.layout import at_layer
+from rlgraph.ir.layout import layer_tensor_name
 from tests.backends.engines.models import source
 from tests.catalog.models.tiny import KINDS, shape_of_model, tiny
 
@@ -138,13 +138,13 @@ def test_adapters_begin_as_those_of_peft() -> None:
     engine, base = opened(), opened(lora=None)
     with torch.no_grad():
         assert torch.equal(engine.logprobs(ROWS), base.logprobs(ROWS))
-    a = initial_matrix("a", (300, 400), 0)
+    a = initial_lora_a("a", (300, 400), 0)
     layer = torch.nn.Linear(400, 300)
     assert a.abs().max() <= layer.weight.abs().max() * 1.001
     assert abs(float(a.std() / layer.weight.detach().std()) - 1) < 0.01
-    assert torch.equal(a, initial_matrix("a", (300, 400), 0))
-    assert not torch.equal(a, initial_matrix("a", (300, 400), 1))
-    assert not torch.equal(a, initial_matrix("b", (300, 400), 0))
+    assert torch.equal(a, initial_lora_a("a", (300, 400), 0))
+    assert not torch.equal(a, initial_lora_a("a", (300, 400), 1))
+    assert not torch.equal(a, initial_lora_a("b", (300, 400), 0))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -156,7 +156,7 @@ def test_only_adapters_change(recompute: bool) -> None:
     after = engine.model.state_dict()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == set(engine.tensors())
-    assert all(kept.keys() == changed for kept in engine.moments().kinds.values())
+    assert all(kept.keys() == changed for kept in engine.moments().tensors_by_kind.values())
 
 
 def test_recomputation_and_threads_change_nothing() -> None:
@@ -225,11 +225,11 @@ def test_narrow_models_have_wide_adapters() -> None:
 def test_the_parameters_of_a_family_are_those_of_the_model(family: str, kind: ModelKind) -> None:
     model = tiny(family, kind)
     shape = replace(shape_of_model(model), adapters=LORA)
-    attach(model, LORA, kind)
+    attach_adapters(model, LORA, kind)
     found: dict[str, tuple[int, ...]] = {}
     for each in trainable_parameters(shape, kind):
         if "*" in each.name:
-            found |= {at_layer(each.name, place): each.shape[1:] for place in range(each.shape[0])}
+            found |= {layer_tensor_name(each.name, place): each.shape[1:] for place in range(each.shape[0])}
         else:
             found[each.name] = each.shape
     assert found == {name: tuple(each.shape) for name, each in changing(model).items()}

@@ -14,9 +14,9 @@ from torch import nn
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
-from rlgraph.backends.engines.tokenizers import Chars
+from rlgraph.backends.engines.tokenizers import CharTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.engines.transformers.network import cache_name
+from rlgraph.backends.engines.transformers.network import cache_argument_name
 
 SHAPE = {
     "hidden_size": 16,
@@ -52,13 +52,17 @@ class Any_(nn.Module):
 
 
 def test_a_cache_has_the_name_that_the_model_has_for_it() -> None:
-    assert [cache_name(model) for model in (New(), Old(), Any_())] == ["cache", "past_key_values", "past_key_values"]
+    assert [cache_argument_name(model) for model in (New(), Old(), Any_())] == [
+        "cache",
+        "past_key_values",
+        "past_key_values",
+    ]
 
 
 def test_transformers_does_not_warn_of_how_it_is_called() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
-        spec = ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, Chars("abcd>")))
+        spec = ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, CharTokenizer("abcd>")))
         engine = TransformersEngine(load(spec), spec)
         asked = Sequences.from_pairs([[3, 4], [5]], [[], []])
         with torch.no_grad():

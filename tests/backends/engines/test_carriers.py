@@ -25,19 +25,19 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.enginespec.legal import layout_problems
-from rlgraph.backends.exchange.exchange import Exchange
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
-from rlgraph.backends.exchange.sites import site
+from rlgraph.backends.exchange.sites import site_of_process
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.clusters.topology import sites_of, topology_of
+from rlgraph.catalog.clusters.topology import device_sites, topology_of
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import CARRIERS, PeerCarriers, Site, carrier, peer_carriers
+from rlgraph.ir.carriers import CARRIERS, PeerCarriers, TensorSite, carrier_between, peer_carriers
 from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.describe import describe_transfer
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 from tests.backends.engines.exchanging import Crew, crew, exchange, links_of
 from tests.backends.engines.ranks import IMPORTED
 from tests.backends.engines.test_exchange import SMALL, WORLD, content, filled, side
@@ -49,24 +49,24 @@ from tests.waits import NEVER
 
 def test_what_carries_between_whom() -> None:
     """By where the two ends are: the first one of the table that can."""
-    cpu, beside, away = Site("cpu", "a", "a", 1), Site("cpu", "a", "a", 2), Site("cpu", "b", "b", 1)
+    cpu, beside, away = TensorSite("cpu", "a", "a", 1), TensorSite("cpu", "a", "a", 2), TensorSite("cpu", "b", "b", 1)
     gpu, same, other, far = (
-        Site("cuda", "x", "a", 3),
-        Site("cuda", "x", "a", 4),
-        Site("cuda", "y", "a", 5),
-        Site("cuda", "z", "b", 6),
+        TensorSite("cuda", "x", "a", 3),
+        TensorSite("cuda", "x", "a", 4),
+        TensorSite("cuda", "y", "a", 5),
+        TensorSite("cuda", "z", "b", 6),
     )
     assert [each.name for each in CARRIERS] == ["shared", "nccl", "gloo"]
-    assert carrier(cpu, beside) == carrier(cpu, cpu) == "shared"
-    assert carrier(cpu, away) == carrier(cpu, gpu) == carrier(gpu, away) == "gloo"
-    assert carrier(gpu, same) == "shared" and carrier(gpu, other) == carrier(gpu, far) == "nccl"
+    assert carrier_between(cpu, beside) == carrier_between(cpu, cpu) == "shared"
+    assert carrier_between(cpu, away) == carrier_between(cpu, gpu) == carrier_between(gpu, away) == "gloo"
+    assert carrier_between(gpu, same) == "shared" and carrier_between(gpu, other) == carrier_between(gpu, far) == "nccl"
     # Two groups of one process: it cannot open its own handle, and NCCL wants a process for each GPU.
-    assert carrier(gpu, gpu) == carrier(gpu, Site("cuda", "y", "a", 3)) == "gloo"
+    assert carrier_between(gpu, gpu) == carrier_between(gpu, TensorSite("cuda", "y", "a", 3)) == "gloo"
 
 
 def test_who_makes_a_communicator() -> None:
     def clubs(devices: list[int], pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, ...], ...]]:
-        sites = {place: Site("cuda", device, 0, place) for place, device in enumerate(devices)}
+        sites = {place: TensorSite("cuda", device, 0, place) for place, device in enumerate(devices)}
         found = peer_carriers(pairs, sites, "the weights", {place: "" for place in sites})
         return [found[place].clubs for place in sites]
 
@@ -77,28 +77,28 @@ def test_who_makes_a_communicator() -> None:
 
 
 def test_what_is_not_known_goes_over_gloo() -> None:
-    found = peer_carriers([(0, 1)], {0: Site("cpu", 0, 0, 0)}, "the weights", {0: "here", 1: "there"})
-    assert found[0].carriers == {1: "gloo"} and found[1].name(0) == "here"
+    found = peer_carriers([(0, 1)], {0: TensorSite("cpu", 0, 0, 0)}, "the weights", {0: "here", 1: "there"})
+    assert found[0].carriers == {1: "gloo"} and found[1].place_name(0) == "here"
 
 
 def test_a_plan_says_what_carries() -> None:
     """Two nodes of two GPUs: who samples has one of each in common with who trains."""
     cluster = read_cluster("2x2:a100-80gb")
     devices = {0: 0, 1: 1, 2: 1, 3: 2}
-    source, destination = side(SMALL, "megatron", mesh(tp=2)), side(SMALL, "vllm", mesh(dp=2), 2)
-    transfer = reshard(source, destination, itemsize=4, topology=topology_of(devices, cluster), bucket=1 << 26)
-    size = {pair: bytes_ for pair, bytes_ in transfer.pairs().items()}
+    source, destination = side(SMALL, "megatron", make_mesh(tp=2)), side(SMALL, "vllm", make_mesh(dp=2), 2)
+    transfer = plan_resharding(source, destination, itemsize=4, topology=topology_of(devices, cluster), bucket=1 << 26)
+    size = {pair: bytes_ for pair, bytes_ in transfer.bytes_by_pair().items()}
     beside = size[1, 2]
     text = f"{beside / 1e3:.1f} kB over shared, {(sum(size.values()) - beside) / 1e3:.1f} kB over nccl"
-    assert text in describe_transfer(transfer, sites=sites_of(devices, cluster))
-    cores = describe_transfer(transfer, sites=sites_of(devices, read_cluster("1x4:cpu(memory=8GiB)")))
+    assert text in describe_transfer(transfer, sites=device_sites(devices, cluster))
+    cores = describe_transfer(transfer, sites=device_sites(devices, read_cluster("1x4:cpu(memory=8GiB)")))
     assert f"{sum(size.values()) / 1e3:.1f} kB over shared\n" in cores
 
 
 def test_where_this_process_is() -> None:
-    found = site(torch.device("cpu"))
+    found = site_of_process(torch.device("cpu"))
     assert (found.kind, found.process) == ("cpu", os.getpid())
-    assert carrier(found, site(torch.device("cpu"))) == "shared"
+    assert carrier_between(found, site_of_process(torch.device("cpu"))) == "shared"
 
 
 # That what travels is the same
@@ -111,15 +111,31 @@ def four() -> Iterator[Crew]:
 
 
 SPLITS = {
-    "transformers": [mesh(), mesh(2), mesh(fsdp=2), mesh(fsdp=3), mesh(fsdp=4), mesh(tp=2), mesh(2, tp=2)],
-    "megatron": [mesh(), mesh(tp=2), mesh(pp=2), mesh(pp=4), mesh(tp=2, pp=2), mesh(2, tp=2), mesh(2, pp=2)],
-    "vllm": [mesh(), mesh(2), mesh(4), mesh(tp=2), mesh(2, tp=2), mesh(tp=4)],
+    "transformers": [
+        make_mesh(),
+        make_mesh(2),
+        make_mesh(fsdp=2),
+        make_mesh(fsdp=3),
+        make_mesh(fsdp=4),
+        make_mesh(tp=2),
+        make_mesh(2, tp=2),
+    ],
+    "megatron": [
+        make_mesh(),
+        make_mesh(tp=2),
+        make_mesh(pp=2),
+        make_mesh(pp=4),
+        make_mesh(tp=2, pp=2),
+        make_mesh(2, tp=2),
+        make_mesh(2, pp=2),
+    ],
+    "vllm": [make_mesh(), make_mesh(2), make_mesh(4), make_mesh(tp=2), make_mesh(2, tp=2), make_mesh(tp=4)],
 }
 
 
 def drawn(chance: random.Random, shape: Shape, engine: str) -> tuple[Mesh, int]:
     over = chance.choice([each for each in SPLITS[engine] if not layout_problems(shape, engine, each)])
-    return over, chance.randrange(WORLD - over.size + 1)
+    return over, chance.randrange(WORLD - over.rank_count + 1)
 
 
 @pytest.mark.parametrize("pairs", few([8, 100], 8))
@@ -129,17 +145,19 @@ def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
     for number in range(pairs):
         ends = [chance.choice(sorted(SPLITS)) for _ in range(2)]
         source, destination = (side(SMALL, engine, *drawn(chance, SMALL, engine)) for engine in ends)
-        topology = Topology.separate(range(WORLD), chance.choice([1, 2, 4]))
-        transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=chance.choice([4096, 1 << 26]))
+        topology = Topology.one_per_device(range(WORLD), chance.choice([1, 2, 4]))
+        transfer = plan_resharding(
+            source, destination, itemsize=4, topology=topology, bucket=chance.choice([4096, 1 << 26])
+        )
         sites = {
-            place: Site(chance.choice(["cpu", "cuda", "cuda"]), chance.randrange(3), chance.randrange(2), place)
+            place: TensorSite(chance.choice(["cpu", "cuda", "cuda"]), chance.randrange(3), chance.randrange(2), place)
             for place in range(WORLD)
         }
         there = peer_carriers(
-            transfer.pairs(), sites, f"the weights of pair {number} of {pairs}", {place: "" for place in sites}
+            transfer.bytes_by_pair(), sites, f"the weights of pair {number} of {pairs}", {place: "" for place in sites}
         )
         used |= {name for each in there.values() for name in each.carriers.values()}
-        own = transfer.parts(range(WORLD))
+        own = transfer.split_by_place(range(WORLD))
         jobs = []
         for place in range(WORLD):
             before, after = source.get(place, ()), destination.get(place, ())
@@ -196,14 +214,14 @@ def test_who_has_no_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EPERM, "Operation not permitted")
 
     here = torch.device("cpu")
-    assert carrier(site(here), site(here)) == "shared"
+    assert carrier_between(site_of_process(here), site_of_process(here)) == "shared"
     monkeypatch.setattr(os, "memfd_create", refused)
-    assert carrier(site(here), site(here)) == "gloo"
+    assert carrier_between(site_of_process(here), site_of_process(here)) == "gloo"
     monkeypatch.delattr(os, "memfd_create")
-    assert carrier(site(here), site(here)) == "gloo"
+    assert carrier_between(site_of_process(here), site_of_process(here)) == "gloo"
 
 
-def grown(mailbox: Mailbox, sizes: list[int]) -> list[int]:
+def grown(mailbox: GlooLink, sizes: list[int]) -> list[int]:
     """Messages that outgrow the memory, from place 0 to the others."""
     link, found = SharedMemoryLink(mailbox, torch.device("cpu")), []
     for size in sizes:
@@ -215,7 +233,7 @@ def grown(mailbox: Mailbox, sizes: list[int]) -> list[int]:
             post = link.receive(torch.empty(size, dtype=torch.uint8, device="meta"), 0)
             post.wait()
             found.append(int(post.message.double().mean()))
-            post.release()
+            post.note_read()
     return found
 
 
@@ -241,7 +259,7 @@ class Interrupted(dict[str, Tensor]):
 
 
 def interrupted(
-    mailbox: Mailbox,
+    mailbox: GlooLink,
     transfer: Transfer,
     source: tuple[LocalTensor, ...],
     destination: tuple[LocalTensor, ...],
@@ -251,7 +269,7 @@ def interrupted(
     by: int | None,
 ) -> tuple[str, float]:
     """What a place is told, and after how many seconds. by: the signal that it gets when it comes to the last tensor."""
-    end = Exchange(
+    end = TransferEnd(
         transfer, mailbox, source=source, destination=destination, links=links_of(mailbox, there), ways=there
     )
     # From here on nobody waits for one who only began later.
@@ -282,12 +300,12 @@ ENDS = [
 def test_one_end_fails_in_the_midst(by: int, end: str, over: str) -> None:
     """Its peer is told which tensor was on its way from whom to whom, over what, and how long it has waited."""
     kind, machine = ("cuda", 0) if over == "nccl" else ("cpu", int(over == "gloo"))
-    sites = {place: Site(kind, place, place * machine, place) for place in range(2)}
-    source, destination = side(SMALL, "transformers", mesh()), side(SMALL, "vllm", mesh(), 1)
-    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
-    assert transfer.rounds > 10
+    sites = {place: TensorSite(kind, place, place * machine, place) for place in range(2)}
+    source, destination = side(SMALL, "transformers", make_mesh()), side(SMALL, "vllm", make_mesh(), 1)
+    transfer = plan_resharding(source, destination, itemsize=4, topology=Topology.one_per_device(range(2)), bucket=4096)
+    assert transfer.round_count > 10
     names = {0: "rank 0 of learn", 1: "rank 0 of play"}
-    there = peer_carriers(transfer.pairs(), sites, "the weights of `actor`", names)
+    there = peer_carriers(transfer.bytes_by_pair(), sites, "the weights of `actor`", names)
     assert there[0].carriers == {1: over}
     failing = 0 if end == "sends" else 1
     jobs = []
@@ -300,14 +318,14 @@ def test_one_end_fails_in_the_midst(by: int, end: str, over: str) -> None:
         two.send(interrupted, *jobs)
         told, seconds = two.answer(1 - failing)
     assert "of the weights of `actor` from rank 0 of learn to rank 0 of play" in told
-    assert f"of {transfer.rounds}, over {over})" in told and "layers" in told.split(" of the weights")[0]
+    assert f"of {transfer.round_count}, over {over})" in told and "layers" in told.split(" of the weights")[0]
     assert "gone or does not answer, after" in told
     if by == STOPPED:
         after = re.search(r"after ([\d.]+) s", told)
         assert seconds >= 3 and after and float(after[1]) >= 3
 
 
-def starved(mailbox: Mailbox, limit: int, *arguments: Any) -> tuple[str, float]:
+def starved(mailbox: GlooLink, limit: int, *arguments: Any) -> tuple[str, float]:
     """A process that can have no more bytes than that in one piece of memory that others can map."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return interrupted(mailbox, *arguments)
@@ -315,11 +333,11 @@ def starved(mailbox: Mailbox, limit: int, *arguments: Any) -> tuple[str, float]:
 
 def test_memory_that_there_is_not_in_the_midst() -> None:
     """Who sends says how much, for whom, and over what; who waits says from whom."""
-    source, destination = side(SMALL, "transformers", mesh()), side(SMALL, "vllm", mesh(), 1)
-    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
-    sites = {place: Site("cpu", 0, 0, place) for place in range(2)}
+    source, destination = side(SMALL, "transformers", make_mesh()), side(SMALL, "vllm", make_mesh(), 1)
+    transfer = plan_resharding(source, destination, itemsize=4, topology=Topology.one_per_device(range(2)), bucket=4096)
+    sites = {place: TensorSite("cpu", 0, 0, place) for place in range(2)}
     names = {0: "rank 0 of learn", 1: "rank 0 of play"}
-    there = peer_carriers(transfer.pairs(), sites, "the weights of `actor`", names)
+    there = peer_carriers(transfer.bytes_by_pair(), sites, "the weights of `actor`", names)
     jobs = []
     for place in range(2):
         before, after = source.get(place, ()), destination.get(place, ())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.base import EngineError, Sampling
-from rlgraph.backends.engines.sampling import sample, uniforms
+from rlgraph.backends.engines.sampling import sample, uniform_numbers
 from rlgraph.backends.engines.sequences import Sequences
 from tests.backends.engines.models import FAMILIES, engine
 from tests.backends.engines.refreshing import Coming, check
@@ -54,7 +54,7 @@ def test_logprobs_of_generation_are_the_trainers(family: str, temperature: float
     made = model.generate(PROMPTS, 2, Sampling(9, temperature=temperature, top_p=0.9, top_k=20, min_tokens=3), keys(10))
     with torch.no_grad():
         again = model.logprobs(made.sequences, temperature)
-    assert made.logprobs.shape == (int(made.sequences.counts().sum()),)
+    assert made.logprobs.shape == (int(made.sequences.scored_counts().sum()),)
     torch.testing.assert_close(made.logprobs, again, rtol=0, atol=1e-10)
 
 
@@ -101,10 +101,10 @@ def test_a_row_ends_at_its_first_end_token_and_keeps_it() -> None:
 
 def test_min_tokens_forbids_the_end() -> None:
     made = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=8, stop_ids=(20,)), keys(150))
-    assert made.sequences.counts().tolist() == [8] * 150
+    assert made.sequences.scored_counts().tolist() == [8] * 150
     assert not {1, 20} & {token for row in made.sequences.scored_rows() for token in row[:-1]}
     fewer = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=3, stop_ids=(20,)), keys(150))
-    assert min(fewer.sequences.counts().tolist()) == 4, "the token that ends it comes behind them, at once"
+    assert min(fewer.sequences.scored_counts().tolist()) == 4, "the token that ends it comes behind them, at once"
 
 
 def test_no_tokens_and_no_prompts() -> None:
@@ -116,7 +116,7 @@ def test_no_tokens_and_no_prompts() -> None:
 
 def test_an_empty_prompt_starts_with_the_token_that_ends_a_text() -> None:
     made = engine().generate(Sequences.from_lists([[], [5, 6]]), 1, Sampling(4, min_tokens=4), keys(2))
-    assert made.sequences.rows()[0][0] == 1 and made.sequences.counts().tolist() == [4, 4]
+    assert made.sequences.rows()[0][0] == 1 and made.sequences.scored_counts().tolist() == [4, 4]
 
 
 def test_generated_values_may_enter_a_loss() -> None:
@@ -140,26 +140,28 @@ def test_wrong_number_of_keys() -> None:
 
 
 def test_uniforms_are_uniform_and_belong_to_key_and_place() -> None:
-    numbers = torch.stack([uniforms(keys(500), place) for place in range(40)])
+    numbers = torch.stack([uniform_numbers(keys(500), place) for place in range(40)])
     assert float(numbers.min()) >= 0 and float(numbers.max()) < 1
     assert abs(float(numbers.mean()) - 0.5) < 0.01 and abs(float(numbers.var()) - 1 / 12) < 0.005
     assert numbers.unique().numel() == numbers.numel()
     # Neighbours in key and in place are unrelated.
     for one, other in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
         assert abs(float(torch.corrcoef(torch.stack([one.ravel(), other.ravel()]))[0, 1])) < 0.03
-    assert uniforms(keys(500), 3)[17:20].equal(uniforms(keys(3, start=17), 3))
+    assert uniform_numbers(keys(500), 3)[17:20].equal(uniform_numbers(keys(3, start=17), 3))
 
 
 def test_keys_a_step_of_the_generator_apart_are_unrelated() -> None:
     step = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
-    assert not uniforms(step, 3).equal(uniforms(keys(1), 4))
+    assert not uniform_numbers(step, 3).equal(uniform_numbers(keys(1), 4))
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.5, 3), (1.0, 3)])
 def test_a_uniform_on_a_border_takes_no_token_without_weight(
     monkeypatch: pytest.MonkeyPatch, uniform: float, token: int
 ) -> None:
-    monkeypatch.setattr("rlgraph.backends.engines.sampling.uniforms", lambda keys, place: torch.tensor([uniform]))
+    monkeypatch.setattr(
+        "rlgraph.backends.engines.sampling.uniform_numbers", lambda keys, place: torch.tensor([uniform])
+    )
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     assert sample(logits, keys(1), 0, Sampling(1), None)[0].tolist() == [token]
 
@@ -225,7 +227,7 @@ def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, i
     made = mine.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
     check(made, models, sampling, 1e-10)
     assert made.versions is not None
-    counts = made.sequences.counts().tolist()
+    counts = made.sequences.scored_counts().tolist()
     assert any(len(set(part.tolist())) == 3 for part in made.versions.split(counts)), "some rows have all three"
     # What was sampled before the change is what no change gives, and what comes after is made of the same numbers.
     before = models[0].generate(PROMPTS, 4, sampling, keys(20)).sequences.scored_rows()

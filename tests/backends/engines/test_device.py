@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.device import choose_device, device_here
+from rlgraph.backends.engines.device import choose_device, choose_visible_device
 
 
 def test_a_gpu_that_is_there_is_chosen() -> None:
     assert [choose_device(None, gpus) for gpus in (0, 1, 4)] == ["cpu", "cuda:0", "cuda:0"]
     assert [choose_device(wanted, 2) for wanted in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
-    assert device_here(None) == choose_device(None, torch.cuda.device_count())
+    assert choose_visible_device(None) == choose_device(None, torch.cuda.device_count())
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,16 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
-from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
+from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.catalog.models.families import parameters
 from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import Site, peer_carriers
-from rlgraph.ir.layout import LocalTensor, Piece, at_layer, full_box
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.carriers import TensorSite, peer_carriers
+from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box, layer_tensor_name
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 from tests.backends.engines.exchanging import Crew, crew, exchange, exchange_changes, hurry, meet, redistribute
 from tests.suites import few
 from tests.waits import NEVER
@@ -40,16 +40,16 @@ Case = tuple[str, Mesh, int, str, Mesh, int]
 RUNS = itertools.count()
 
 SITES = {
-    "gloo": {place: Site("cpu", place, place, place) for place in range(WORLD)},
-    "shared": {place: Site("cpu", 0, 0, place) for place in range(WORLD)},
-    "nccl": {place: Site("cuda", place, 0, place) for place in range(WORLD)},
+    "gloo": {place: TensorSite("cpu", place, place, place) for place in range(WORLD)},
+    "shared": {place: TensorSite("cpu", 0, 0, place) for place in range(WORLD)},
+    "nccl": {place: TensorSite("cuda", place, 0, place) for place in range(WORLD)},
     # Two on one GPU: those of other GPUs have a communicator with each of them.
-    "pairs": {place: Site("cuda", place % 2, place, place) for place in range(WORLD)},
+    "pairs": {place: TensorSite("cuda", place % 2, place, place) for place in range(WORLD)},
     "each": {
-        0: Site("cuda", 0, 0, 0),
-        1: Site("cuda", 0, 0, 1),
-        2: Site("cuda", 1, 0, 2),
-        3: Site("cpu", 0, 0, 3),
+        0: TensorSite("cuda", 0, 0, 0),
+        1: TensorSite("cuda", 0, 0, 1),
+        2: TensorSite("cuda", 1, 0, 2),
+        3: TensorSite("cpu", 0, 0, 3),
     },
 }
 """Where processes say that they are, for what carries messages between them: they are on this CPU, and what NCCL would do
@@ -108,14 +108,14 @@ def filled(layout: Sequence[LocalTensor], full: Mapping[str, Tensor] | None, dty
             at = tuple(slice(start, start + high - low) for start, (low, high) in zip(piece.at, piece.box, strict=True))
             tensor[at] = full[piece.name][tuple(slice(*ends) for ends in piece.box)].to(dtype)
         if "*" in local.name:
-            found |= {at_layer(local.name, layer): each.clone() for layer, each in enumerate(tensor)}
+            found |= {layer_tensor_name(local.name, layer): each.clone() for layer, each in enumerate(tensor)}
         else:
             found[local.name] = tensor
     return found
 
 
 def side(shape: Shape, engine: str, over: Mesh, first: int = 0) -> Side:
-    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)}
+    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.rank_count)}
 
 
 def carry_out(
@@ -134,9 +134,9 @@ def carry_out(
     sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
     jobs = []
     # That it cannot be averaged is a matter of the whole transfer.
-    own = transfer.parts(range(WORLD)) if ema is None else dict.fromkeys(range(WORLD), transfer)
+    own = transfer.split_by_place(range(WORLD)) if ema is None else dict.fromkeys(range(WORLD), transfer)
     there = peer_carriers(
-        transfer.pairs(),
+        transfer.bytes_by_pair(),
         SITES[over],
         f"the weights of run {next(RUNS)}",
         {place: f"rank {place}" for place in range(WORLD)},
@@ -160,25 +160,25 @@ def carry_out(
 
 
 CASES = [
-    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(1, 1, 2), 2),
-    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 2),
-    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 1),
-    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 1), 0),
-    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(4, 1, 1), 0),
-    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 2), 0),
-    ("megatron", mesh(1, 4, 1), 0, "vllm", mesh(1, 1, 4), 0),
-    ("megatron", mesh(2, 1, 2), 0, "vllm", mesh(1, 1, 4), 0),
-    ("megatron", mesh(2, 2, 1), 0, "megatron", mesh(1, 2, 2), 0),
-    ("megatron", mesh(1, 1, 4), 0, "megatron", mesh(1, 4, 1), 0),
-    ("transformers", mesh(), 0, "vllm", mesh(3, 1, 1), 1),
-    ("transformers", mesh(2), 0, "vllm", mesh(1, 1, 2), 2),
-    ("vllm", mesh(1, 1, 4), 0, "transformers", mesh(), 0),
-    ("transformers", mesh(fsdp=2), 0, "vllm", mesh(1, 1, 2), 2),
-    ("transformers", mesh(fsdp=4), 0, "megatron", mesh(1, 2, 2), 0),
-    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(fsdp=3), 1),
-    ("transformers", mesh(fsdp=3), 0, "transformers", mesh(2, fsdp=2), 0),
-    ("transformers", mesh(tp=2), 0, "vllm", mesh(1, 1, 2), 2),
-    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(2, tp=2), 0),
+    ("megatron", make_mesh(1, 1, 2), 0, "vllm", make_mesh(1, 1, 2), 2),
+    ("megatron", make_mesh(1, 1, 2), 0, "vllm", make_mesh(2, 1, 1), 2),
+    ("megatron", make_mesh(1, 1, 2), 0, "vllm", make_mesh(2, 1, 1), 1),
+    ("megatron", make_mesh(1, 2, 2), 0, "vllm", make_mesh(2, 1, 1), 0),
+    ("megatron", make_mesh(1, 2, 2), 0, "vllm", make_mesh(4, 1, 1), 0),
+    ("megatron", make_mesh(1, 2, 2), 0, "vllm", make_mesh(2, 1, 2), 0),
+    ("megatron", make_mesh(1, 4, 1), 0, "vllm", make_mesh(1, 1, 4), 0),
+    ("megatron", make_mesh(2, 1, 2), 0, "vllm", make_mesh(1, 1, 4), 0),
+    ("megatron", make_mesh(2, 2, 1), 0, "megatron", make_mesh(1, 2, 2), 0),
+    ("megatron", make_mesh(1, 1, 4), 0, "megatron", make_mesh(1, 4, 1), 0),
+    ("transformers", make_mesh(), 0, "vllm", make_mesh(3, 1, 1), 1),
+    ("transformers", make_mesh(2), 0, "vllm", make_mesh(1, 1, 2), 2),
+    ("vllm", make_mesh(1, 1, 4), 0, "transformers", make_mesh(), 0),
+    ("transformers", make_mesh(fsdp=2), 0, "vllm", make_mesh(1, 1, 2), 2),
+    ("transformers", make_mesh(fsdp=4), 0, "megatron", make_mesh(1, 2, 2), 0),
+    ("megatron", make_mesh(1, 1, 4), 0, "transformers", make_mesh(fsdp=3), 1),
+    ("transformers", make_mesh(fsdp=3), 0, "transformers", make_mesh(2, fsdp=2), 0),
+    ("transformers", make_mesh(tp=2), 0, "vllm", make_mesh(1, 1, 2), 2),
+    ("megatron", make_mesh(1, 1, 4), 0, "transformers", make_mesh(2, tp=2), 0),
 ]
 
 
@@ -219,30 +219,32 @@ def test_a_model_arrives(four: Crew, over: str, case: Case) -> None:
     carriers."""
     bucket = (2048, 1 << 26)[(CASES.index(case) + sorted(SITES).index(over)) % 2]
     source, destination = side(SMALL, *case[:3]), side(SMALL, *case[3:])
-    topology = Topology.separate(range(WORLD))
-    transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=bucket)
+    topology = Topology.one_per_device(range(WORLD))
+    transfer = plan_resharding(source, destination, itemsize=4, topology=topology, bucket=bucket)
     moved = arrived(four, SMALL, source, destination, transfer, over)
-    assert sum(each.sent for each in moved) == sum(each.received for each in moved) == transfer.bound
-    assert max(each.peak for each in moved) <= transfer.peak <= bucket
+    assert sum(each.sent_bytes for each in moved) == sum(each.received_bytes for each in moved) == transfer.bound
+    assert max(each.peak_buffer_bytes for each in moved) <= transfer.peak <= bucket
 
 
 SPARSE = [
-    ("megatron", mesh(tp=2, ep=2), 0, "transformers", mesh(2), 2),
-    ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
-    ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
-    ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
-    ("megatron", mesh(tp=2, ep=2), 0, "vllm", mesh(tp=2), 2),
-    ("megatron", mesh(pp=2, tp=2), 0, "vllm", mesh(ep=4), 0),
-    ("transformers", mesh(fsdp=3), 0, "vllm", mesh(tp=4), 0),
+    ("megatron", make_mesh(tp=2, ep=2), 0, "transformers", make_mesh(2), 2),
+    ("megatron", make_mesh(pp=2, ep=2), 0, "transformers", make_mesh(fsdp=3), 1),
+    ("transformers", make_mesh(fsdp=2), 0, "megatron", make_mesh(pp=2, tp=2), 0),
+    ("megatron", make_mesh(1, 4), 0, "megatron", make_mesh(ep=4), 0),
+    ("megatron", make_mesh(tp=2, ep=2), 0, "vllm", make_mesh(tp=2), 2),
+    ("megatron", make_mesh(pp=2, tp=2), 0, "vllm", make_mesh(ep=4), 0),
+    ("transformers", make_mesh(fsdp=3), 0, "vllm", make_mesh(tp=4), 0),
 ]
 
 
 @pytest.mark.parametrize("over, case", product(SPARSE))
 def test_a_model_whose_first_layer_has_no_experts_arrives(four: Crew, over: str, case: Case) -> None:
     source, destination = side(LATENT, *case[:3]), side(LATENT, *case[3:])
-    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 26)
+    transfer = plan_resharding(
+        source, destination, itemsize=4, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 26
+    )
     moved = arrived(four, LATENT, source, destination, transfer, over)
-    assert sum(each.sent for each in moved) == transfer.bound
+    assert sum(each.sent_bytes for each in moved) == transfer.bound
 
 
 WIDE, NARROW = torch.float32, torch.bfloat16
@@ -260,29 +262,31 @@ WIDE, NARROW = torch.float32, torch.bfloat16
 )
 def test_large_tensors_and_other_dtypes(four: Crew, over: str, wide: torch.dtype, narrow: torch.dtype) -> None:
     """Large parts are sent from where they lie, if they are of the dtype that travels, and the link can."""
-    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(2, 1, 1), 2)
+    source, destination = side(LARGE, "megatron", make_mesh(1, 2, 1)), side(LARGE, "vllm", make_mesh(2, 1, 1), 2)
     itemsize = min(wide.itemsize, narrow.itemsize)
-    transfer = reshard(source, destination, itemsize=itemsize, topology=Topology.separate(range(WORLD)), bucket=1 << 28)
+    transfer = plan_resharding(
+        source, destination, itemsize=itemsize, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 28
+    )
     full = content(LARGE)
     moved, tensors = carry_out(four, source, destination, transfer, full, wide, narrow, over=over)
     for place, layout in destination.items():
         expected = filled(layout, full, narrow)
         assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
-    assert sum(each.sent for each in moved) == transfer.bound
+    assert sum(each.sent_bytes for each in moved) == transfer.bound
     if wide == narrow and over not in ("shared", "each"):
-        assert max(each.peak for each in moved) < transfer.peak / 10
+        assert max(each.peak_buffer_bytes for each in moved) < transfer.peak / 10
 
 
 @pytest.mark.parametrize("over", few(sorted(SITES), "each"))
 def test_a_broadcast_that_is_passed_on(four: Crew, over: str) -> None:
-    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    source, destination = side(LARGE, "transformers", make_mesh()), side(LARGE, "vllm", make_mesh(3, 1, 1), 1)
     slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
-    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
-    assert transfer.forwards
+    transfer = plan_resharding(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    assert transfer.has_forwarding
     full = content(LARGE)
     moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
-    assert max(each.sent for each in moved) < 1.1 * transfer.bound / 3
-    assert max(each.peak for each in moved) <= 1 << 22
+    assert max(each.sent_bytes for each in moved) < 1.1 * transfer.bound / 3
+    assert max(each.peak_buffer_bytes for each in moved) <= 1 << 22
     for place, layout in destination.items():
         expected = filled(layout, full, torch.float32)
         assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
@@ -291,12 +295,12 @@ def test_a_broadcast_that_is_passed_on(four: Crew, over: str) -> None:
 @pytest.mark.parametrize("passed_on, narrow", few(itertools.product([False, True], [WIDE, NARROW]), (False, NARROW)))
 def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtype) -> None:
     """The same weights arrive, whole the first time, and then as the few numbers that changed."""
-    source = side(LARGE, *(("transformers", mesh()) if passed_on else ("megatron", mesh(1, 1, 2))))
-    destination = side(LARGE, "vllm", mesh(3, 1, 1) if passed_on else mesh(2, 1, 1), 1 if passed_on else 2)
+    source = side(LARGE, *(("transformers", make_mesh()) if passed_on else ("megatron", make_mesh(1, 1, 2))))
+    destination = side(LARGE, "vllm", make_mesh(3, 1, 1) if passed_on else make_mesh(2, 1, 1), 1 if passed_on else 2)
     slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
     size = narrow.itemsize
-    transfer = reshard(source, destination, itemsize=size, topology=slow, bucket=1 << 22, forward=passed_on)
-    assert transfer.forwards == passed_on
+    transfer = plan_resharding(source, destination, itemsize=size, topology=slow, bucket=1 << 22, forward=passed_on)
+    assert transfer.has_forwarding == passed_on
     generator = torch.Generator().manual_seed(1)
     times = [content(LARGE)]
     for share in (0.01, 0.0, 0.5):
@@ -324,9 +328,9 @@ def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtyp
 @pytest.mark.parametrize("over", few(sorted(SITES), "shared"))
 def test_a_moving_average(four: Crew, over: str) -> None:
     """One place keeps some, gets some; large and small tensors alike."""
-    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(3, 1, 1))
-    transfer = reshard(
-        source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 24, forward=False
+    source, destination = side(LARGE, "megatron", make_mesh(1, 2, 1)), side(LARGE, "vllm", make_mesh(3, 1, 1))
+    transfer = plan_resharding(
+        source, destination, itemsize=4, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 24, forward=False
     )
     full = content(LARGE)
     _, tensors = carry_out(four, source, destination, transfer, full, ema=0.75, over=over)
@@ -339,10 +343,12 @@ def test_a_moving_average(four: Crew, over: str) -> None:
 
 def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
     before = tuple(
-        LocalTensor(name, (6,), (Piece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10)))
+        LocalTensor(name, (6,), (TensorPiece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10)))
     )
-    after = (LocalTensor("w", (10,), (Piece("w", ((0, 10),), (0,)),)),)
-    transfer = reshard({0: before}, {0: after}, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+    after = (LocalTensor("w", (10,), (TensorPiece("w", ((0, 10),), (0,)),)),)
+    transfer = plan_resharding(
+        {0: before}, {0: after}, itemsize=4, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 20
+    )
     tensors = {"a": torch.arange(6.0), "b": torch.arange(4.0, 10.0)}
     empty = (transfer, (), (), {}, {}, torch.float32)
     (_, found), *_ = four.ask(
@@ -352,9 +358,9 @@ def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
 
 
 def test_what_does_not_fit_together(four: Crew) -> None:
-    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    source, destination = side(LARGE, "transformers", make_mesh()), side(LARGE, "vllm", make_mesh(3, 1, 1), 1)
     slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
-    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    transfer = plan_resharding(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
     with pytest.raises(EngineError, match="forward=False"):
         carry_out(four, source, destination, transfer, content(LARGE), ema=0.5)
     with pytest.raises(EngineError, match="planned for elements of 4 bytes"):
@@ -364,10 +370,10 @@ def test_what_does_not_fit_together(four: Crew) -> None:
 def test_a_peer_that_does_not_answer() -> None:
     """Two mailboxes in one process; only one of them works."""
     store = dist.HashStore()
-    boxes: dict[int, Mailbox] = {}
+    boxes: dict[int, GlooLink] = {}
 
     def make(place: int) -> None:
-        boxes[place] = Mailbox(place, (3, 5), store, seconds=NEVER)
+        boxes[place] = GlooLink(place, (3, 5), store, seconds=NEVER)
         meet(boxes[place], (3, 5))
 
     makers = [threading.Thread(target=make, args=(place,)) for place in (3, 5)]
@@ -376,9 +382,11 @@ def test_a_peer_that_does_not_answer() -> None:
     for maker in makers:
         maker.join()
     hurry(boxes[5], 0.2)
-    layout = (LocalTensor("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
-    transfer = reshard({3: layout}, {5: layout}, itemsize=4, topology=Topology.separate((3, 5)), bucket=1 << 20)
-    end = Exchange(transfer, boxes[5], destination=layout)
+    layout = (LocalTensor("w", (8,), (TensorPiece("w", ((0, 8),), (0,)),)),)
+    transfer = plan_resharding(
+        {3: layout}, {5: layout}, itemsize=4, topology=Topology.one_per_device((3, 5)), bucket=1 << 20
+    )
+    end = TransferEnd(transfer, boxes[5], destination=layout)
     with pytest.raises(EngineError, match=r"w\[0:8\] of weights from place 3 to place 5 .*gone or does not answer"):
         end.run({}, {"w": torch.zeros(8)})
 
@@ -411,7 +419,7 @@ def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Place
             at = coordinates[str(index)]
             box[placement.dim] = (min(low + at * each, high), min(low + (at + 1) * each, high))
     shape = tuple(high - low for low, high in box)
-    return LocalTensor("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
+    return LocalTensor("w", shape, (TensorPiece("w", tuple(box), (0,) * len(size)),))
 
 
 @pytest.mark.parametrize("step", few([1, 4], 4))
@@ -426,7 +434,9 @@ def test_what_torch_can_redistribute(four: Crew, step: int) -> None:
         theirs = four.ask(redistribute, *([(full, over, before, after)] * WORLD))
         for rank, (held, needed) in enumerate(layouts):
             assert [tuple(each.shape) for each in theirs[rank]] == [held.shape, needed.shape]
-        transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+        transfer = plan_resharding(
+            source, destination, itemsize=4, topology=Topology.one_per_device(range(WORLD)), bucket=1 << 20
+        )
         jobs = [
             (
                 transfer,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.engines.base import Generation, Sampling
-from rlgraph.backends.engines.first_done import is_decided, select_first, take_rows
+from rlgraph.backends.engines.first_done import is_decided, select_first_finished, take_rows
 from rlgraph.backends.engines.sequences import Sequences
 from tests.backends.engines.models import engine
 from tests.suites import few
@@ -37,9 +37,9 @@ def test_which_are_kept(groups: tuple[list[int], list[int]]) -> None:
     one, two = groups
     made, n = generation(one + two, 4), len(one)
     for first in range(1, n + 1):
-        rows = select_first(made, n, Sampling(4, first=first)).tolist()
+        rows = select_first_finished(made, n, Sampling(4, samples_wanted=first)).tolist()
         assert rows == chosen(one, first) + [n + sample for sample in chosen(two, first)]
-    assert select_first(made, n, Sampling(4)).tolist() == list(range(2 * n))
+    assert select_first_finished(made, n, Sampling(4)).tolist() == list(range(2 * n))
 
 
 @given(st.data())
@@ -73,16 +73,16 @@ def test_none_is_given_up_too_early(data: st.DataObject) -> None:
 def test_rows_that_are_kept_are_those_of_generating_all(first: int, limits: dict[str, int]) -> None:
     keys = np.arange(40, dtype=np.uint64)
     whole = engine().generate(PROMPTS, 8, Sampling(16, stop_ids=ENDS), keys)
-    sampling = Sampling(16, stop_ids=ENDS, first=first)
+    sampling = Sampling(16, stop_ids=ENDS, samples_wanted=first)
     made = engine(**limits).generate(PROMPTS, 8, sampling, keys)
-    kept = select_first(whole, 8, sampling)
-    assert select_first(made, 8, sampling).equal(kept)
+    kept = select_first_finished(whole, 8, sampling)
+    assert select_first_finished(made, 8, sampling).equal(kept)
     found, expected = take_rows(made, kept), take_rows(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-10)
     # Rows side by side are given up with as many tokens as the last one that is kept.
     if limits != {"cache_tokens": 1}:
-        longest = expected.sequences.counts().view(5, first).max(1).values
-        most = torch.minimum(whole.sequences.counts().view(5, 8), longest[:, None])
-        assert made.sequences.counts().view(5, 8).equal(most)
-        assert int(made.sequences.counts().sum()) < int(whole.sequences.counts().sum())
+        longest = expected.sequences.scored_counts().view(5, first).max(1).values
+        most = torch.minimum(whole.sequences.scored_counts().view(5, 8), longest[:, None])
+        assert made.sequences.scored_counts().view(5, 8).equal(most)
+        assert int(made.sequences.scored_counts().sum()) < int(whole.sequences.scored_counts().sum())

@@ -22,8 +22,8 @@ from rlgraph.backends.engines.transformers import copies
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
 from tests.backends.engines.models import source
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.refreshing import Coming
@@ -31,8 +31,13 @@ from tests.backends.engines.sharded import WORDS, Clipped, Task, Trained, ask, e
 from tests.backends.engines.slept import rested, same
 from tests.suites import few
 
-MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
-MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2), "dp2": mesh(dp=2), "fsdp2tp2": mesh(fsdp=2, tp=2)}
+MESHES = {"fsdp2": make_mesh(fsdp=2), "fsdp4": make_mesh(fsdp=4), "dp2fsdp2": make_mesh(dp=2, fsdp=2)}
+MESHES |= {
+    "tp2": make_mesh(tp=2),
+    "dp2tp2": make_mesh(dp=2, tp=2),
+    "dp2": make_mesh(dp=2),
+    "fsdp2tp2": make_mesh(fsdp=2, tp=2),
+}
 SHARED_OUT = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3_moe", {}), ("gpt2", {})]
 SPLIT = [
     ("llama", {}),
@@ -59,7 +64,7 @@ def spec_of(family: str, kind: ModelKind = "causal_lm", dtype: str = "float64", 
 
 
 def opened(split: Mesh, spec: ModelSpec, **how: Any) -> TransformersEngine:
-    return open_rank(spec, Rank(split, dist.get_rank(), Holding("", "", **how)))
+    return open_rank(spec, Rank(split, dist.get_rank(), ModelHolding("", "", **how)))
 
 
 def score(split: Mesh, spec: ModelSpec, sequences: Any, micro_tokens: int) -> Any:
@@ -69,20 +74,20 @@ def score(split: Mesh, spec: ModelSpec, sequences: Any, micro_tokens: int) -> An
 
 def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
     engine = opened(split, spec, recompute=recompute)
-    own = task.blocks[split.at(dist.get_rank(), "dp")]
+    own = task.blocks[split.axis_position(dist.get_rank(), "dp")]
     early: list[int] = []
 
     def rest(sent: Any, *given: Any) -> Any:
         early.append(len(sent._flat))
         return plain(sent, *given)
 
-    plain = copies._Buckets.send_rest
+    plain = copies._Buckets.send_remaining_buckets
     with pytest.MonkeyPatch.context() as patch:
         # Copies add gradients up in several parts, while others are computed.
         patch.setattr(copies, "BUCKET", 2000)
-        patch.setattr(copies._Buckets, "send_rest", rest)
+        patch.setattr(copies._Buckets, "send_remaining_buckets", rest)
         told = elsewhere(updates, engine, spec.kind, task, own)
-    if split.splits == ("dp",) and own and own[-1] and not task.empty:
+    if split.split_axes == ("dp",) and own and own[-1] and not task.empty:
         assert [bool(each) for each in early] == [True, False, True][: task.steps]
     return Trained(told, engine.state(), engine.layout())
 
@@ -128,7 +133,7 @@ def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: 
 def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
     spec = spec_of(family, **config)
     blocks = ((0, 1, 2), (3,), (4, 5, 6, 7)), ((8, 9), (10, 11))
-    task = Task(rows(12), blocks if MESHES[split].length("dp") > 1 else (blocks[0] + blocks[1],), OPTIONS)
+    task = Task(rows(12), blocks if MESHES[split].axis_size("dp") > 1 else (blocks[0] + blocks[1],), OPTIONS)
     engine = TransformersEngine.open(spec)
     told = updates(engine, spec.kind, task, list(itertools.chain(*task.blocks)))
     trained = ranks.run(MESHES[split], train, spec, task, False)
@@ -223,7 +228,7 @@ def gathered_once(split: Mesh, spec: ModelSpec, task: Task, gather: str, recompu
         return plain(*given)
 
     engine = opened(split, spec, recompute=recompute, gather=gather)
-    own = task.blocks[split.at(dist.get_rank(), "dp")]
+    own = task.blocks[split.axis_position(dist.get_rank(), "dp")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "foreach_all_gather", counted)
         calls.append(0)
@@ -257,7 +262,7 @@ def test_parameters_that_are_gathered_for_an_update(
     there are; who reads in between has the new ones."""
     spec = replace(spec_of(family, kind, tie_word_embeddings=True), adapters=adapters)
     blocks = ((0, 1, 2), (5,), (4, 6, 7, 9, 10)), ((3, 8), (11,))
-    both = MESHES[split].length("dp") > 1
+    both = MESHES[split].axis_size("dp") > 1
     task = Task(rows(12), blocks if both else blocks[:1], OPTIONS)
     engine = TransformersEngine.open(spec)
     theirs = added(engine, kind, task, list(itertools.chain(*task.blocks)))
@@ -318,7 +323,7 @@ def test_adapters_are_trained_as_in_one_process(ranks: Ranks, split: str, kind: 
 def lent(split: Mesh, task: Task) -> Any:
     """A model with adapters on another one's base, and this one; what they say before and after updates."""
     ref = opened(split, spec_of("qwen3"))
-    actor = open_rank(adapted(), Rank(split, dist.get_rank(), Holding("", ""), base_engine=ref))
+    actor = open_rank(adapted(), Rank(split, dist.get_rank(), ModelHolding("", ""), base_engine=ref))
     once = {tensor.data_ptr() for tensor in ref.tensors().values()}
     alike = sum(tensor.data_ptr() in once for tensor in actor.model.parameters()) == len(once)
     before = ask(actor, "causal_lm", task.sequences, (1.0,))
@@ -345,7 +350,7 @@ def test_a_base_that_ranks_split_is_lent(ranks: Ranks) -> None:
 
 PROMPTS = Sequences.from_lists([[3, 4, 5], [6], [4, 4, 7, 3]])
 KEYS = np.arange(12, dtype=np.uint64)
-SAMPLINGS = (Sampling(10), Sampling(6, min_tokens=3, temperature=0.8, top_k=9), Sampling(12, first=2))
+SAMPLINGS = (Sampling(10), Sampling(6, min_tokens=3, temperature=0.8, top_k=9), Sampling(12, samples_wanted=2))
 
 
 def sampled(split: Mesh, spec: ModelSpec) -> Any:
@@ -382,7 +387,7 @@ def refreshed(split: Mesh, spec: ModelSpec) -> Any:
     def write(version: int) -> None:
         for tensor in engine.tensors().values():
             tensor.mul_(0.9)
-        engine.weights_were_written()
+        engine.note_weights_written()
 
     coming = Coming(write, after=(3 + 2 * dist.get_rank(),))
     made = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)

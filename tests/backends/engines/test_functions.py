@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlgraph.backends.lowering.functions import ROW, TOKEN, call_padded, types_of
+from rlgraph.backends.lowering.functions import ROW, TOKEN, argument_types, compute_padded
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, tensor_node
 from rlgraph.ir.types import Tensor as Type
-from rlgraph.ops import infer
+from rlgraph.ops import infer_type
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
 
 
 def apply(op: str, *args: Expr, to: str | None = None) -> Apply:
     axis = {None: None, "row": ROW, "row.token": TOKEN}[to]
-    return Apply(op, args, infer(op, [arg.type for arg in args], axis), to)
+    return Apply(op, args, infer_type(op, [arg.type for arg in args], axis), to)
 
 
 def gae(arguments: dict[str, Any]) -> Node:
     """What the checker makes of the prelude's `gae` for these arguments."""
-    ref = {name: Ref(name, kind) for name, kind in types_of(arguments).items()}
+    ref = {name: Ref(name, kind) for name, kind in argument_types(arguments).items()}
     later = apply("mul", ref["gamma"], apply("next", ref["value"]))
     delta = apply("sub", apply("add", ref["reward"], later), ref["value"])
     found = apply("discount", delta, apply("mul", ref["gamma"], ref["lam"]))
@@ -52,7 +52,7 @@ def test_gae(dtype: torch.dtype, mask: Tensor | None) -> None:
         name: torch.randn(3, 4, generator=generator, dtype=dtype) for name in ("reward", "value")
     }
     arguments |= {"gamma": 0.9, "lam": 0.95}
-    found = call_padded(gae(arguments), arguments, mask)
+    found = compute_padded(gae(arguments), arguments, mask)
     assert found.dtype == dtype
     expected = loop(arguments["reward"], arguments["value"], 0.9, 0.95, torch.ones(3, 4) if mask is None else mask)
     torch.testing.assert_close(found, expected)
@@ -61,7 +61,7 @@ def test_gae(dtype: torch.dtype, mask: Tensor | None) -> None:
 def test_results_of_every_width() -> None:
     x, row = torch.arange(12.0).reshape(3, 4), torch.tensor([1.0, 2.0, 3.0])
     arguments: dict[str, Any] = {"x": x, "row": row, "k": 2}
-    ref = {name: Ref(name, kind) for name, kind in types_of(arguments).items()}
+    ref = {name: Ref(name, kind) for name, kind in argument_types(arguments).items()}
     total = apply("sum", apply("mul", ref["x"], ref["row"]), to="row")
     for expr, expected in (
         (total, [4.0, 0.0, 24.0]),
@@ -73,14 +73,14 @@ def test_results_of_every_width() -> None:
         ),
         (ref["k"], 2),
     ):
-        assert call_padded(tensor_node((Let("y", expr),), ("y",)), arguments, MASK).tolist() == expected
+        assert compute_padded(tensor_node((Let("y", expr),), ("y",)), arguments, MASK).tolist() == expected
 
 
 def test_rows_without_tokens() -> None:
     arguments: dict[str, Any] = {"x": torch.tensor([1.0, 2.0, 6.0])}
-    x = Ref("x", types_of(arguments)["x"])
+    x = Ref("x", argument_types(arguments)["x"])
     node = tensor_node((Let("y", apply("sub", x, apply("mean", x))),), ("y",))
-    assert call_padded(node, arguments).tolist() == [-2, -1, 3]
+    assert compute_padded(node, arguments).tolist() == [-2, -1, 3]
 
 
 def test_gradient() -> None:
@@ -89,13 +89,15 @@ def test_gradient() -> None:
     node = gae({"reward": reward, "value": value, "gamma": 0.9, "lam": 0.95})
 
     def function(reward: Tensor, value: Tensor) -> Tensor:
-        return call_padded(node, {"reward": reward, "value": value, "gamma": 0.9, "lam": 0.95}, MASK)
+        return compute_padded(node, {"reward": reward, "value": value, "gamma": 0.9, "lam": 0.95}, MASK)
 
     assert torch.autograd.gradcheck(function, (reward, value))
 
 
 def test_types() -> None:
-    found = types_of({"a": 1, "b": 1.0, "c": True, "d": torch.tensor(1), "e": torch.ones(2), "f": torch.ones(2, 2) > 0})
+    found = argument_types(
+        {"a": 1, "b": 1.0, "c": True, "d": torch.tensor(1), "e": torch.ones(2), "f": torch.ones(2, 2) > 0}
+    )
     assert found == {
         "a": Type("int"),
         "b": Type("float"),
@@ -117,9 +119,9 @@ def test_types() -> None:
 def test_shapes_that_do_not_fit(arguments: dict[str, Any], mask: Tensor | None, message: str) -> None:
     node = tensor_node((Let("y", Ref("x", Type("float", TOKEN))),), ("y",))
     with pytest.raises(ValueError, match=message):
-        call_padded(node, arguments, mask)
+        compute_padded(node, arguments, mask)
 
 
 def test_too_many_dimensions() -> None:
     with pytest.raises(ValueError, match="x has 3 dimensions"):
-        types_of({"x": torch.ones(1, 1, 1)})
+        argument_types({"x": torch.ones(1, 1, 1)})

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import rlgraph
 from rlgraph.backends.engines import gguf
 from rlgraph.backends.engines.sources import ModelSpec, load
-from rlgraph.catalog.models.gguf import UnusableFile
+from rlgraph.catalog.models.gguf import UnusableGguf
 from rlgraph.errors import Diagnostic, ProgramError
 from tests.gguf_file import write
 
@@ -55,7 +55,7 @@ def program(tmp_path: Path) -> Path:
 )
 def test_the_weights_are_those_that_were_written(tmp_path: Path, family: str, tied: bool, packed: str) -> None:
     written = write(tmp_path / "model.gguf", family, tied=tied, packed=packed)
-    loaded = load(ModelSpec("causal_lm", str(gguf.folder_of(tmp_path / "model.gguf"))))
+    loaded = load(ModelSpec("causal_lm", str(gguf.dequantized_folder(tmp_path / "model.gguf"))))
     found, wanted = loaded.model.state_dict(), written.state_dict()
     assert found.keys() == wanted.keys() and loaded.new_parameters == ()
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
@@ -66,7 +66,7 @@ def test_the_weights_are_those_that_were_written(tmp_path: Path, family: str, ti
 
 def test_the_tokenizer_has_the_template_of_the_file(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(gguf.folder_of(tmp_path / "model.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(gguf.dequantized_folder(tmp_path / "model.gguf"))
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
     assert asked == "<|im_start|>user\nab<|im_end|>\n"
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.decode(tokenizer("a b").input_ids) == "a b"
@@ -76,7 +76,7 @@ def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf")
     (tmp_path / "chat_template.jinja").write_text("another one")
     (tmp_path / "config.json").write_text("no JSON")
-    folder = gguf.folder_of(tmp_path / "model.gguf")
+    folder = gguf.dequantized_folder(tmp_path / "model.gguf")
     assert "another one" not in "".join(file.read_text() for file in folder.glob("*.j*"))
 
 
@@ -88,21 +88,21 @@ def test_it_is_read_once_for_all_copies_and_again_when_it_changes(
     monkeypatch.setattr(gguf, "_read", lambda file: reads.append(file) or read(file))
     write(file)
     with ThreadPoolExecutor(2) as two:
-        first, second = two.map(gguf.folder_of, [file, file])
-    assert first == second == gguf.folder_of(file) and len(reads) == 1
+        first, second = two.map(gguf.dequantized_folder, [file, file])
+    assert first == second == gguf.dequantized_folder(file) and len(reads) == 1
     write(file, "qwen2")
-    assert gguf.folder_of(file) != first and len(reads) == 2
-    assert {entry.name for entry in cache.iterdir()} == {".lock", first.name, gguf.folder_of(file).name}
+    assert gguf.dequantized_folder(file) != first and len(reads) == 2
+    assert {entry.name for entry in cache.iterdir()} == {".lock", first.name, gguf.dequantized_folder(file).name}
 
 
 def test_a_process_that_was_killed_leaves_nothing_that_counts(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "model.gguf")
-    folder = gguf.folder_of(tmp_path / "model.gguf")
+    folder = gguf.dequantized_folder(tmp_path / "model.gguf")
     folder.rename(folder.with_name(f".{folder.name}"))  # As far as it came before it could be given its name.
     (folder.with_name(f".{folder.name}") / "half").write_text("")
-    assert gguf.folder_of(tmp_path / "model.gguf") == folder and not (folder / "half").exists()
+    assert gguf.dequantized_folder(tmp_path / "model.gguf") == folder and not (folder / "half").exists()
     assert {entry.name for entry in cache.iterdir()} == {".lock", folder.name}
 
 
@@ -183,10 +183,10 @@ def test_a_cache_that_cannot_be_written(program: Path, cache: Path, monkeypatch:
 
 def test_a_cache_that_cannot_be_written_and_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "model.gguf")
-    folder = gguf.folder_of(tmp_path / "model.gguf")
+    folder = gguf.dequantized_folder(tmp_path / "model.gguf")
     monkeypatch.delattr(gguf, "_write")
     monkeypatch.delattr(gguf.fcntl, "flock")
-    assert gguf.folder_of(tmp_path / "model.gguf") == folder
+    assert gguf.dequantized_folder(tmp_path / "model.gguf") == folder
 
 
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +196,6 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, cache: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(gguf.os, "replace", full)
-    with pytest.raises(UnusableFile, match="cannot be kept in .*: no space left on device"):
-        gguf.folder_of(tmp_path / "model.gguf")
+    with pytest.raises(UnusableGguf, match="cannot be kept in .*: no space left on device"):
+        gguf.dequantized_folder(tmp_path / "model.gguf")
     assert [entry.name for entry in cache.iterdir()] == [".lock"]

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from rlgraph.backends.engines import rendezvous
-from rlgraph.backends.engines.process_groups import RendezvousStore, connect, listen, rendezvous_url
+from rlgraph.backends.engines.process_groups import RendezvousStore, connect_to_store, open_store, rendezvous_url
 from rlgraph.backends.engines.rendezvous import Message, StoreServer
 from tests.waits import NEVER
 
@@ -67,22 +67,22 @@ def said(end: socket.socket, most: int = 1 << 20) -> bytes:
 def test_a_port_is_taken_when_it_is_chosen(crowd: None) -> None:
     """A probe on one address finds ports that are in use on another: a store on all addresses then fails, in this
     crowd 13 times of 300."""
-    meetings = [listen("127.0.0.1") for _ in range(100)]
+    meetings = [open_store("127.0.0.1") for _ in range(100)]
     assert len({place(meeting) for meeting in meetings}) == 100
     for meeting in meetings:
-        connect(meeting.address, NEVER).set("here", "1")
+        connect_to_store(meeting.address, NEVER).set("here", "1")
 
 
 def test_nobody_else_can_take_it() -> None:
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     with pytest.raises(OSError, match="in use"):
         socket.create_server(place(meeting))
 
 
 def test_it_answers_as_torch_s_own_store() -> None:
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ours = connect(meeting.address, NEVER)
+    ours = connect_to_store(meeting.address, NEVER)
 
     def told(store: dist.Store) -> list[object]:
         prefixed = dist.PrefixStore("in", store)
@@ -99,7 +99,7 @@ def test_it_answers_as_torch_s_own_store() -> None:
         return found
 
     assert told(ours) == told(theirs)
-    assert connect(meeting.address, NEVER).get("in/new") == b"3"
+    assert connect_to_store(meeting.address, NEVER).get("in/new") == b"3"
 
 
 def test_who_waits_keeps_nobody_else_from_asking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_who_waits_keeps_nobody_else_from_asking(monkeypatch: pytest.MonkeyPatch
         return plain(listener, *given)
 
     monkeypatch.setattr(StoreServer, "_do_wait", noted)
-    meeting = listen("127.0.0.1")
-    store, found = connect(meeting.address, NEVER), []
+    meeting = open_store("127.0.0.1")
+    store, found = connect_to_store(meeting.address, NEVER), []
     waiting = Thread(target=lambda: found.append(store.get("late")))
     waiting.start()
     assert asked.wait(NEVER)
@@ -122,7 +122,7 @@ def test_who_waits_keeps_nobody_else_from_asking(monkeypatch: pytest.MonkeyPatch
 
 def test_torch_meets_there_by_itself() -> None:
     """vLLM starts its ranks by a URL, in the process that listens, too."""
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     named = rendezvous_url(meeting.address)
     assert meeting.address.split("/")[1] not in named
     made: list[dist.Store] = []
@@ -146,13 +146,13 @@ def test_torch_meets_there_by_itself() -> None:
 
 def test_who_does_not_know_the_token_gets_no_answer() -> None:
     """Another token, none, that of another meeting, what torch's own client says, and any bytes."""
-    meeting, other = listen("127.0.0.1"), listen("127.0.0.1")
-    member = connect(meeting.address, NEVER)
+    meeting, other = open_store("127.0.0.1"), open_store("127.0.0.1")
+    member = connect_to_store(meeting.address, NEVER)
     member.set("here", "1")
     where, port = meeting.address.split("/")[0], place(meeting)[1]
     for token in ("", "00" * 32, other.address.split("/")[1]):
         with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
-            connect(f"{where}/{token}", NEVER)
+            connect_to_store(f"{where}/{token}", NEVER)
     with pytest.raises(dist.DistError):
         dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=1)).set("here", "2")
     message = struct.pack("<4I", 3, 3, 4, 1) + b"sethere2"
@@ -163,12 +163,12 @@ def test_who_does_not_know_the_token_gets_no_answer() -> None:
                 stranger.shutdown(socket.SHUT_WR)
             # No more than the random number that everybody has to answer.
             assert len(said(stranger)) <= 32
-    assert connect(meeting.address, NEVER).get("here") == b"1"
+    assert connect_to_store(meeting.address, NEVER).get("here") == b"1"
 
 
 def test_a_proof_that_was_overheard_is_worth_nothing() -> None:
     """It answers a number that was drawn for it; and what the listener proves is not what one who comes has to."""
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     token = meeting.address.split("/")[1]
     heard = b""
     with socket.create_server(("127.0.0.1", 0)) as between:
@@ -185,7 +185,7 @@ def test_a_proof_that_was_overheard_is_worth_nothing() -> None:
         watching = Thread(target=listening)
         watching.start()
         with pytest.raises(dist.DistNetworkError):
-            connect(f"127.0.0.1:{port}/{token}", NEVER)
+            connect_to_store(f"127.0.0.1:{port}/{token}", NEVER)
         watching.join(NEVER)
     assert len(heard) == 64
     with socket.create_connection(place(meeting)) as again:
@@ -200,21 +200,21 @@ def test_a_proof_that_was_overheard_is_worth_nothing() -> None:
 
 def test_strangers_who_say_nothing_keep_nobody_out() -> None:
     """Who had to wait for all of them would give up."""
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     with ExitStack() as silent:
         for _ in range(50):
             silent.enter_context(socket.create_connection(place(meeting)))
-        connect(meeting.address, NEVER).set("here", "1")
+        connect_to_store(meeting.address, NEVER).set("here", "1")
 
 
 def test_nobody_listens_when_it_is_over() -> None:
-    meeting = listen("127.0.0.1")
+    meeting = open_store("127.0.0.1")
     address = meeting.address
-    member = connect(address, NEVER)
+    member = connect_to_store(address, NEVER)
     del meeting
     # Somebody else may have its port by now, and does not know the token.
     with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
-        connect(address, NEVER)
+        connect_to_store(address, NEVER)
     # Who is in stays in.
     member.set("here", "1")
     assert member.get("here") == b"1"

@@ -19,7 +19,7 @@ from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_n
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
-from rlgraph.ops import TENSOR, infer
+from rlgraph.ops import TENSOR, infer_type
 
 PROMPTS = Axis("prompts", "prompts")
 ROLLOUT = Axis("rollout", "rollout", PROMPTS)
@@ -49,12 +49,12 @@ class Shape:
         tokens = [(g, r, t) for g, r in rollouts for t in range(self.tokens[g][r])]
         return {"prompts": prompts, "rollout": rollouts, "rollout.token": tokens}[axis]  # type: ignore[return-value]
 
-    def index(self, child: str, ancestor: str) -> Tensor:
+    def ancestor_rows(self, child: str, ancestor: str) -> Tensor:
         above = self.rows(ancestor)
         depth = ["prompts", "rollout", "rollout.token"].index(ancestor) + 1
         return torch.tensor([above.index(path[:depth]) for path in self.rows(child)], dtype=torch.int64)
 
-    def size(self, axis: str) -> int:
+    def row_count(self, axis: str) -> int:
         return len(self.rows(axis))
 
 
@@ -77,11 +77,11 @@ def values(shape: Shape, seed: int = 0) -> dict[str, Any]:
         ("p", PROMPTS),
         ("any", ROLLOUT),
     ):
-        found[name] = torch.randn(shape.size(axis.key), generator=generator, dtype=shape.dtype)
-    found["n"] = torch.randint(1, 5, (shape.size("rollout"),), generator=generator)
-    found["b"] = torch.rand(shape.size("rollout.token"), generator=generator) > 0.5
-    found["name"] = ["ab"[row % 2] for row in range(shape.size("prompts"))]
-    found["other"] = ["ba"[row % 2] for row in range(shape.size("rollout"))]
+        found[name] = torch.randn(shape.row_count(axis.key), generator=generator, dtype=shape.dtype)
+    found["n"] = torch.randint(1, 5, (shape.row_count("rollout"),), generator=generator)
+    found["b"] = torch.rand(shape.row_count("rollout.token"), generator=generator) > 0.5
+    found["name"] = ["ab"[row % 2] for row in range(shape.row_count("prompts"))]
+    found["other"] = ["ba"[row % 2] for row in range(shape.row_count("rollout"))]
     return found
 
 
@@ -102,8 +102,8 @@ GRPO = (
 def test_code_is_readable() -> None:
     lowered = lower(node(*GRPO, yields="loss: float, adv: float[rollout]"))
     assert lowered.inputs == ("r", "t", "given_token")
-    assert lowered.pairs == (("rollout", "prompts"), ("rollout.token", "rollout"))
-    assert lowered.sizes == ("prompts", "rollout")
+    assert lowered.gather_pairs == (("rollout", "prompts"), ("rollout.token", "rollout"))
+    assert lowered.counted_axes == ("prompts", "rollout")
     assert lowered.outputs == ("loss", "adv")
     code = lowered.module.code
     assert (
@@ -179,7 +179,7 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
     for args in itertools.product(leaves, repeat=TENSOR[op].args):
         for axis in (None, ROLLOUT) if TENSOR[op].kind == "reduction" else (None,):
             try:
-                kind = infer(op, [arg.type for arg in args], axis)
+                kind = infer_type(op, [arg.type for arg in args], axis)
             except ValueError:
                 continue
             if any(arg.type.axis is not None and not fits(op, arg, args, axis) for arg in args[1:]):
@@ -189,7 +189,7 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
             body = (Let("x", Apply(op, args, kind, axis and axis.key)),)
             found = lower(tensor_node(body, ("x",)))(given, shape)["x"]
             assert found.dtype == wanted[kind.dtype], args
-            assert found.shape == ((shape.size(kind.axis.key),) if kind.axis else ()), args
+            assert found.shape == ((shape.row_count(kind.axis.key),) if kind.axis else ()), args
             tried += 1
     assert tried
 
@@ -199,7 +199,7 @@ def fits(op: str, arg: Expr, args: tuple[Expr, ...], axis: Axis | None) -> bool:
     if TENSOR[op].kind == "elementwise":
         return True
     target = axis if TENSOR[op].kind == "reduction" else args[0].type.axis
-    return target is not None and target.within(arg.type.axis)
+    return target is not None and target.is_within(arg.type.axis)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -284,15 +284,17 @@ def test_an_empty_batch() -> None:
 
 
 def eager_grpo(given: dict[str, Any], shape: Shape) -> Tensor:
-    group, row = shape.index("rollout", "prompts"), shape.index("rollout.token", "rollout")
-    adv = torch.zeros(shape.size("rollout"), dtype=shape.dtype)
-    for g in range(shape.size("prompts")):
+    group, row = shape.ancestor_rows("rollout", "prompts"), shape.ancestor_rows("rollout.token", "rollout")
+    adv = torch.zeros(shape.row_count("rollout"), dtype=shape.dtype)
+    for g in range(shape.row_count("prompts")):
         of = given["r"][group == g]
         spread = of.std() if len(of) > 1 else torch.tensor(0.0)
         adv[group == g] = (of - of.mean()) / (spread + 1e-6)
     ratio = torch.exp(given["t"] - given["given_token"])
     loss = torch.max(-ratio * adv[row], -ratio.clamp(0.8, 1.2) * adv[row])
-    means = [loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.size("rollout"))]
+    means = [
+        loss[row == r].mean() if (row == r).any() else torch.tensor(0.0) for r in range(shape.row_count("rollout"))
+    ]
     return torch.stack([mean.to(shape.dtype) for mean in means]).mean()
 
 
@@ -329,7 +331,7 @@ REDUCED = {
 
 
 def depth(axis: Axis | None) -> int:
-    return len(list(axis.path())) if axis else 0
+    return len(list(axis.path_to_root())) if axis else 0
 
 
 @st.composite
@@ -345,15 +347,15 @@ def expressions(draw: st.DrawFn, size: int = 6) -> Expr:
     if choice == "reduction" and axis is not None:
         target = draw(st.sampled_from([*axis.path(), None]))
         op = draw(st.sampled_from(sorted(REDUCED)))
-        return Apply(op, (first,), infer(op, [first.type], target), target and target.key)
+        return Apply(op, (first,), infer_type(op, [first.type], target), target and target.key)
     if choice == "scan" and axis is TOKEN:
         op = draw(st.sampled_from(["next", "cumsum"]))
-        return Apply(op, (first,), infer(op, [first.type]))
+        return Apply(op, (first,), infer_type(op, [first.type]))
     if choice == "binary":
         second = draw(expressions(draw(st.integers(0, size - 1))))
         op = draw(st.sampled_from(sorted(BINARY)))
-        return Apply(op, (first, second), infer(op, [first.type, second.type]))
-    return Apply("tanh", (first,), infer("tanh", [first.type]))
+        return Apply(op, (first, second), infer_type(op, [first.type, second.type]))
+    return Apply("tanh", (first,), infer_type("tanh", [first.type]))
 
 
 def interpret(expr: Expr, given: dict[str, Any], shape: Shape) -> dict[tuple[int, ...], float]:

@@ -18,12 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.base import EngineError, NoHead, PartialUpdate, TrainOptions
-from rlgraph.backends.engines.process_groups import listen
+from rlgraph.backends.engines.base import EngineError, MissingHead, PartialUpdate, TrainOptions
+from rlgraph.backends.engines.process_groups import open_store
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import (
     MODELS,
@@ -51,30 +51,30 @@ from tests.waits import NEVER
 pytest.importorskip("megatron.core")
 
 MESHES = {
-    "tp1": mesh(),
-    "tp2": mesh(tp=2),
-    "pp2": mesh(pp=2),
-    "dp2": mesh(dp=2),
-    "tp2pp2": mesh(pp=2, tp=2),
-    "tp2dp2": mesh(dp=2, tp=2),
-    "pp2dp2": mesh(dp=2, pp=2),
-    "pp2chunks2": mesh(pp=2, chunks=2),
-    "pp2chunks4": mesh(pp=2, chunks=4),
-    "tp2pp2chunks2": mesh(pp=2, tp=2, chunks=2),
-    "pp2dp2chunks2": mesh(dp=2, pp=2, chunks=2),
-    "tp4": mesh(tp=4),
-    "pp4": mesh(pp=4),
-    "ep2": mesh(ep=2),
-    "ep4": mesh(ep=4),
-    "ep2tp2": mesh(ep=2, tp=2),
-    "ep2pp2": mesh(ep=2, pp=2),
-    "ep2dp2": mesh(ep=2, dp=2),
-    "cp2": mesh(cp=2),
-    "cp4": mesh(cp=4),
-    "cp2tp2": mesh(cp=2, tp=2),
-    "cp2pp2": mesh(cp=2, pp=2),
-    "cp2dp2": mesh(cp=2, dp=2),
-    "cp2ep2": mesh(cp=2, ep=2),
+    "tp1": make_mesh(),
+    "tp2": make_mesh(tp=2),
+    "pp2": make_mesh(pp=2),
+    "dp2": make_mesh(dp=2),
+    "tp2pp2": make_mesh(pp=2, tp=2),
+    "tp2dp2": make_mesh(dp=2, tp=2),
+    "pp2dp2": make_mesh(dp=2, pp=2),
+    "pp2chunks2": make_mesh(pp=2, chunks=2),
+    "pp2chunks4": make_mesh(pp=2, chunks=4),
+    "tp2pp2chunks2": make_mesh(pp=2, tp=2, chunks=2),
+    "pp2dp2chunks2": make_mesh(dp=2, pp=2, chunks=2),
+    "tp4": make_mesh(tp=4),
+    "pp4": make_mesh(pp=4),
+    "ep2": make_mesh(ep=2),
+    "ep4": make_mesh(ep=4),
+    "ep2tp2": make_mesh(ep=2, tp=2),
+    "ep2pp2": make_mesh(ep=2, pp=2),
+    "ep2dp2": make_mesh(ep=2, dp=2),
+    "cp2": make_mesh(cp=2),
+    "cp4": make_mesh(cp=4),
+    "cp2tp2": make_mesh(cp=2, tp=2),
+    "cp2pp2": make_mesh(cp=2, pp=2),
+    "cp2dp2": make_mesh(cp=2, dp=2),
+    "cp2ep2": make_mesh(cp=2, ep=2),
 }
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 """A large eps keeps rounding in tiny gradients from being blown up to whole steps."""
@@ -177,7 +177,7 @@ def test_random_weights_and_no_rows(ranks: Ranks) -> None:
 def task_for(split: Mesh, **other: object) -> Task:
     """Twelve rows in blocks of different sizes, and not the same number for each copy."""
     blocks = ((0, 1, 2), (3,), (4, 5, 6, 7)), ((8, 9), (10, 11))
-    if split.length("dp") == 1:
+    if split.axis_size("dp") == 1:
         blocks = (blocks[0] + blocks[1],)
     return Task(rows(12), blocks, OPTIONS, **other)
 
@@ -300,9 +300,9 @@ def test_a_head_that_nothing_trains_has_to_be_there(folder: Path) -> None:
 
     actor, reward = (spec_of(folder, "tied", kind).source for kind in ("causal_lm", "reward_lm"))
     read_source(ModelSpec("reward_lm", actor))
-    read_source(ModelSpec("reward_lm", reward, learns=False))
-    with pytest.raises(NoHead, match="has no head that gives scores"):
-        read_source(ModelSpec("reward_lm", actor, learns=False))
+    read_source(ModelSpec("reward_lm", reward, is_trained=False))
+    with pytest.raises(MissingHead, match="has no head that gives scores"):
+        read_source(ModelSpec("reward_lm", actor, is_trained=False))
 
 
 @pytest.mark.long
@@ -384,23 +384,23 @@ def each_gradients(
 ) -> list[Trained]:
     """Those of one task after the other, which takes less than to lay out ranks and open the model for each; last:
     buckets travel while others are computed."""
-    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_gradients
-    from rlgraph.backends.engines.megatron.shim import on_cpu
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_joint_gradients
+    from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
     engine = MegatronEngine.open(spec, mesh, recompute=recompute)
     found = []
     for task in tasks:
-        with on_cpu():
+        with redirect_cuda_to_cpu():
             engine.clear_gradients()
-            own = task.blocks[mesh.at(dist.get_rank(), "dp")]
-            add_gradients([(engine, own, partial(task.micro, spec.kind, 0))], last=last)
+            own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
+            add_joint_gradients([(engine, own, partial(task.micro, spec.kind, 0))], last=last)
             assert engine._trainer
             overlap = engine._trainer._overlap
             # What a loss leaves out waits for the end, with all that comes behind it.
-            travels = last and own and own[-1] and mesh.length("ep") == 1
+            travels = last and own and own[-1] and mesh.axis_size("ep") == 1
             assert not travels or overlap._started == len(overlap._groups)
             assert last or not overlap._started
-            engine._trainer.sum()
+            engine._trainer.sum_gradients()
         grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
         found.append(Trained([], grads, engine.layout()))
     return found
@@ -476,7 +476,7 @@ def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "BUCKET", 2000)
         engine = MegatronEngine.open(spec, mesh, recompute=recompute, later=later)
-        own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+        own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
 
         def update(step: int) -> None:
             told = elsewhere(engine.train_step, own, partial(task.micro, spec.kind, step), task.options, step)
@@ -516,7 +516,7 @@ def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute
         found.append(asleep)
         update(6)
         moments = engine.moments()
-        found += [moments.kinds["exp_avg"], engine.state()]
+        found += [moments.tensors_by_kind["exp_avg"], engine.state()]
     return found
 
 
@@ -550,11 +550,11 @@ def test_weights_that_are_on_their_way_are_waited_for(
 def left_alone(rank: int, address: str, spec: ModelSpec, task: Task, told: Any) -> None:
     """The second copy ends after its part of the second update, before the first one has it."""
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
-    from rlgraph.backends.engines.process_groups import join
+    from rlgraph.backends.engines.process_groups import join_process_group
 
     torch.set_num_threads(1)
-    join(rank, 2, address, NEVER)
-    engine = MegatronEngine.open(spec, mesh(dp=2))
+    join_process_group(rank, 2, address, NEVER)
+    engine = MegatronEngine.open(spec, make_mesh(dp=2))
 
     def update(step: int) -> Any:
         return engine.train_step(task.blocks[rank], partial(task.micro, spec.kind, step), task.options, step)
@@ -569,13 +569,13 @@ def left_alone(rank: int, address: str, spec: ModelSpec, task: Task, told: Any) 
     update(0)
     if rank:
         assert engine._trainer and engine._trainer._arrival
-        engine._trainer._arrival.start = lambda: os._exit(0)  # type: ignore[method-assign]
+        engine._trainer._arrival.start_gather = lambda: os._exit(0)  # type: ignore[method-assign]
     # Where the other one is gone at once the update fails, else who asks for its weights, each time.
     told.put([failed(lambda: update(1)), failed(engine.tensors), failed(lambda: update(2)), failed(engine.state)])
 
 
 def test_weights_that_do_not_come_are_nobodys(folder: Path) -> None:
-    spec, task, meeting = spec_of(folder, "qwen2"), task_for(MESHES["dp2"]), listen("127.0.0.1")
+    spec, task, meeting = spec_of(folder, "qwen2"), task_for(MESHES["dp2"]), open_store("127.0.0.1")
     context = multiprocessing.get_context("forkserver")
     told = context.Queue()
     both = [
@@ -658,21 +658,21 @@ def test_gradients_of_stages_with_several_parts_of_a_model(
 
 def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool) -> list[Trained]:
     """The gradients of several models' trainings in one pipeline, every other model's stages the other way round."""
-    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_gradients
-    from rlgraph.backends.engines.megatron.shim import on_cpu
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_joint_gradients
+    from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
     engines = [MegatronEngine.open(spec, mesh, turned=turned and at % 2 == 1) for at, spec in enumerate(specs)]
-    own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     losses = [partial(task.micro, spec.kind, 0) for spec in specs]
     found = []
-    with on_cpu():
+    with redirect_cuda_to_cpu():
         for engine in engines:
             engine.clear_gradients()
         # The second one has a micro-batch fewer.
-        add_gradients(list(zip(engines, (own, own[1:]), losses, strict=True)))
+        add_joint_gradients(list(zip(engines, (own, own[1:]), losses, strict=True)))
         for engine in engines:
             assert engine._trainer
-            engine._trainer.sum()
+            engine._trainer.sum_gradients()
             grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
             found.append(Trained([], grads, engine.layout()))
     return found
@@ -713,7 +713,7 @@ def recomputed(mesh: Mesh, spec: ModelSpec, task: Task) -> list[Trained]:
     """A task with everything kept, and by a copy of a model whose layers are computed again."""
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
-    own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+    own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     engines = [MegatronEngine.open(spec, mesh), MegatronEngine.open(spec, mesh, recompute=True).copy()]
     return [Trained(updates(each, spec.kind, task, own), each.state(), each.layout()) for each in engines]
 

@@ -18,7 +18,7 @@ from rlgraph.backends.engines.weights import ModelWeights, fill_tensors, split_l
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.adapters import Adapters, factor_names
 from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.models import source
 from tests.catalog.models.tiny import shape_of_model
 
@@ -32,7 +32,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
     base = ModelWeights(trainer.model)
     generator = torch.Generator().manual_seed(1)
     for rank in range(tp):
-        split = mesh(tp=tp)
+        split = make_mesh(tp=tp)
         places = layout(shape, split, rank)
         own, plain = filled(places, base), filled(places, base)
         merged = MergedAdapters(lora, replicated_layout(shape, split, rank), own, places)
@@ -41,7 +41,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         assert all(torch.equal(each, trainer.tensors()[name]) for name, each in merged.tensors.items())
         for each in merged.tensors.values():
             each.copy_(torch.randn(each.shape, generator=generator))
-        merged.update_adapters()
+        merged.apply_new_adapters()
         wanted = filled(places, ModelWeights(whole(trainer.model, merged)))
         changed = 0
         for name, each in own.items():
@@ -51,7 +51,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         # Nothing of the old ones is left.
         for name, each in merged.tensors.items():
             each.mul_(0 if ".lora_B." in name else 1)
-        merged.update_adapters()
+        merged.apply_new_adapters()
         assert all(torch.equal(each, plain[name]) for name, each in own.items())
 
 
@@ -77,7 +77,7 @@ def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
     """Of one step of AdamW, in which B has moved by the learning rate: why vLLM merges into float32 alone."""
     lora = Adapters(8, 16.0)
     trainer = TransformersEngine.open(ModelSpec("causal_lm", source("qwen2"), "bfloat16", adapters=lora))
-    shape, split = replace(shape_of_model(trainer.model), adapters=lora), mesh(tp=1)
+    shape, split = replace(shape_of_model(trainer.model), adapters=lora), make_mesh(tp=1)
     places = layout(shape, split, 0)
     lost = {}
     for dtype, step in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 1e-3)):
@@ -87,7 +87,7 @@ def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
         for name, each in merged.tensors.items():
             if ".lora_B." in name:
                 each.copy_(torch.randn(each.shape, generator=generator).sign() * step)
-        merged.update_adapters()
+        merged.apply_new_adapters()
         wanted = missed = 0.0
         for live, base, b, a in merged._parts:
             change = merged.scale * b.double() @ a.double()

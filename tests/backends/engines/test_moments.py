@@ -22,17 +22,24 @@ from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.stored import StoredTensors, select_views, write_tensors
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.backends.enginespec.registry import opener
+from rlgraph.backends.enginespec.registry import rank_opener
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
 from rlgraph.backends.worker import saving
-from rlgraph.backends.worker.saving import boxes_to_write, check_same, model_part, read_part, snapshot_of, write_part
+from rlgraph.backends.worker.saving import (
+    boxes_to_write,
+    check_saved_layout,
+    model_part,
+    read_part,
+    take_snapshot,
+    write_part,
+)
 from rlgraph.backends.worker.session import ModelState
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.digests import STRETCH, DamagedFile, Digests, digests_of
-from rlgraph.ir.layout import LocalTensor, Piece, cut_tensor, full_box, volume
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import Holding
+from rlgraph.digests import STRETCH, DamagedFile, FileDigests, digests_of
+from rlgraph.ir.layout import LocalTensor, TensorPiece, box_elements, cut_tensor, full_box
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.resharding.owners import divide_writing
 from tests.backends.engines import sharded
 from tests.backends.engines.ranks import Ranks
@@ -63,18 +70,20 @@ def kept(state: ModelState, place: Path) -> None:
         stocks = [None] * dist.get_world_size()
         dist.all_gather_object(stocks, model_part(state))
     own = boxes_to_write(stocks)[dist.get_rank() if dist.is_initialized() else 0]
-    assert not write_part(state, snapshot_of(state), place, own).failure
+    assert not write_part(state, take_snapshot(state), place, own).failure
     if dist.is_initialized():
         dist.barrier()
 
 
 def go_on(split: Mesh, engine: str, spec: ModelSpec, task: Task, step: int, before: SavedModel | None, to: Path) -> Any:
     """One update, behind those that others took; what was read is written again before."""
-    state = state_of(opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), Holding("", ""))))
+    state = state_of(rank_opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), ModelHolding("", ""))))
     if before is not None:
         elsewhere(read_part, state, before)
         kept(state, to / "again")
-    blocks = task.blocks[split.at(dist.get_rank(), "dp")] if split.length("dp") > 1 else sum(task.blocks, ())
+    blocks = (
+        task.blocks[split.axis_position(dist.get_rank(), "dp")] if split.axis_size("dp") > 1 else sum(task.blocks, ())
+    )
     told = elsewhere(update, state.engine, spec, task, blocks, step)
     kept(state, to)
     return told
@@ -87,7 +96,7 @@ def update(engine: Any, spec: ModelSpec, task: Task, blocks: Sequence[Any], step
     return found
 
 
-def digested(files: Iterable[Path]) -> dict[Path, Digests]:
+def digested(files: Iterable[Path]) -> dict[Path, FileDigests]:
     return {file: digests_of(file) for file in files}
 
 
@@ -98,38 +107,43 @@ def saved(place: Path, updates: int, changed: int, version: int) -> SavedModel:
 
 
 def content(saved: SavedModel) -> dict[str, torch.Tensor]:
-    stored = {kind: StoredTensors(saved.files(kind)) for kind in ("weights", "moments")}
-    return {f"{kind} {name}": each.read(name, each.box(name)) for kind, each in stored.items() for name in each.names}
+    stored = {kind: StoredTensors(saved.files_of_kind(kind)) for kind in ("weights", "moments")}
+    return {
+        f"{kind} {name}": each.read(name, each.full_box(name)) for kind, each in stored.items() for name in each.names
+    }
 
 
 DENSE = [
-    ("megatron", mesh(pp=2, tp=2)),
-    ("transformers", mesh(dp=2)),
-    ("megatron", mesh()),
-    ("megatron", mesh(dp=2, pp=2, chunks=2)),
-    ("megatron", mesh(dp=2, tp=2)),
-    ("transformers", mesh(fsdp=2)),
-    ("megatron", mesh(cp=2, dp=2)),
-    ("transformers", mesh(fsdp=2, tp=2)),
-    ("megatron", mesh(dp=2, pp=2)),
+    ("megatron", make_mesh(pp=2, tp=2)),
+    ("transformers", make_mesh(dp=2)),
+    ("megatron", make_mesh()),
+    ("megatron", make_mesh(dp=2, pp=2, chunks=2)),
+    ("megatron", make_mesh(dp=2, tp=2)),
+    ("transformers", make_mesh(fsdp=2)),
+    ("megatron", make_mesh(cp=2, dp=2)),
+    ("transformers", make_mesh(fsdp=2, tp=2)),
+    ("megatron", make_mesh(dp=2, pp=2)),
 ]
 SPARSE = [
-    ("megatron", mesh(ep=2, dp=2)),
-    ("transformers", mesh(fsdp=2)),
-    ("megatron", mesh(ep=2, tp=2)),
-    ("transformers", mesh()),
-    ("megatron", mesh(pp=2, ep=2)),
+    ("megatron", make_mesh(ep=2, dp=2)),
+    ("transformers", make_mesh(fsdp=2)),
+    ("megatron", make_mesh(ep=2, tp=2)),
+    ("transformers", make_mesh()),
+    ("megatron", make_mesh(pp=2, ep=2)),
 ]
 
 
 SOME = [
-    ("megatron", mesh(dp=2)),
-    ("transformers", mesh(fsdp=2)),
-    ("megatron", mesh(pp=2, tp=2)),
+    ("megatron", make_mesh(dp=2)),
+    ("transformers", make_mesh(fsdp=2)),
+    ("megatron", make_mesh(pp=2, tp=2)),
 ]
 
 
-ADAPTED = [("transformers", split) for split in (mesh(tp=2), mesh(fsdp=2), mesh(), mesh(fsdp=2, tp=2), mesh(tp=2))]
+ADAPTED = [
+    ("transformers", split)
+    for split in (make_mesh(tp=2), make_mesh(fsdp=2), make_mesh(), make_mesh(fsdp=2, tp=2), make_mesh(tp=2))
+]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +183,11 @@ def test_training_goes_on_with_other_engines_and_splits(
 
 
 @pytest.mark.parametrize(
-    "chain", few([[mesh(fsdp=2), mesh()], [mesh(fsdp=2), mesh(tp=2), mesh()]], [mesh(fsdp=2), mesh()])
+    "chain",
+    few(
+        [[make_mesh(fsdp=2), make_mesh()], [make_mesh(fsdp=2), make_mesh(tp=2), make_mesh()]],
+        [make_mesh(fsdp=2), make_mesh()],
+    ),
 )
 def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain: list[Mesh]) -> None:
     spec = ModelSpec("causal_lm", sharded.write("llama", "causal_lm", tmp_path / "model").source, "bfloat16")
@@ -185,11 +203,13 @@ def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain
 
 
 def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
-    half = [LocalTensor("a", (4, 3), (Piece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)]
-    both = [LocalTensor(name, (6, 6), (Piece(name, full_box((6, 6)), (0, 0)),)) for name in "bcde"]
+    half = [
+        LocalTensor("a", (4, 3), (TensorPiece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)
+    ]
+    both = [LocalTensor(name, (6, 6), (TensorPiece(name, full_box((6, 6)), (0, 0)),)) for name in "bcde"]
     found = divide_writing([[half[0], *both], [half[1], *both]])
     assert [box for name, box in found[0] + found[1] if name == "a"] == [((0, 4), (0, 3)), ((4, 8), (0, 3))]
-    sizes = [sum(volume(box) for _, box in each) for each in found]
+    sizes = [sum(box_elements(box) for _, box in each) for each in found]
     assert sizes == [12 + 72, 12 + 72]
     assert sorted(name for name, _ in found[0] + found[1]) == ["a", "a", *"bcde"]
 
@@ -209,19 +229,21 @@ def test_a_copys_share_of_a_parameter_lies_where_it_begins() -> None:
     adam.optimizer, adam.model_param_group_index_map = adamw, {weight: (0, 0)}
     adam._get_model_param_range_map = lambda _: {"param": SimpleNamespace(start=6)}
     box = full_box((4, 3))
-    found = moments(adam, {"w": weight}, [LocalTensor("w", (4, 3), (Piece("w", box, (0, 0)),))], Offloader())
+    found = moments(adam, {"w": weight}, [LocalTensor("w", (4, 3), (TensorPiece("w", box, (0, 0)),))], Offloader())
     [[piece]] = [local.pieces for local in found.layout]
     assert piece.box == ((2, 4), (0, 3)) and found.steps == 1
-    assert found.kinds["exp_avg"]["w#0"].equal(adamw.state[share]["exp_avg"].view(2, 3))
+    assert found.tensors_by_kind["exp_avg"]["w#0"].equal(adamw.state[share]["exp_avg"].view(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
 def test_a_stretch_of_memory_is_boxes(shape: tuple[int, ...]) -> None:
-    places = np.arange(volume(full_box(shape))).reshape(shape)
+    places = np.arange(box_elements(full_box(shape))).reshape(shape)
     # Whose first two columns, where there are so many dimensions, are another tensor's.
     cut = tuple((0, size) for size in shape[:-1]) + ((2, shape[-1]),)
     local = LocalTensor(
-        "own", shape, (Piece("theirs", tuple((5, 5 + stop - low) for low, stop in cut), (0,) * len(cut[:-1]) + (2,)),)
+        "own",
+        shape,
+        (TensorPiece("theirs", tuple((5, 5 + stop - low) for low, stop in cut), (0,) * len(cut[:-1]) + (2,)),),
     )
     for start, stop in itertools.combinations(range(places.size + 1), 2):
         boxes = list(flat_range_boxes(shape, start, stop))
@@ -260,13 +282,18 @@ def test_no_more_than_a_bucket_is_needed_beside_what_is_written(tmp_path: Path) 
 def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket: int) -> tuple[int, int]:
     """After an update: bytes of tensors that are there, at most, beside the model and its moments while a rank writes
     its part; and what it writes."""
-    state = state_of(opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), Holding("", ""))))
-    blocks = task.blocks[split.at(dist.get_rank(), "dp")] if split.length("dp") > 1 else sum(task.blocks, ())
+    state = state_of(rank_opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), ModelHolding("", ""))))
+    blocks = (
+        task.blocks[split.axis_position(dist.get_rank(), "dp")] if split.axis_size("dp") > 1 else sum(task.blocks, ())
+    )
     elsewhere(update, state.engine, spec, task, blocks, 0)
     stocks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(stocks, model_part(state))
-    own, left = boxes_to_write(stocks)[dist.get_rank()], snapshot_of(state)
-    known = [*left.tensors.values(), *(each for kept in left.moments.kinds.values() for each in kept.values())]
+    own, left = boxes_to_write(stocks)[dist.get_rank()], take_snapshot(state)
+    known = [
+        *left.tensors.values(),
+        *(each for kept in left.moments.tensors_by_kind.values() for each in kept.values()),
+    ]
     with pytest.MonkeyPatch.context() as patch, Live(known) as live:
         patch.setattr(saving, "write_tensors", partial(write_tensors, bucket=bucket))
         written = write_part(state, left, to, own)
@@ -279,13 +306,13 @@ def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket
     "engine,split",
     few(
         [
-            ("megatron", mesh(pp=2, tp=2)),
-            ("megatron", mesh(dp=2, tp=2)),
-            ("transformers", mesh(fsdp=2)),
-            ("transformers", mesh(tp=2)),
+            ("megatron", make_mesh(pp=2, tp=2)),
+            ("megatron", make_mesh(dp=2, tp=2)),
+            ("transformers", make_mesh(fsdp=2)),
+            ("transformers", make_mesh(tp=2)),
         ],
-        ("megatron", mesh(dp=2, tp=2)),
-        ("transformers", mesh(fsdp=2)),
+        ("megatron", make_mesh(dp=2, tp=2)),
+        ("transformers", make_mesh(fsdp=2)),
     ),
 )
 def test_no_rank_needs_more_than_a_bucket_beside_its_part(
@@ -319,13 +346,13 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
         write_tensors(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])})[1]
         == "b"
     )
-    local = LocalTensor("a", (4, 6), (Piece("a", full_box((4, 6)), (0, 0)),))
+    local = LocalTensor("a", (4, 6), (TensorPiece("a", full_box((4, 6)), (0, 0)),))
     files = []
     for number, box in enumerate((((0, 4), (0, 2)), ((0, 3), (2, 6)), ((3, 4), (2, 6)))):
         files.append(tmp_path / f"{number}.safetensors")
         write_tensors(files[-1], select_views(tensors, [local], [("a", box)], {"a": full_box((4, 6))}))
     stored = StoredTensors(digested(files))
-    assert stored.names == ["a"] and stored.box("a") == full_box((4, 6))
+    assert stored.names == ["a"] and stored.full_box("a") == full_box((4, 6))
     for box in (full_box((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
         assert torch.equal(stored.read("a", box), tensors["a"][tuple(slice(*side) for side in box)])
     for box in (((0, 5), (0, 6)), ((0, 4),)):
@@ -338,14 +365,16 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
     write_tensors(tmp_path / "weights.safetensors", tensors)
     before = saved(tmp_path, 1, 1, 1)
     like = [
-        LocalTensor(name, tuple(each.shape), (Piece(name, full_box(tuple(each.shape)), (0,) * each.dim()),))
+        LocalTensor(name, tuple(each.shape), (TensorPiece(name, full_box(tuple(each.shape)), (0,) * each.dim()),))
         for name, each in tensors.items()
     ]
-    check_same([like], before)
+    check_saved_layout([like], before)
     with pytest.raises(EngineError, match="h is only among those that were saved"):
-        check_same([like[:2]], before)
+        check_saved_layout([like[:2]], before)
     with pytest.raises(EngineError, match="a is 4 x 5, and was 4 x 6"):
-        check_same([[LocalTensor("a", (4, 5), (Piece("a", full_box((4, 5)), (0, 0)),)), *like[1:]]], before)
+        check_saved_layout(
+            [[LocalTensor("a", (4, 5), (TensorPiece("a", full_box((4, 5)), (0, 0)),)), *like[1:]]], before
+        )
 
 
 def flipped(file: Path, place: int) -> None:
@@ -367,7 +396,7 @@ def test_who_reads_a_part_looks_at_that_part_alone(tmp_path: Path) -> None:
         "wide": torch.ones(2, 3 * numbers),
     }
     told, _ = write_tensors(file, tensors, bucket=STRETCH // 2 + 12)
-    assert told == digests_of(file) and Digests.read(told.to_plain()) == told
+    assert told == digests_of(file) and FileDigests.from_plain(told.to_plain()) == told
     begin = file.stat().st_size - sum(each.nbytes for each in tensors.values())
     # In the last row of `a`, and in the last third of the first row of `wide`.
     flipped(file, begin + tensors["a"].nbytes - STRETCH // 2)

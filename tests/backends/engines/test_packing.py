@@ -166,7 +166,9 @@ def test_blocks_are_filled_as_plans_count_them(budget: int) -> None:
     model, lengths = TransformersEngine.open(engine("llama").spec, block_tokens=budget), ROWS.lengths
     plan = model.plan_blocks(lengths)
     assert all(int(lengths[rows].sum()) <= budget or len(rows) == 1 for rows in plan)
-    counted, _ = Batch(7, Lengths((0.0,)), Lengths(tuple(map(float, LENGTHS)))).blocks(budget, packed=True)
+    counted, _ = Batch(7, Lengths((0.0,)), Lengths(tuple(map(float, LENGTHS)))).micro_batches_per_row(
+        budget, packed=True
+    )
     assert abs(len(plan) - 7 * counted) < 1.5
     model._packs = False
     padded = [len(rows) * int(lengths[rows].max()) for rows in model.plan_blocks(lengths)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule
-from rlgraph.passes.pipelines.timetable import Entry
+from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
 def test_the_oldest_micro_batch_goes_backward_first() -> None:
@@ -20,6 +20,6 @@ def test_the_oldest_micro_batch_goes_backward_first() -> None:
         loss.register_hook(lambda _: went.append(number))
         return None, loss
 
-    entries = [Entry(0, part) for part in cast(Any, "FFFBFBBB")]
+    entries = [ScheduleEntry(0, part) for part in cast(Any, "FFFBFBBB")]
     run_schedule(entries, [ModelPipeline(forward, [0], 0)], cast(Any, lambda tag: None))
     assert went == [0, 1, 2, 3]

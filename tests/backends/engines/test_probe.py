@@ -11,7 +11,7 @@ import torch
 from rlgraph.backends.engines.base import ModelRefused
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.engines.transformers.probe import distance, tolerance
+from rlgraph.backends.engines.transformers.probe import logits_distance, rounding_tolerance
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.families import ModelKind
@@ -89,7 +89,7 @@ def test_in_a_narrow_dtype_a_head_is_not_taken_for_one_that_scales_or_caps_its_l
     with torch.no_grad():
         logits = model.model.lm_head(hidden)
         wanted = logits / 1.02 if family == "granite" else 30 * torch.tanh(logits / 30)
-        found = model._network.head(hidden)
+        found = model._network.apply_head(hidden)
     torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.01)
 
 
@@ -111,7 +111,7 @@ step:
 def test_a_program_that_generates_is_refused_at_its_model_and_one_that_reads_is_not(tmp_path: Path) -> None:
     data_folder(tmp_path)
     reads = "answer = encode(pairs.prompt, pairs.response)\n    report nll = mean(-actor.logprobs(answer))\n"
-    metrics = next(iter(LocalBackend(compile_text(PROGRAM + reads), Settings(folder=tmp_path)).steps(1))).metrics
+    metrics = next(iter(LocalBackend(compile_text(PROGRAM + reads), Settings(folder=tmp_path)).run_steps(1))).metrics
     assert metrics["nll"] > 0
     # A copy has what was loaded for its original.
     generates = "said = ref.generate(pairs, max_tokens=4)\n    report length = mean(said.length)\n" + "    " + reads
@@ -129,12 +129,14 @@ def test_values_of_a_model_that_looks_to_the_right_are_refused_whatever_its_head
 
 def test_the_distance_is_a_share_of_the_spread_at_the_middle_place() -> None:
     logits = torch.tensor([[1.0, -1.0], [30.0, 10.0], [0.0, 0.2]])
-    assert distance(logits, logits) == 0
+    assert logits_distance(logits, logits) == 0
     # One of three places is far off: the middle one is not.
     off = logits + torch.tensor([[0.5, 0.5], [1.0, 1.0], [9.0, 0.0]])
-    assert distance(off, logits) == pytest.approx(0.5)
-    assert not distance(logits * torch.nan, logits) <= tolerance(torch.bfloat16)
+    assert logits_distance(off, logits) == pytest.approx(0.5)
+    assert not logits_distance(logits * torch.nan, logits) <= rounding_tolerance(torch.bfloat16)
 
 
 def test_the_tolerance_follows_the_dtype() -> None:
-    assert tolerance(torch.float64) == tolerance(torch.float32) < tolerance(torch.bfloat16) < 1
+    assert (
+        rounding_tolerance(torch.float64) == rounding_tolerance(torch.float32) < rounding_tolerance(torch.bfloat16) < 1
+    )

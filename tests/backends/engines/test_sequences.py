@@ -22,7 +22,7 @@ def test_take_follows_the_index_and_may_repeat() -> None:
 
 
 def test_counts_are_the_scored_tokens() -> None:
-    assert BATCH.counts().tolist() == [2, 0, 0, 1]
+    assert BATCH.scored_counts().tolist() == [2, 0, 0, 1]
 
 
 def test_concat_joins_rows() -> None:

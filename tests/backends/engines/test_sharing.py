@@ -58,13 +58,16 @@ def fed(model: TransformersEngine) -> list[int]:
 def test_each_token_has_one_place(seed: int) -> None:
     rows = grouped(seed)
     found = packing.pack_shared(rows, prompts(rows))
-    assert found is not None and len(found.taken) == SHARED
+    assert found is not None and len(found.token_at_place) == SHARED
     for kind in (rows.tokens, rows.token_positions):
-        assert kind[found.taken][found.place_of].equal(kind)
-    lying = [(span.families * span.beginning, span.families * sum(r * n for r, n in span.ends)) for span in found.spans]
+        assert kind[found.token_at_place][found.place_of_token].equal(kind)
+    lying = [
+        (span.family_count * span.prefix_tokens, span.family_count * sum(r * n for r, n in span.suffixes))
+        for span in found.spans
+    ]
     assert sum(map(sum, lying)) == SHARED
     # Families that are alike are one call: two of three rows with as many tokens each have prompts as long.
-    assert sorted(span.families for span in packing.pack_separately(rows).spans if span.beginning == 16) == [3]
+    assert sorted(span.family_count for span in packing.pack_separately(rows).spans if span.prefix_tokens == 16) == [3]
 
 
 def test_only_what_is_worth_it_is_shared() -> None:
@@ -98,11 +101,11 @@ def trained(family: str, kind: ModelKind, shares: bool, **how: object) -> list[T
     wide_norms(model.model)
     seen = fed(model)
     weights = torch.linspace(-1, 2, int(ROWS.scored.sum()), dtype=torch.float64)
-    starts = ROWS.counts().cumsum(0) - ROWS.counts()
+    starts = ROWS.scored_counts().cumsum(0) - ROWS.scored_counts()
 
     def micro(rows: Tensor) -> MicroBatch:
         part = ROWS.take(rows)
-        mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
+        mine = torch.cat([weights[starts[i] : starts[i] + ROWS.scored_counts()[i]] for i in rows.tolist()])
         if kind == "value_lm":
             return MicroBatch((ModelCall("values", part),), lambda said: (said[0] - mine).square().sum() / len(weights))
         calls = ModelCall("logprobs", part), ModelCall("entropy", part)

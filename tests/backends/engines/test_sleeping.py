@@ -38,7 +38,7 @@ def opened(dtype: str = "float32", seed: int = 0, adapters: Adapters | None = No
 def kept(engine: TransformersEngine) -> dict[str, torch.Tensor]:
     """What its optimizer keeps."""
     moments = engine.moments()
-    found = {f"{kind}:{name}": each for kind, own in moments.kinds.items() for name, each in own.items()}
+    found = {f"{kind}:{name}": each for kind, own in moments.tensors_by_kind.items() for name, each in own.items()}
     return {**found, "steps": torch.tensor(moments.steps)}
 
 
@@ -80,7 +80,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
     """Piece by piece, whether the model sleeps or not, and whatever it was when they were named."""
     engine = opened("bfloat16")
     updates(engine, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
-    kinds = engine.moments().kinds
+    kinds = engine.moments().tensors_by_kind
     views = {
         name: TensorView(each.detach(), (slice(1, each.shape[0]), *(slice(0, size) for size in each.shape[1:])))
         for name, each in {**engine.tensors(), **{f"m:{name}": each for name, each in kinds["exp_avg"].items()}}.items()
@@ -95,7 +95,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         nonlocal switches
         engine.wake() if engine.offloader.asleep else engine.sleep()
         switches += 1
-        with engine.offloader.prefetch(tensor) as there:
+        with engine.offloader.pinned_in_place(tensor) as there:
             yield there
 
     assert not write_tensors(tmp_path / "switched", views, 64, switching)[1]
@@ -108,7 +108,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         for asleep in (False, True):
             if asleep:
                 engine.sleep()
-            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.offloader.prefetch)
+            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.offloader.pinned_in_place)
             while not written.done():
                 engine.wake() if engine.offloader.asleep else engine.sleep()
                 # The other one's turn, in either state.
@@ -130,29 +130,29 @@ def test_all_bytes_leave_and_are_counted() -> None:
         switched = engine.sleep()
         # Its copies are on this machine, too.
         assert live.now == pytest.approx(there, rel=0.01)
-        assert arenas.host.bytes == switched.moved == pytest.approx(there, rel=0.01)
-        assert arenas.device.bytes == 0 and arenas.device.peak == switched.moved
+        assert arenas.host.bytes == switched.moved_bytes == pytest.approx(there, rel=0.01)
+        assert arenas.device.bytes == 0 and arenas.device.peak == switched.moved_bytes
         engine.wake()
         assert live.now == pytest.approx(2 * there, rel=0.01)
-        assert arenas.device.bytes == arenas.device.peak == arenas.host.bytes == switched.moved
+        assert arenas.device.bytes == arenas.device.peak == arenas.host.bytes == switched.moved_bytes
 
 
 def test_what_has_not_changed_is_not_copied_again() -> None:
     engine = opened()
-    first = engine.sleep().moved
-    assert first and engine.wake().moved == first
-    assert engine.sleep().moved == 0 and engine.wake().moved == first
+    first = engine.sleep().moved_bytes
+    assert first and engine.wake().moved_bytes == first
+    assert engine.sleep().moved_bytes == 0 and engine.wake().moved_bytes == first
     engine.load_state({name: 2 * tensor for name, tensor in engine.state().items()})
-    assert engine.sleep().moved == first
+    assert engine.sleep().moved_bytes == first
     engine.wake()
     updates(engine, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
     # Weights and two moments.
-    assert engine.sleep().moved == pytest.approx(3 * first, rel=0.01)
+    assert engine.sleep().moved_bytes == pytest.approx(3 * first, rel=0.01)
 
 
 def test_weights_that_others_bring_are_not_kept() -> None:
     engine, twin = opened(), opened(seed=1)
-    assert engine.sleep(keep=False).moved == 0 and engine.offloader.arenas.host.bytes == 0
+    assert engine.sleep(keep=False).moved_bytes == 0 and engine.offloader.arenas.host.bytes == 0
     assert [tuple(each.shape) for each in engine.tensors().values()] == [
         tuple(each.shape) for each in twin.tensors().values()
     ]
@@ -165,28 +165,30 @@ def test_weights_that_others_bring_are_not_kept() -> None:
 def test_gradients_of_a_step_that_goes_on_leave_when_it_is_over() -> None:
     engine = opened()
     engine.sleep()
-    weights = engine.wake().moved
+    weights = engine.wake().moved_bytes
 
     def micro(block: Any) -> MicroBatch:
         return MicroBatch((ModelCall("logprobs", TASK.sequences),), lambda answers: answers[0].sum())
 
     engine.clear_gradients()
     engine.add_gradients([0], micro)
-    assert engine.sleep().moved == weights and engine.offloader.arenas.host.bytes == 2 * weights
+    assert engine.sleep().moved_bytes == weights and engine.offloader.arenas.host.bytes == 2 * weights
     engine.wake()
     assert engine.offloader.arenas.host.bytes == weights
     engine.apply_gradients(OPTIONS, 0)
-    assert engine.sleep().moved == pytest.approx(3 * weights, rel=0.01)
+    assert engine.sleep().moved_bytes == pytest.approx(3 * weights, rel=0.01)
 
 
 def test_copies_of_tensors_that_are_no_more_make_room() -> None:
     engine = opened()
-    weights = engine.sleep().moved
+    weights = engine.sleep().moved_bytes
     engine.wake()
     for parameter in engine.model.parameters():
         parameter.data = parameter.detach().clone()
-    engine.weights_were_written()
-    assert engine.sleep().moved == engine.offloader.arenas.host.bytes == engine.offloader.arenas.host.peak == weights
+    engine.note_weights_written()
+    assert (
+        engine.sleep().moved_bytes == engine.offloader.arenas.host.bytes == engine.offloader.arenas.host.peak == weights
+    )
 
 
 def test_several_models_share_the_arenas_of_their_process() -> None:
@@ -194,6 +196,6 @@ def test_several_models_share_the_arenas_of_their_process() -> None:
     for seed in range(2):
         engine = opened(seed=seed)
         engine.offloader = Offloader(arenas)
-        sizes.append(engine.sleep().moved)
+        sizes.append(engine.sleep().moved_bytes)
         engine.wake()
     assert arenas.device.bytes == arenas.host.bytes == arenas.device.peak == sum(sizes)

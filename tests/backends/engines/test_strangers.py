@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
-from rlgraph.backends.engines.tokenizers import Chars
+from rlgraph.backends.engines.tokenizers import CharTokenizer
 
 SHAPE = {
     "hidden_size": 16,
@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = load(ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, Chars("abcd>"))))
+    made = load(ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, CharTokenizer("abcd>"))))
     made.model.save_pretrained(tmp_path / "model")
     made.codec.save(tmp_path / "model")
     return tmp_path / "model"

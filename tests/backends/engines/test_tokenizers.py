@@ -8,15 +8,22 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.tokenizers import Bytes, Chars, Codec, TokenizerSpec, Words, build_tokenizer
+from rlgraph.backends.engines.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    Codec,
+    TokenizerSpec,
+    WordTokenizer,
+    build_tokenizer,
+)
 
 
 @pytest.mark.parametrize(
     ("spec", "text", "ids"),
     [
-        (Chars("ab \n1"), "a b\n1", [3, 5, 4, 6, 7]),
-        (Words("add 1 2"), "2 add 1", [5, 3, 4]),
-        (Bytes(), "é a\n", None),
+        (CharTokenizer("ab \n1"), "a b\n1", [3, 5, 4, 6, 7]),
+        (WordTokenizer("add 1 2"), "2 add 1", [5, 3, 4]),
+        (ByteTokenizer(), "é a\n", None),
     ],
 )
 def test_text_round_trip(spec: TokenizerSpec, text: str, ids: list[int] | None, tmp_path: Path) -> None:
@@ -32,23 +39,25 @@ def test_text_round_trip(spec: TokenizerSpec, text: str, ids: list[int] | None, 
 
 
 def test_bytes_have_a_token_each() -> None:
-    codec = Codec(build_tokenizer(Bytes()))
+    codec = Codec(build_tokenizer(ByteTokenizer()))
     assert len(codec.tokenizer) == 259
     assert len(codec.encode_text("é")) == 2 and 2 not in codec.encode_text("".join(map(chr, range(300))))
 
 
 def test_unknown_characters() -> None:
-    assert Codec(build_tokenizer(Chars("ab"))).encode_text("axb") == [3, 2, 4]
+    assert Codec(build_tokenizer(CharTokenizer("ab"))).encode_text("axb") == [3, 2, 4]
 
 
-@pytest.mark.parametrize("spec", [Chars("aba"), Words("x y x"), Words(""), Words("<eos>")])
+@pytest.mark.parametrize(
+    "spec", [CharTokenizer("aba"), WordTokenizer("x y x"), WordTokenizer(""), WordTokenizer("<eos>")]
+)
 def test_bad_lists(spec: TokenizerSpec) -> None:
     with pytest.raises(EngineError):
         build_tokenizer(spec)
 
 
 def test_messages_need_a_template() -> None:
-    codec = Codec(build_tokenizer(Chars("abc:")))
+    codec = Codec(build_tokenizer(CharTokenizer("abc:")))
     with pytest.raises(EngineError, match="chat template"):
         codec.encode_prompt([{"role": "user", "content": "a"}])
     codec.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}:{% endfor %}"

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, NoHead, NoRows, Sampling, TrainOptions
+from rlgraph.backends.engines.base import (
+    EngineError,
+    MicroBatch,
+    MissingHead,
+    ModelCall,
+    NoRows,
+    Sampling,
+    TrainOptions,
+)
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
-from rlgraph.backends.engines.tokenizers import Chars
+from rlgraph.backends.engines.tokenizers import CharTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import _answers
 from rlgraph.backends.engines.weights import overwrite_weights
@@ -148,11 +156,11 @@ def trained(
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """One update on all rows in `parts` blocks, or in blocks of `budget` tokens."""
     blocks = model.plan_blocks(ROWS.lengths, budget) if budget else list(torch.arange(len(ROWS)).tensor_split(parts))
-    weights = torch.linspace(-1, 2, int(ROWS.counts().sum()), dtype=torch.float64)
-    starts = ROWS.counts().cumsum(0) - ROWS.counts()
+    weights = torch.linspace(-1, 2, int(ROWS.scored_counts().sum()), dtype=torch.float64)
+    starts = ROWS.scored_counts().cumsum(0) - ROWS.scored_counts()
 
     def micro(rows: Tensor) -> MicroBatch:
-        mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
+        mine = torch.cat([weights[starts[i] : starts[i] + ROWS.scored_counts()[i]] for i in rows.tolist()])
         part = ROWS.take(rows)
         return MicroBatch(
             (ModelCall("entropy", part), ModelCall("logprobs", part), ModelCall("logprobs", part, 0.5)),
@@ -327,7 +335,7 @@ def test_state_is_a_copy_and_goes_back() -> None:
     trained(model, 1)
     changed = model.state()
     assert any(not torch.equal(start[name], changed[name]) for name in start)
-    with model.weights(start), torch.no_grad():
+    with model.temporary_weights(start), torch.no_grad():
         torch.testing.assert_close(model.logprobs(ROWS), engine().logprobs(ROWS))
     assert all(torch.equal(changed[name], tensor) for name, tensor in model.state().items())
     model.load_state(start)
@@ -368,10 +376,10 @@ def test_optimizer_state_continues_a_run() -> None:
     resumed = engine()
     resumed.load_state(model.state())
     moments = model.moments()
-    made = resumed.begin_moments(moments.kinds.keys(), moments.steps)
+    made = resumed.begin_moments(moments.tensors_by_kind.keys(), moments.steps)
     assert (moments.steps, moments.layout) == (1, made.layout)
-    for kind, tensors in moments.kinds.items():
-        overwrite_weights(made.kinds[kind], tensors)
+    for kind, tensors in moments.tensors_by_kind.items():
+        overwrite_weights(made.tensors_by_kind[kind], tensors)
     trained(model, 1)
     trained(resumed, 1)
     assert all(torch.equal(resumed.state()[name], tensor) for name, tensor in model.state().items())
@@ -417,13 +425,13 @@ def test_a_head_that_nothing_trains_has_to_be_there(tmp_path: Path) -> None:
     """It would give 0 for every row."""
     engine(dtype="float32").save(tmp_path / "actor")
     for kind in ("value_lm", "reward_lm"):
-        spec = ModelSpec(kind, str(tmp_path / "actor"), learns=False)
-        with pytest.raises(NoHead, match="has no head that gives .*, and nothing trains one"):
+        spec = ModelSpec(kind, str(tmp_path / "actor"), is_trained=False)
+        with pytest.raises(MissingHead, match="has no head that gives .*, and nothing trains one"):
             load(spec)
-        TransformersEngine.open(replace(spec, learns=True)).save(tmp_path / kind)
+        TransformersEngine.open(replace(spec, is_trained=True)).save(tmp_path / kind)
         load(replace(spec, source=str(tmp_path / kind)))
     # The scorer's head is one of a value model, too, but for its bias.
-    load(ModelSpec("value_lm", str(tmp_path / "reward_lm"), learns=False))
+    load(ModelSpec("value_lm", str(tmp_path / "reward_lm"), is_trained=False))
 
 
 def test_a_reward_model_that_lacks_a_layer_is_none(tmp_path: Path) -> None:
@@ -452,9 +460,9 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no model.*config\.json|no tokenizer.*config\.json"):
         load(ModelSpec("causal_lm", str(tmp_path)))
     with pytest.raises(EngineError, match="random 'no-such-family'"):
-        load(ModelSpec("causal_lm", RandomSource("no-such-family", {}, Chars("ab"))))
+        load(ModelSpec("causal_lm", RandomSource("no-such-family", {}, CharTokenizer("ab"))))
     with pytest.raises(EngineError, match="vocab_size is 4"):
-        load(ModelSpec("causal_lm", RandomSource("qwen2", {"vocab_size": 4}, Chars("ab"))))
+        load(ModelSpec("causal_lm", RandomSource("qwen2", {"vocab_size": 4}, CharTokenizer("ab"))))
     with pytest.raises(EngineError, match="no dtype"):
         load(ModelSpec("causal_lm", source(), dtype="float7"))
 
@@ -464,7 +472,7 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
 )
 def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) -> None:
     """transformers keeps any name, and makes a model of its own sizes."""
-    wrong = RandomSource("qwen2", {"hidden_size": 32, "num_hidden_layers": 1, name: 1}, Chars("ab"))
+    wrong = RandomSource("qwen2", {"hidden_size": 32, "num_hidden_layers": 1, name: 1}, CharTokenizer("ab"))
     with pytest.raises(EngineError, match=f"the configuration of 'qwen2' has no {name}{meant}"):
         load(ModelSpec("causal_lm", wrong))
 
@@ -487,7 +495,7 @@ def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) ->
     ],
 )
 def test_configurations_know_other_names_too(family: str, config: dict[str, object]) -> None:
-    load(ModelSpec("causal_lm", RandomSource(family, config, Chars("ab"))))
+    load(ModelSpec("causal_lm", RandomSource(family, config, CharTokenizer("ab"))))
 
 
 def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

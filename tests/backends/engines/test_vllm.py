@@ -18,17 +18,17 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling
-from rlgraph.backends.engines.first_done import select_first, take_rows
+from rlgraph.backends.engines.first_done import select_first_finished, take_rows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
-from rlgraph.backends.engines.vllm.environment import prepare
+from rlgraph.backends.engines.vllm.environment import import_vllm
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
 from tests.backends.engines.models import WORDS
@@ -64,7 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def write(engine: VllmEngine, model: TransformersEngine) -> None:
     fill_tensors(engine.tensors(), engine.layout(), ModelWeights(model.model))
-    engine.weights_were_written()
+    engine.note_weights_written()
 
 
 def scores(model: TransformersEngine, sequences: Sequences, temperature: float = 1.0) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_a_row_does_not_depend_on_its_batch(pair: Pair) -> None:
     assert shuffled.sequences.rows() == [rows[4 * i + k] for i in order.tolist() for k in range(4)]
     alone = engine.generate(PROMPTS.take(torch.tensor([2])), 1, sampling, keys(1, start=9))
     assert alone.sequences.rows() == [rows[9]]
-    part = made.logprobs.split(made.sequences.counts().tolist())[9]
+    part = made.logprobs.split(made.sequences.scored_counts().tolist())[9]
     torch.testing.assert_close(alone.logprobs, part, rtol=0, atol=1e-5)
     twice = engine.generate(PROMPTS, 2, sampling, np.array([7, 7, *range(8)], dtype=np.uint64)).sequences.rows()
     assert twice[0] == twice[1] and twice[2] != twice[3]
@@ -138,7 +138,7 @@ def test_rows_that_are_expected_to_be_long_begin_first(pair: Pair, monkeypatch: 
     assert taken == [4, 5, 8, 9, 0, 1, 6, 7, 2, 3]
     assert sorted_.sequences.tokens.tolist() == plain.sequences.tokens.tolist()
     assert sorted_.logprobs == pytest.approx(plain.logprobs, rel=0, abs=1e-5)
-    parts = dict(engine.parts(PROMPTS, 2, sampling, keys(10), [2, 3], expected=[3.0, 1.0, 9.0, 3.0, 4.0]))
+    parts = dict(engine.generate_in_parts(PROMPTS, 2, sampling, keys(10), [2, 3], expected=[3.0, 1.0, 9.0, 3.0, 4.0]))
     assert [*parts[0].sequences.rows(), *parts[1].sequences.rows()] == plain.sequences.rows()
 
 
@@ -238,15 +238,15 @@ def test_rows_of_several_calls_are_sampled_together(pair: Pair) -> None:
 def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     """Its fourth token is sampled as such, though vLLM knows of one before it."""
     # What vLLM is set up by has to be there before it is imported.
-    prepare()
+    import_vllm()
     from vllm import SamplingParams
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
     from rlgraph.backends.engines.sampling import sample
-    from rlgraph.backends.engines.vllm.sampling import Batch, Row, RowSampling
+    from rlgraph.backends.engines.vllm.sampling import CallSampling, RowSampling, SampledRow
 
     sampling = Sampling(8, min_tokens=3)
-    row = Row(Batch(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun=[5, 6])
+    row = SampledRow(CallSampling(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun_tokens=[5, 6])
     added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])
     config: Any = None
     rows = RowSampling(config, torch.device("cpu"), False)
@@ -268,7 +268,9 @@ def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pyte
     for number, length in enumerate(lengths):
         rows = [each for each in outputs if int(each.request_id.split("/")[1]) // 3 == number]
         read = sorted(length - each.num_cached_tokens for each in rows)
-        tokens, pairs = Batch(3, Lengths((float(length),)), Lengths((4.0,)), 3).unshared(ReservedCache().cpu_block)
+        tokens, pairs = Batch(3, Lengths((float(length),)), Lengths((4.0,)), 3).unshared_prompt_tokens(
+            ReservedCache().cpu_block
+        )
         assert read == [tokens, tokens, length] and pairs == tokens * length
 
 
@@ -308,7 +310,7 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
     sampling = Sampling(12, min_tokens=8, stop_ids=(20, 21))
     turns = [PROMPTS, LONG, PROMPTS]
     alone = [engine.generate(each, 3, sampling, keys(3 * len(each))) for each in turns]
-    admissions = Admission(1, join_call=False, more=True), Admission(2, join_call=True, more=True)
+    admissions = Admission(1, join_call=False, may_continue=True), Admission(2, join_call=True, may_continue=True)
     begun = [0, 0]
 
     def play(which: int) -> list[Generation]:
@@ -355,15 +357,19 @@ def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
 
 def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:
     sampling = Sampling(30, stop_ids=(20, 21, 22, 23))
-    first = replace(sampling, first=4)
+    first = replace(sampling, samples_wanted=4)
     whole, made = (pair[0].generate(PROMPTS, 6, each, keys(30)) for each in (sampling, first))
-    kept = select_first(whole, 6, first)
-    assert select_first(made, 6, first).equal(kept)
+    kept = select_first_finished(whole, 6, first)
+    assert select_first_finished(made, 6, first).equal(kept)
     found, expected = take_rows(made, kept), take_rows(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
-    assert 0 < int((made.sequences.counts() == 0).sum()) <= 10, "others have ended with the last one that is kept"
+    assert 0 < int((made.sequences.scored_counts() == 0).sum()) <= 10, (
+        "others have ended with the last one that is kept"
+    )
     # Parts come as they do without, and nothing is left behind in the engine.
-    parts = [part for _, part in sorted(pair[0].parts(PROMPTS, 6, first, keys(30), [2, 3]), key=itemgetter(0))]
+    parts = [
+        part for _, part in sorted(pair[0].generate_in_parts(PROMPTS, 6, first, keys(30), [2, 3]), key=itemgetter(0))
+    ]
     assert [row for part in parts for row in part.sequences.rows()] == made.sequences.rows()
     assert pair[0].generate(PROMPTS, 6, sampling, keys(30)).sequences.rows() == whole.sequences.rows()
 
@@ -397,7 +403,10 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
     check(whole, models, sampling, 1e-5)
     engine.load_state(own)
     coming = Coming(lambda version: write(engine, models[version]), after=(4, 11))
-    parts = [part for _, part in sorted(engine.parts(LONG, 6, sampling, keys(24), [1, 3], coming), key=itemgetter(0))]
+    parts = [
+        part
+        for _, part in sorted(engine.generate_in_parts(LONG, 6, sampling, keys(24), [1, 3], coming), key=itemgetter(0))
+    ]
     assert whole.versions is not None and int(whole.versions.max()) == 2
     assert [row for part in parts for row in part.sequences.rows()] == whole.sequences.rows()
     assert torch.cat([part.versions for part in parts if part.versions is not None]).equal(whole.versions)
@@ -424,7 +433,7 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
             while len(engine._desk._calls) < 2 and not made.done():
                 time.sleep(0.001)
             engine.sample_until_done(1)
-            coming.take()
+            coming.take_weights()
             engine.sample_until_done(2)
             found = made.result()
     finally:
@@ -448,7 +457,7 @@ def test_rows_go_on_with_the_keys_and_values_of_older_weights(pair: Pair) -> Non
         engine.keeps = False
         engine.load_state(own)
     assert made.versions is not None and late.versions is not None
-    counts, spanning = made.sequences.counts().tolist(), 0
+    counts, spanning = made.sequences.scored_counts().tolist(), 0
     rows = zip(made.sequences.rows(), counts, made.versions.split(counts), made.logprobs.split(counts), strict=True)
     for tokens, count, versions, logprobs in rows:
         old = int((versions == 0).sum())
@@ -590,14 +599,14 @@ def test_a_model_that_sleeps_wakes_up_as_it_was(pair: Pair) -> None:
 
     first, weights = sampled(), sum(tensor.nbytes for tensor in engine.tensors().values())
     device, host = engine.offloader.arenas.device, engine.offloader.arenas.host
-    assert engine.sleep().moved == host.bytes == weights
+    assert engine.sleep().moved_bytes == host.bytes == weights
     # The cache, which nobody needs.
     assert device.bytes == 0 and device.peak - weights == pytest.approx(64 << 20, rel=0.01)
     theirs = {name: tensor.clone() for name, tensor in engine.tensors().items()}
-    assert engine.wake().moved == weights and device.bytes == device.peak
+    assert engine.wake().moved_bytes == weights and device.bytes == device.peak
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in engine.tensors().items())
     assert sampled() == first
-    assert engine.sleep(keep=False).moved == 0 and host.bytes == 0
+    assert engine.sleep(keep=False).moved_bytes == 0 and host.bytes == 0
     engine.wake()
     write(engine, model)
     assert sampled() == first
@@ -633,16 +642,16 @@ def test_models_that_vllm_cannot_take() -> None:
     with pytest.raises(EngineError, match="vllm generates"):
         VllmEngine.open(replace(spec(), kind="value_lm"))
     with pytest.raises(EngineError, match="pp=2"):
-        VllmEngine.open(spec(), mesh(pp=2))
+        VllmEngine.open(spec(), make_mesh(pp=2))
     with pytest.raises(EngineError, match="tp=3 does not divide"):
-        VllmEngine.open(spec(), mesh(tp=3))
+        VllmEngine.open(spec(), make_mesh(tp=3))
     with pytest.raises(EngineError, match="need an address"):
-        VllmEngine.open(spec(), mesh(tp=2))
+        VllmEngine.open(spec(), make_mesh(tp=2))
 
 
 def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    prepare()
+    import_vllm()
     assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
@@ -662,7 +671,7 @@ THREE = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15]])
 def test_each_number_is_where_the_layout_says(model: str) -> None:
     """Of a checkpoint: found out by loading one whose numbers say where they were."""
     # A copy along dp is an engine of its own.
-    engine, trainer = VllmEngine.open(spec(model), mesh(dp=2), 1), TransformersEngine.open(spec(model))
+    engine, trainer = VllmEngine.open(spec(model), make_mesh(dp=2), 1), TransformersEngine.open(spec(model))
     keys = np.arange(6, dtype=np.uint64)
     for new in (None, TransformersEngine.open(spec(model, seed=5))):
         if new is not None:
@@ -671,7 +680,7 @@ def test_each_number_is_where_the_layout_says(model: str) -> None:
                 if name.endswith(CORRECTION):
                     buffer.normal_(std=0.3)
             fill_tensors(engine.tensors(), engine.layout(), ModelWeights(new.model))
-            engine.weights_were_written()
+            engine.note_weights_written()
         made = engine.generate(THREE, 2, Sampling(10), keys)
         assert made.sequences.rows() == trainer.generate(THREE, 2, Sampling(10), keys).sequences.rows()
         torch.testing.assert_close(made.logprobs, trainer.logprobs(made.sequences).detach(), rtol=0, atol=1e-5)

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Sampling, State
-from rlgraph.backends.engines.process_groups import listen
+from rlgraph.backends.engines.process_groups import open_store
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import load
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
@@ -23,7 +23,7 @@ from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
 from rlgraph.catalog.models.adapters import Adapters, factor_names
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.ranks import IMPORTED
 from tests.backends.engines.refreshing import Coming
 from tests.backends.engines.vllm_models import misplaced, spec
@@ -38,8 +38,8 @@ SAMPLINGS = [
 EXPERTS = "qwen2_moe"
 LATENT = "deepseek_v3"
 SPLIT = [
-    *((name, mesh(tp=2)) for name in (EXPERTS, LATENT)),
-    *((name, mesh(ep=2)) for name in (EXPERTS, "mixtral", "qwen3_moe", LATENT)),
+    *((name, make_mesh(tp=2)) for name in (EXPERTS, LATENT)),
+    *((name, make_mesh(ep=2)) for name in (EXPERTS, "mixtral", "qwen3_moe", LATENT)),
 ]
 """Of models with experts."""
 ADAPTED = replace(spec(), adapters=Adapters(4, 8.0))
@@ -51,11 +51,11 @@ PATIENCE = 300
 def _rank(rank: int, addresses: Any, results: Any) -> None:
     torch.set_num_threads(1)
     if rank == 0:
-        meeting = listen("127.0.0.1")
+        meeting = open_store("127.0.0.1")
         addresses.put(meeting.address)
     address = meeting.address if rank == 0 else addresses.get(timeout=PATIENCE)
     # Rows wait for a place, and for room in the cache: the ranks have to decide alike.
-    engine = VllmEngine.open(spec(), mesh(tp=2), rank, address=address, rows=12, row_tokens=128, cache_bytes=0)
+    engine = VllmEngine.open(spec(), make_mesh(tp=2), rank, address=address, rows=12, row_tokens=128, cache_bytes=0)
     shared = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if SHARED in line}
     # Semaphores are those of the queues of this test.
     named = [f"{name} would be left" for name in sorted(shared) if Path(name).exists() and "/sem." not in name]
@@ -74,14 +74,14 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     for name, over in SPLIT:
         sparse = VllmEngine.open(spec(name), over, rank, address=address)
         fill_tensors(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
-        sparse.weights_were_written()
+        sparse.note_weights_written()
         one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
         wrong += misplaced(sparse, load(spec(name)).model)
         wrong += [name] * (sparse.has_results != engine.has_results)
     # Adapters, which each rank merges into its part, or has beside it.
     for how in SPEC.adapters:
-        adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address, adapters=how)
+        adapted = VllmEngine.open(ADAPTED, make_mesh(tp=2), rank, address=address, adapters=how)
         adapted.load_state(new_adapters(adapted.state()))
         one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))

@@ -17,12 +17,12 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import Holding
-from rlgraph.passes.cost.decoding import cached_token_bytes
+from rlgraph.ir.mesh import make_mesh
+from rlgraph.ir.plan import ModelHolding
+from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.work import cached_bytes, rank_parameters
+from rlgraph.passes.cost.work import rank_kv_bytes, rank_parameters
 from rlgraph.passes.cost.workload import Workload
 
 GEN = """
@@ -44,12 +44,12 @@ MEMORY = 24 << 30
 
 def test_vllm_is_asked_for_what_the_plan_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache, rows that this has room for, and no more of the device than weights and cache."""
-    monkeypatch.setattr(start, "on_cpu", lambda: False)
+    monkeypatch.setattr(start, "has_no_gpu", lambda: False)
     compiled = rlgraph.compile(GEN, schedule=SCHEDULE, cluster="1x1:l4-24gb", workload=Workload(Lengths((512.0,))))
     [holding] = compiled.plan.holdings
     spec = ModelSpec("causal_lm", "", "bfloat16")
-    asked = start.arguments(spec, SHAPE, mesh(tp=1), start.limits_of(holding), MEMORY)
-    token = cached_bytes(SHAPE, 1, 2)
+    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
+    token = rank_kv_bytes(SHAPE, 1, 2)
     assert asked["kv_cache_memory_bytes"] == holding.kv_bytes > 0
     assert 512 + 256 <= asked["max_model_len"] <= holding.kv_bytes / token < SHAPE.positions
     weights = 2 * rank_parameters(SHAPE, "causal_lm", 1, 1)
@@ -61,11 +61,11 @@ def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for on_cpu in (False, True):
-        monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
-        token = int(cached_bytes(SHAPE, 1, 4 if on_cpu else 2))
-        holding = Holding("actor", "play", kv_bytes=token * ReservedCache().room(tokens, on_cpu))
+        monkeypatch.setattr(start, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
+        token = int(rank_kv_bytes(SHAPE, 1, 4 if on_cpu else 2))
+        holding = ModelHolding("actor", "play", kv_bytes=token * ReservedCache().room_tokens(tokens, on_cpu))
         spec = ModelSpec("causal_lm", "", "bfloat16")
-        asked = start.arguments(spec, SHAPE, mesh(tp=1), start.limits_of(holding), MEMORY)
+        asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
         assert asked["kv_cache_memory_bytes"] == holding.kv_bytes
         assert asked["max_model_len"] >= tokens
 
@@ -76,33 +76,33 @@ def test_a_plan_that_gives_too_small_a_cache_is_told_the_least_that_would_do(
 ) -> None:
     spec = ModelSpec("causal_lm", "", "bfloat16")
     for on_cpu in (False, True):
-        monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr(start, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
         for tp in (1, 2):
-            least = start.cache_for(spec, SHAPE, mesh(tp=tp), tokens)
-            limits = start.limits_of(Holding("actor", "play", kv_bytes=least))
-            asked = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)
+            least = start.min_cache_bytes(spec, SHAPE, make_mesh(tp=tp), tokens)
+            limits = start.limits_of(ModelHolding("actor", "play", kv_bytes=least))
+            asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=tp), limits, MEMORY)
             assert (asked["kv_cache_memory_bytes"], asked["max_model_len"] >= tokens) == (least, True)
-            limits = start.limits_of(Holding("actor", "play", kv_bytes=least - 1))
-            less = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)["max_model_len"]
-            assert less < tokens or asked["max_model_len"] == ReservedCache().row(0, on_cpu)
+            limits = start.limits_of(ModelHolding("actor", "play", kv_bytes=least - 1))
+            less = start.vllm_arguments(spec, SHAPE, make_mesh(tp=tp), limits, MEMORY)["max_model_len"]
+            assert less < tokens or asked["max_model_len"] == ReservedCache().longest_row_tokens(0, on_cpu)
 
 
 def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, where it says no cache, or where positions end before."""
-    monkeypatch.setattr(start, "on_cpu", lambda: True)
+    monkeypatch.setattr(start, "has_no_gpu", lambda: True)
     opened = engine.VllmEngine.__new__(engine.VllmEngine)
-    opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=2)
-    opened.holding = Holding("actor", "play", kv_bytes=1, offload=True)
-    least = start.cache_for(opened.spec, SHAPE, mesh(tp=2), 1000)
-    assert opened.larger_cache(1000) == Holding("actor", "play", kv_bytes=least, offload=True)
+    opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, make_mesh(tp=2)
+    opened.holding = ModelHolding("actor", "play", kv_bytes=1, offload=True)
+    least = start.min_cache_bytes(opened.spec, SHAPE, make_mesh(tp=2), 1000)
+    assert opened.larger_cache(1000) == ModelHolding("actor", "play", kv_bytes=least, offload=True)
     assert opened.larger_cache(SHAPE.positions) is not None and opened.larger_cache(SHAPE.positions + 1) is None
-    opened.holding = Holding("actor", "play")
+    opened.holding = ModelHolding("actor", "play")
     assert opened.larger_cache(1000) is None
 
 
 def test_nobody_says_how_large_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "on_cpu", lambda: False)
-    asked = start.arguments(ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=1), start.Limits(), MEMORY)
+    monkeypatch.setattr(start, "has_no_gpu", lambda: False)
+    asked = start.vllm_arguments(ModelSpec("causal_lm", "", "bfloat16"), SHAPE, make_mesh(tp=1), start.Limits(), MEMORY)
     assert (asked["kv_cache_memory_bytes"], asked["max_model_len"]) == (None, SHAPE.positions)
     assert asked["gpu_memory_utilization"] == 0.9
 
@@ -112,8 +112,8 @@ def test_a_token_takes_on_a_cpu_what_the_engine_keeps_there() -> None:
     config = ModelConfig("actor", SHAPE, "causal_lm", dtype="bfloat16")
     for text, item in (("1x1:cpu", 4), ("1x1:l4-24gb", 2)):
         island = read_cluster(text).islands[0]
-        assert cached_token_bytes(config, Deployment("vllm", island)) == cached_bytes(SHAPE, 1, item)
-        assert cached_token_bytes(replace(config, dtype="float32"), Deployment("vllm", island)) == cached_bytes(
+        assert cache_bytes_per_token(config, Deployment("vllm", island)) == rank_kv_bytes(SHAPE, 1, item)
+        assert cache_bytes_per_token(replace(config, dtype="float32"), Deployment("vllm", island)) == rank_kv_bytes(
             SHAPE, 1, 4
         )
 
@@ -124,9 +124,9 @@ def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) ->
     spec = ModelSpec("causal_lm", "", "bfloat16", adapters=lora)
     source: Any = SimpleNamespace(shape=replace(SHAPE, adapters=lora))
     for on_cpu, way in ((False, "apart"), (True, "merged")):
-        monkeypatch.setattr(engine, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr(engine, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
         assert engine._adapting(spec, source, "") == way
     assert engine._adapting(replace(spec, adapters=None), source, "") == ""
-    monkeypatch.setattr(engine, "on_cpu", lambda: False)
+    monkeypatch.setattr(engine, "has_no_gpu", lambda: False)
     with pytest.raises(EngineError, match="vllm has adapters merged in weights of bfloat16, which round away"):
         engine._adapting(spec, source, "merged")

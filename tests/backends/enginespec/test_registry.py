@@ -13,10 +13,16 @@ import pytest
 
 import rlgraph
 from rlgraph.backends.enginespec import registry
-from rlgraph.backends.enginespec.registry import embedded, engines, faults, opener, preferred
+from rlgraph.backends.enginespec.registry import (
+    broken_engines,
+    embedded_engine,
+    engines_by_name,
+    engines_by_preference,
+    rank_opener,
+)
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.placement.search.meshes import legal_meshes
 from tests.backends.enginespec.packages import installed
 
@@ -51,13 +57,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_ours_are_folders() -> None:
     folder = Path(registry.__file__).parent.parent / "engines"
     ours = {each.parent.name for each in folder.glob("*/spec.py")}
-    assert ours <= set(engines()) and next(iter(engines())) == embedded().name
-    assert all(callable(opener(engines()[name])) for name in ours & registry.installed())
-    assert {each.name for operation in ("train", "generate") for each in preferred(operation)} == ours
+    assert ours <= set(engines_by_name()) and next(iter(engines_by_name())) == embedded_engine().name
+    assert all(callable(rank_opener(engines_by_name()[name])) for name in ours & registry.installed_engines())
+    assert {each.name for operation in ("train", "generate") for each in engines_by_preference(operation)} == ours
 
 
 def test_what_an_engine_does_only_where_parameters_are_not_shared_out() -> None:
-    spec = engines()["transformers"]
+    spec = engines_by_name()["transformers"]
     assert spec.supports("generate") and spec.supports("generate", ["tp"]) and spec.supports("train", ["fsdp"])
     assert not spec.supports("generate", ["tp", "fsdp"])
 
@@ -66,7 +72,7 @@ def test_an_engine_of_a_package_is_as_good_as_ours(package: Path) -> None:
     installed(package)
     compiled = rlgraph.compile(PROGRAM, schedule=SCHEDULE)
     assert {group.engine for group in compiled.plan.groups} == {"host", "plain"}
-    assert "plain" in registry.installed() and not faults()
+    assert "plain" in registry.installed_engines() and not broken_engines()
     assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine != "plain", "no default takes it"
     # Its layout is asked where its weights go to another engine.
     apart = SCHEDULE.replace("place actor", "place actor.train")
@@ -88,13 +94,13 @@ def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_and_shown(packa
     compiled = rlgraph.compile(PROGRAM, schedule=SPLIT)
     group = compiled.plan.role("actor", "train")
     assert (group.mesh.axes, str(group.mesh)) == ((("dp", 4), ("pp", 1), ("cp", 2), ("tp", 1)), "dp4 x cp2")
-    assert group.copies() == ((0, 1), (2, 3), (4, 5), (6, 7)) and group.speakers() == (0, 2, 4, 6)
+    assert group.replica_ranks() == ((0, 1), (2, 3), (4, 5), (6, 7)) and group.result_ranks() == (0, 2, 4, 6)
     assert '"mesh": {"dp": 4, "pp": 1, "cp": 2, "tp": 1}' in compiled.plan_json()
     with pytest.raises(ProgramError, match="cp=3 does not divide the 8 devices"):
         rlgraph.compile(PROGRAM, schedule=SPLIT.replace("cp=2", "cp=3"))
     shape = Shape("llama", 512, 64, 128, 2, 2, 2, 32)
-    assert legal_meshes(shape, "long", "causal_lm", 2, (("cp", 2),)) == (mesh(cp=2),)
-    assert legal_meshes(shape, "long", "causal_lm", 2) == (mesh(),)
+    assert legal_meshes(shape, "long", "causal_lm", 2, (("cp", 2),)) == (make_mesh(cp=2),)
+    assert legal_meshes(shape, "long", "causal_lm", 2) == (make_mesh(),)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +166,7 @@ def names(path: Path) -> Iterator[str]:
     """Where a module's code or messages name an engine; comments, docstrings and imports of libraries may."""
     tree = ast.parse(path.read_text("utf-8"))
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    word = re.compile(rf"\b({'|'.join(engines())})\b")
+    word = re.compile(rf"\b({'|'.join(engines_by_name())})\b")
     for node in ast.walk(tree):
         text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlgraph."):
@@ -173,7 +179,7 @@ def test_no_engine_is_named_outside_its_folder() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         place = path.relative_to(ROOT)
-        inside = place.parts[:2] == ("backends", "engines") and place.parts[2] in engines()
+        inside = place.parts[:2] == ("backends", "engines") and place.parts[2] in engines_by_name()
         if not inside and place.as_posix() not in LIBRARIES:
             found += list(names(path))
     assert not found, "\n".join(found)

@@ -23,7 +23,7 @@ from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.plan import ModelHolding
 from tests.waits import NEVER
 
 REPLAYED, SAMPLED = 5, 2
@@ -92,7 +92,7 @@ def run_local(name: str, data: Path, folder: Path) -> Local:
     with claim_folder(found.recording, SHIPPED.get(name, name), 0):
         backend = LocalBackend(program, Settings(folder=data, record=found.recording))
         try:
-            found.steps.extend(backend.steps(REPLAYED + SAMPLED))
+            found.steps.extend(backend.run_steps(REPLAYED + SAMPLED))
             for model in trained(program):
                 backend.save(model, found.models / model)
         finally:
@@ -131,7 +131,7 @@ class Watcher(SilentObserver):
             self._all.wait(NEVER)
             self.together.add(pool)
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         self.spans.append(Span(pool, rank, name, category, start, end))
@@ -174,7 +174,7 @@ def on_actors(
     same time."""
     swaps, changes = PROGRAMS[name]
     made = compiled(shipped(SHIPPED.get(name, name), swaps), changes, schedule, data)
-    holdings = (Holding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
+    holdings = (ModelHolding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
     plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
     watcher, sampled = Watcher(together), folder / "sampled"
     with claim_folder(sampled, SHIPPED.get(name, name), 0):
@@ -182,11 +182,11 @@ def on_actors(
         backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:
             found = OnActors(local, made, backend, [], watcher, sampled)
-            found.steps.extend(backend.steps(REPLAYED))
+            found.steps.extend(backend.run_steps(REPLAYED))
             # Between two calls no step is under way: the ranks of a copy either all replay or all sample.
             for group in made.plan.groups:
                 found.each(group.name, _sample_from_now_on)
-            found.steps.extend(backend.steps(SAMPLED))
+            found.steps.extend(backend.run_steps(SAMPLED))
             yield found
         finally:
             backend.close()

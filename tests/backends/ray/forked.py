@@ -83,10 +83,10 @@ def forks(listens: socket.socket) -> None:
         with suppress(ImportError):
             importlib.import_module(module)
     from rlgraph.backends.engines.base import EngineError
-    from rlgraph.backends.engines.vllm.environment import prepare
+    from rlgraph.backends.engines.vllm.environment import import_vllm
 
     with suppress(EngineError):
-        prepare()
+        import_vllm()
     # What is there by now is shared with all of them: nobody looks at it again.
     gc.collect()
     gc.freeze()

@@ -99,7 +99,7 @@ class Counting:
             if isinstance(each, np.ndarray):
                 self.now.arrays.append(each)
             if isinstance(each, Receipt):
-                self.now.came += sum(each.came)
+                self.now.came += sum(each.received_bytes)
 
     def step(self) -> Passed:
         found, self.now = self.now, Passed()
@@ -128,8 +128,8 @@ def test_no_byte_of_a_row_passes_through_the_controller(
     try:
         counting, passed = Counting(backend, monkeypatch), []
         # One at a time: the next step reads its data while the one before is still under way.
-        for coming in list(backend.next_steps(2)):
-            list(backend.run_steps([coming]))
+        for coming in list(backend.upcoming_steps(2)):
+            list(backend.iter_step_frames([coming]))
             passed.append(counting.step())
     finally:
         backend.close()

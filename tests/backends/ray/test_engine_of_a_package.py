@@ -31,9 +31,9 @@ def test_grpo_with_an_engine_of_a_package(engines: None, tmp_path: Path) -> None
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(shipped("grpo", swaps), changes, SCHEDULE, tmp_path)
     with closing(RayBackend(made.program, made.plan, settings, seconds=120)) as backend:
-        found = [step.metrics for step in backend.steps(2)]
+        found = [step.metrics for step in backend.run_steps(2)]
     with closing(LocalBackend(made.program, settings)) as local:
-        expected = [step.metrics for step in local.steps(2)]
+        expected = [step.metrics for step in local.run_steps(2)]
     for one, other in zip(found, expected, strict=True):
         assert {name: one[name] for name in METRICS} == pytest.approx({name: other[name] for name in METRICS}, abs=1e-4)
     assert found[1]["kl"] > 0, "it learned nothing"

@@ -31,7 +31,7 @@ from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ops.work import model_operations
 from tests.waits import NEVER, until
@@ -173,11 +173,11 @@ def plan(program: Program, play: int = 0, tp: int = 1, **ranks: int) -> Plan:
     """A pool and a group `learn` of so many copies, split over `tp` ranks each, and if `play`, another pool and group
     that generates."""
     names = tuple(model.name for model in program.models)
-    meshes = {name: mesh(copies, 1, tp) for name, copies in {"learn": 1, **ranks}.items()}
-    meshes |= {"play": mesh(play)} if play else {}
-    sizes = {name: each.size for name, each in meshes.items()}
+    meshes = {name: make_mesh(copies, 1, tp) for name, copies in {"learn": 1, **ranks}.items()}
+    meshes |= {"play": make_mesh(play)} if play else {}
+    sizes = {name: each.rank_count for name, each in meshes.items()}
     groups = tuple(
-        Group(name, name, "transformers", each, tuple(range(each.size)), names) for name, each in meshes.items()
+        Group(name, name, "transformers", each, tuple(range(each.rank_count)), names) for name, each in meshes.items()
     )
     roles = tuple(
         Role(model, operation, "play" if play and operation == "generate" else "learn")
@@ -185,7 +185,7 @@ def plan(program: Program, play: int = 0, tp: int = 1, **ranks: int) -> Plan:
         for operation in sorted(found)
     )
     pools = (Pool(HOST, 0), *(Pool(name, copies) for name, copies in sizes.items()))
-    host = Group(HOST, HOST, HOST, mesh(), ())
+    host = Group(HOST, HOST, HOST, make_mesh(), ())
     return Plan(program.name, pools, (host, *groups), roles, tuple((name, "learn") for name in names))
 
 
@@ -221,7 +221,7 @@ def local_failure(program: Program, folder: Path) -> str:
     def work() -> None:
         backend = LocalBackend(program, Settings(folder=folder))
         try:
-            next(backend.steps(1))
+            next(backend.run_steps(1))
         finally:
             backend.close()
 
@@ -242,20 +242,20 @@ def two_copies(folder: Path) -> dict[str, str]:
     try:
         # In its first step, as the run in one process.
         (folder / "raise").touch()
-        told["user"] = failure(lambda: next(backend.steps(1)))
+        told["user"] = failure(lambda: next(backend.run_steps(1)))
         told["same"] = local_failure(made, folder)
         (folder / "raise").unlink()
         backend.save("actor", folder / "after_user")
-        next(backend.steps(1))
+        next(backend.run_steps(1))
 
         bad = ("learn", 1)
-        call = backend.processes.call(bad, Worker.held_weights, "nobody")
+        call = backend.processes.call(bad, Worker.report_weights, "nobody")
         told["bug"] = failure(lambda: backend.processes.get([call], CallContext((bad,), "its layout")))
         backend.save("actor", folder / "after_bug")
 
         pid = number(backend, ("learn", 0))
         watch.done, watch.then = False, lambda: os.kill(pid, signal.SIGKILL)
-        told["killed"] = failure(lambda: next(backend.steps(1)))
+        told["killed"] = failure(lambda: next(backend.run_steps(1)))
         backend.save("actor", folder / "after_kill")
     finally:
         backend.close()
@@ -289,7 +289,7 @@ def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
     watch = At("train", lambda: None)
     backend = RayBackend(made, plan(made, learn=2, tp=2, play=1), Settings(folder=folder), watch, seconds=120)
     try:
-        next(backend.steps(1))
+        next(backend.run_steps(1))
         backend.save("actor", folder / "before")
         pids = [number(backend, ("learn", rank)) for rank in range(4)]
 
@@ -298,7 +298,7 @@ def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
             os.kill(pids[3], signal.SIGSTOP)
 
         watch.done, watch.then = False, stop
-        step = failure(lambda: next(backend.steps(1)))
+        step = failure(lambda: next(backend.run_steps(1)))
         backend.processes.seconds = 120.0
         os.kill(number(backend, (HOST, 0)), signal.SIGKILL)
         backend.save("actor", folder / "after")
@@ -347,7 +347,7 @@ def two_machines(folder: Path) -> dict[str, str]:
         def run(watch: SilentObserver) -> str:
             backend = RayBackend(made, plan(made, play=1), Settings(folder=folder), watch, address=cluster.address)
             try:
-                return failure(lambda: list(backend.steps(20)))
+                return failure(lambda: list(backend.run_steps(20)))
             finally:
                 backend.close()
                 assert not ray.is_initialized(), "it leaves the cluster that it joined"

@@ -111,7 +111,7 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     made: Compiled, backend: RayBackend
 ) -> None:
     assert [each.why for each in streamed_trainings(made.program, made.plan)] == [""], "both copies train meanwhile"
-    found = list(backend.steps(2))
+    found = list(backend.run_steps(2))
     called, stepped = (callers(made.folder, done) for done in ("called", "stepped"))
     assert len(called) == 3, "one process on each cpu, whatever `workers` says"
     assert stepped == called, "all that a file has shares its process"
@@ -119,7 +119,7 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     assert _have_loaded(backend, "transformers.modeling_utils") == {"all"}, "it takes seconds"
     (made.folder / "one-will-do").touch()
     with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
-        for ours, told in zip(found, local.steps(2), strict=True):
+        for ours, told in zip(found, local.run_steps(2), strict=True):
             names = ("score", "spread", "length", "best", "gain", "turns", "over")
             assert {name: ours.metrics[name] for name in names} == pytest.approx(told.metrics, abs=1e-12)
 
@@ -148,7 +148,7 @@ def _raised(made: Compiled, backend: RayBackend, asked: str) -> Diagnostic:
     (made.folder / asked).touch()
     try:
         with pytest.raises(RunError) as failed:
-            list(backend.steps(3))
+            list(backend.run_steps(3))
     finally:
         (made.folder / asked).unlink()
         backend.transport.processes.allow_calls()
@@ -160,7 +160,7 @@ def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compil
     found = _raised(made, backend, "raise")
     assert found.code == "E0726"
     assert found.message.startswith("`slow` raised LookupError: no answer is known, on prompts row 5 (pass 2), sample ")
-    assert found.span.text == '"user.py:slow"'
+    assert found.span.covered_text == '"user.py:slow"'
     assert found.related[0].span.source.path == "user.py"
 
 
@@ -169,7 +169,7 @@ def test_an_exception_of_the_environment_does(made: Compiled, backend: RayBacken
     assert found.code == "E0726"
     assert found.message.startswith("`Longer` raised LookupError: nothing to do, on tasks row 5 (pass 2), sample ")
     assert ", in turn 1" in found.message
-    assert found.span.text == '"user.py:Longer"'
+    assert found.span.covered_text == '"user.py:Longer"'
     assert found.related[0].span.source.path == "user.py"
 
 
@@ -178,7 +178,7 @@ def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend, mon
     monkeypatch.setattr(actors, "_GRACE", NEVER)
     os.kill(_pids(backend)[1], signal.SIGKILL)
     with pytest.raises(RlgraphError) as failed:
-        list(backend.steps(3))
+        list(backend.run_steps(3))
     (found,) = failed.value.diagnostics
     assert found.code == "E0740"
     assert found.message.startswith("rank 1 of judges.python is gone")

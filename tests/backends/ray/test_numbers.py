@@ -31,16 +31,16 @@ from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.weights import file_tensors
 from rlgraph.backends.ray.calls import Calls, replicas_of
-from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.links import WeightsReport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import find_adapter
 from rlgraph.explain.simulate import model_configs
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import peaks
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.peak import pool_peaks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
@@ -316,9 +316,9 @@ def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActor
     run.each(group.name, late)
     run.backend.weights.forget_held_weights()
     with run.backend.weights.lend("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
-        calls = Calls[HeldWeights](run.backend.processes)
-        calls.call_replica(copy, Worker.held_weights, "actor")
-        told = [each.changes for found in calls.get("what it has") for each in found]
+        calls = Calls[WeightsReport](run.backend.processes)
+        calls.call_replica(copy, Worker.report_weights, "actor")
+        told = [each.change_count for found in calls.get("what it has") for each in found]
         lent.arrived()
     run.each(group.name, on_time)
     assert told == [count + 1 for count in before]
@@ -427,8 +427,8 @@ def test_models_that_share_devices_are_awake_one_at_a_time(run: OnActors) -> Non
 @plans("asleep")
 def test_the_hosts_memory_is_as_full_as_planned(run: OnActors) -> None:
     plan, cluster, program = run.backend.plan, read_cluster("1x1:cpu(memory=24GiB)"), run.compiled.program
-    laid = tasks(program, main_step(program), Workload(Lengths((4.0,)), Lengths((5.0,))))
-    planned = peaks(plan, laid, model_configs(run.compiled), cluster, defaults("cpu"))["all"]
+    laid = phase_tasks(program, main_phase(program), Workload(Lengths((4.0,)), Lengths((5.0,))))
+    planned = pool_peaks(plan, laid, model_configs(run.compiled), cluster, default_constants("cpu"))["all"]
     [learns] = run.each(plan.role("actor", "train").name, arenas)
     assert learns.host.peak == pytest.approx(planned.host, rel=0.05)
 

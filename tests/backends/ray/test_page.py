@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 
 pytest.importorskip("ray.util")
 pytest.importorskip("reasoning_gym")
@@ -55,7 +55,7 @@ def runs(kept: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if _needs_missing(command):
             continue
         with chdir(folder):
-            assert status(command) == 0, command
+            assert run_command(command) == 0, command
     return folder / "runs"
 
 
@@ -63,9 +63,9 @@ def _needs_missing(command: list[str]) -> bool:
     """Whether a run wants an engine that is not installed; in one process it needs none."""
     if command[0] != "run" or not any(word.endswith("engines.rls") for word in command):
         return False
-    from rlgraph.passes.compilation.planning import installed
+    from rlgraph.passes.compilation.planning import installed_engines
 
-    return not {"megatron", "vllm"} <= installed()
+    return not {"megatron", "vllm"} <= installed_engines()
 
 
 def test_copies_compute_what_one_process_does(runs: Path) -> None:

@@ -152,7 +152,7 @@ def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.Mo
     backend = on_ray(found, tmp_path, watch, said, repeats=1)
     try:
         before = watch.pid((LEARN, 0))
-        steps = list(backend.steps(STEPS))
+        steps = list(backend.run_steps(STEPS))
         assert watch.pid((LEARN, 0)) == before
     finally:
         backend.close()
@@ -161,13 +161,13 @@ def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.Mo
     assert "`play.transformers`" in said[0] and "rank 0 of play.transformers is gone" in said[0]
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
-    assert backend.update_counts()["actor"] == STEPS
+    assert backend.optimizer_step_counts()["actor"] == STEPS
 
 
 def amid(backend: RayBackend, watch: Kills, *steps: int) -> list[StepResult]:
     """Runs; processes are stopped while they sample, and killed when these steps, before theirs, are over."""
     found = []
-    for step in backend.steps(STEPS):
+    for step in backend.run_steps(STEPS):
         found.append(step)
         if step.number in steps:
             pid = watch.stopped.get(timeout=NEVER)
@@ -200,7 +200,7 @@ def test_others_do_the_rows_of_a_copy_that_is_lost(kept: None, tmp_path: Path, m
     assert f"rank 1 of {PLAY} is gone" in replaced and "step 4 begins again" in replaced
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
-    assert backend.update_counts()["actor"] == STEPS
+    assert backend.optimizer_step_counts()["actor"] == STEPS
     for step in range(1, STEPS + 1):
         assert len(rows(sampled, step)) == 10
 
@@ -214,7 +214,7 @@ def test_a_step_that_begins_again_is_recorded_once(kept: None, tmp_path: Path, m
     with claim_folder(sampled, "repeats", 0):
         backend = on_ray(found, tmp_path, watch, said, repeats=1, record=sampled)
         try:
-            steps = list(backend.steps(STEPS))
+            steps = list(backend.run_steps(STEPS))
         finally:
             backend.close()
     assert watch.killed == 2 and len(said) == 1 and "step 3 begins again" in said[0]
@@ -250,7 +250,7 @@ def test_rows_that_others_do_are_recorded_once(kept: None, tmp_path: Path, monke
         try:
             handle = backend.processes.handles[PLAY, 1]  # type: ignore[attr-defined]
             ray.get(handle.__ray_call__.remote(dying()))
-            steps = list(backend.steps(STEPS))
+            steps = list(backend.run_steps(STEPS))
         finally:
             backend.close()
     assert len(said) == 1 and said[0].endswith(f"the run goes on with 1 of 2 copies of `{PLAY}`")
@@ -267,7 +267,7 @@ def test_a_copy_with_rows_of_its_own_is_not_done_without(kept: None, tmp_path: P
     backend = on_ray(found, tmp_path, Kills(("generate", 4, (PLAY, 1))), said)
     try:
         with pytest.raises(RunError, match="is gone"):
-            list(backend.steps(STEPS))
+            list(backend.run_steps(STEPS))
     finally:
         backend.close()
     assert not said
@@ -305,7 +305,7 @@ def test_steps_that_are_ahead_are_repeated_too(kept: None, tmp_path: Path, monke
     backend = on_ray(found, tmp_path, watch := Kills(), said)
     try:
         steps = []
-        for step in backend.steps(STEPS):
+        for step in backend.run_steps(STEPS):
             steps.append(step)
             if step.number == 3:
                 # No model is changed between two steps, and the fourth one trains on rows that only they have.
@@ -327,10 +327,10 @@ def test_a_step_that_has_changed_a_model_is_not_repeated(kept: None, tmp_path: P
     backend = on_ray(found, tmp_path, Kills(*[("train", 2, (PLAY, rank)) for rank in (0, 1)]), said)
     try:
         with pytest.raises(RunError, match="is gone"):
-            list(backend.steps(STEPS))
+            list(backend.run_steps(STEPS))
     finally:
         backend.close()
-    assert not said and backend.update_counts()["actor"] == 2
+    assert not said and backend.optimizer_step_counts()["actor"] == 2
 
 
 @pytest.mark.long
@@ -341,7 +341,7 @@ def test_a_transfer_that_does_not_get_on(kept: None, tmp_path: Path) -> None:
     try:
         ray.get([each.patience.remote(5) for each in backend.processes.handles.values()])  # type: ignore[attr-defined]
         with pytest.raises(RunError) as caught:
-            list(backend.steps(STEPS))
+            list(backend.run_steps(STEPS))
     finally:
         backend.close()
     [told] = caught.value.diagnostics

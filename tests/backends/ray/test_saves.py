@@ -77,7 +77,7 @@ class Kills(SilentObserver):
     def node_started(self, node: Node, pool: str = "") -> None:
         self.left -= node.op == "train"
         if self.left == 0 and node.op == "train":
-            until(lambda: disk.newest(CHECKPOINTS) is not None)
+            until(lambda: disk.newest_checkpoint(CHECKPOINTS) is not None)
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -115,7 +115,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
     watch.left = 4
     with pytest.raises(RunError, match="is gone"):
         plans["megatron"].run(STEPS, out="run", save_every=2, max_restarts=0, backend="ray", observer=watch, **how)
-    newest = disk.newest(CHECKPOINTS)
+    newest = disk.newest_checkpoint(CHECKPOINTS)
     assert newest is not None and newest.name == "step-000000002"
     files = {path.name for path in (newest / "models/actor").iterdir()}
     assert {
@@ -139,7 +139,7 @@ def test_megatron_is_saved_without_the_host(kept: None, tmp_path: Path) -> None:
     )
     run = backend.RayBackend(made.program, made.plan, Settings(folder=tmp_path), seconds=120)
     try:
-        next(run.steps(1))
+        next(run.run_steps(1))
         run.save("actor", tmp_path / "before")
         os.kill(ray.get(run.processes.handles[HOST, 0].pid.remote()), signal.SIGKILL)
         run.save("actor", tmp_path / "after")

@@ -65,7 +65,7 @@ class Spans(SilentObserver):
             if not self.interrupts:
                 raise KeyboardInterrupt
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         beside = args.get("beside", 0)
@@ -79,7 +79,7 @@ def in_one_process(made: Compiled, settings: Settings) -> list[dict[str, float]]
     """The metrics of three steps."""
     local = LocalBackend(made.program, settings)
     try:
-        return [dict(step.metrics) for step in local.steps(3)]
+        return [dict(step.metrics) for step in local.run_steps(3)]
     finally:
         local.close()
 
@@ -92,11 +92,11 @@ def test_rows_of_two_orders(kept: None, tmp_path: Path) -> None:
     spans = Spans()
     backend = RayBackend(made.program, made.plan, settings, spans, seconds=120)
     try:
-        found = [step.metrics for step in backend.steps(3)]
+        found = [step.metrics for step in backend.run_steps(3)]
         # Who is interrupted while rows of several orders are sampled can still save the model.
         spans.interrupts = True
         with pytest.raises(KeyboardInterrupt):
-            list(backend.steps(2))
+            list(backend.run_steps(2))
         backend.save("actor", tmp_path / "saved")
         assert (tmp_path / "saved" / "config.json").exists()
     finally:
@@ -144,7 +144,7 @@ class Done(SilentObserver):
     def __init__(self) -> None:
         self.parts: dict[str, int] = {}
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         if category == "generate":
@@ -160,7 +160,7 @@ def test_the_last_rows_go_on_elsewhere(kept: None, tmp_path: Path) -> None:
     done = Done()
     backend = RayBackend(made.program, made.plan, settings, done, seconds=120)
     try:
-        found = [step.metrics for step in backend.steps(3)]
+        found = [step.metrics for step in backend.run_steps(3)]
     finally:
         backend.close()
     assert sum(done.parts.values()) == 3 * 10
@@ -188,14 +188,14 @@ class Shares(Done):
         super().__init__()
         self.rows: dict[str, int] = {}
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         if category == "generate" and str(rank) not in self.rows:
             rows = args["rows"]
             assert isinstance(rows, int)
             self.rows[str(rank)] = rows
-        return super().span(pool, rank, name, category, start, end, **args)
+        return super().add_span(pool, rank, name, category, start, end, **args)
 
 
 @pytest.mark.parametrize("deal", few(["even", "free"], "even"))
@@ -206,7 +206,7 @@ def test_rows_that_are_expected_to_be_long_begin_first(kept: None, tmp_path: Pat
     done = Shares()
     backend = RayBackend(made.program, made.plan, settings, done, seconds=120)
     try:
-        found = [step.metrics for step in backend.steps(3)]
+        found = [step.metrics for step in backend.run_steps(3)]
     finally:
         backend.close()
     assert sum(done.parts.values()) == 3 * 10
@@ -258,12 +258,12 @@ def test_who_samples_gives_up_what_is_too_long(kept: None, tmp_path: Path) -> No
     made, given = compiled(RACING, {}, RACED, tmp_path), Given()
     local = LocalBackend(made.program, settings, observer := Given())
     try:
-        expected = [step.metrics for step in local.steps(4)]
+        expected = [step.metrics for step in local.run_steps(4)]
     finally:
         local.close()
     backend = RayBackend(made.program, made.plan, settings, given, seconds=120)
     try:
-        found = [step.metrics for step in backend.steps(4)]
+        found = [step.metrics for step in backend.run_steps(4)]
     finally:
         backend.close()
     assert [step["prompts.again"] for step in expected] == [0, 0, 6, 0]

@@ -74,7 +74,7 @@ class Fires(SilentObserver):
         if node.op == "train":
             assert self.ahead.wait(NEVER), "no other step generates while the first one is trained on"
 
-    def span(
+    def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
         beside = args.get("beside", 0)
@@ -87,14 +87,14 @@ def test_staleness_copies_and_averages(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     local = LocalBackend(compile_text(PROGRAM), settings)
     try:
-        expected = [step.metrics for step in local.steps(STEPS)]
+        expected = [step.metrics for step in local.run_steps(STEPS)]
     finally:
         local.close()
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
     fires = Fires()
     backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
     try:
-        found = [step.metrics for step in backend.steps(STEPS)]
+        found = [step.metrics for step in backend.run_steps(STEPS)]
     finally:
         backend.close()
     # The next steps generate while the first one's rows are scored and trained on.
@@ -170,7 +170,7 @@ def recorded_steps(made: Compiled, settings: Settings, fires: Fires, count: int)
     with claim_folder(settings.record, made.name, 0):
         backend = RayBackend(made.program, made.plan, settings, fires, seconds=120)
         try:
-            return list(backend.steps(count))
+            return list(backend.run_steps(count))
         finally:
             backend.close()
 
@@ -184,7 +184,7 @@ def checked_and_replayed(
     assert checked.accepted, [each.render() for each in checked.diagnostics]
     local = LocalBackend(made.program, settings)
     try:
-        again = list(local.steps(len(steps)))
+        again = list(local.run_steps(len(steps)))
     finally:
         local.close()
     for one, other in zip(again, steps, strict=True):

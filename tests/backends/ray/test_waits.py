@@ -65,7 +65,7 @@ def test_who_waits_for_a_rank_that_was_stopped(cluster: None, tmp_path: Path, sp
     watch.pid = ray.get(processes.call((group, 1), Worker.pid))  # type: ignore[call-overload]
     watch.then = lambda: setattr(processes, "seconds", 5.0)  # type: ignore[method-assign]
     try:
-        steps = backend.steps(2)
+        steps = backend.run_steps(2)
         next(steps)
         with pytest.raises(RunError) as caught:
             next(steps)

@@ -74,7 +74,7 @@ def test_other_numbers_are_those_of_one_group() -> None:
 def test_a_device_of_ones_own() -> None:
     (island,) = read_cluster(f"2x4:my-gpu({OWN})").islands
     assert (island.device.name, island.device.memory, island.network) == ("my-gpu", 64 * 2**30, 25e9)
-    assert island.device.peak("bfloat16") == island.device.peak("float32") == 10e12
+    assert island.device.peak_flops("bfloat16") == island.device.peak_flops("float32") == 10e12
     assert (island.link_latency, island.network_latency) == (5e-6, 15e-6)
 
 
@@ -160,7 +160,7 @@ def test_any_text_is_a_cluster_or_a_mistake(text: str) -> None:
 )
 def test_a_caret_stands_under_what_is_wrong(text: str, code: str, under: str, said: str) -> None:
     found = wrong(text)
-    assert (found.code, found.span.text.strip()) == (code, under), found.render()
+    assert (found.code, found.span.covered_text.strip()) == (code, under), found.render()
     assert said in found.render()
     assert found.hint
 
@@ -246,7 +246,7 @@ def test_an_island_is_enough(tmp_path: Path) -> None:
 )
 def test_the_line_of_a_file_that_is_wrong(old: str, new: str, code: str, line: str, said: str, tmp_path: Path) -> None:
     found = wrong(file(tmp_path, FILE.replace(old, new)))
-    assert (found.code, found.span.text) == (code, line), found.render()
+    assert (found.code, found.span.covered_text) == (code, line), found.render()
     assert said in found.render()
     assert found.hint
 
@@ -281,7 +281,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", known_devices())
 def test_a_device_of_the_table_is_whole(name: str) -> None:
     listed = known_devices()[name]
-    values = listed.values()
+    values = listed.field_values()
     assert set(FIELDS) - set(values) <= set(OPTIONAL)
     assert all(value > 0 or field in MAY_BE_ZERO for field, value in values.items())
     assert listed.title
@@ -320,7 +320,7 @@ def test_dense_rates_in_bfloat16() -> None:
         "mi300x": 1307e12,
         "l40s": 362e12,
     }
-    assert {name: known_devices()[device_names()[name]].device.peak("bfloat16") for name in verl} == verl
+    assert {name: known_devices()[device_names()[name]].device.peak_flops("bfloat16") for name in verl} == verl
 
 
 def test_names_are_of_one_device_each() -> None:
@@ -338,7 +338,7 @@ def table() -> str:
         called = ", ".join(f"`{each}`" for each in (name, *listed.aliases))
         shown = [f"{device.memory / 2**30:.1f}GiB", *(format_quantity(value, "bandwidth") for value in links)]
         shown.append(f"{device.host_memory / 2**30:.0f}GiB")
-        rows.append((called, format_quantity(device.peak("bfloat16"), "rate"), *shown, f"{device.price:.2f}"))
+        rows.append((called, format_quantity(device.peak_flops("bfloat16"), "rate"), *shown, f"{device.price:.2f}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -13,7 +13,7 @@ from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE
 from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 
 
 @st.composite
@@ -58,6 +58,6 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     sizes = [ep for ep in (1, 2, 3) if engine == "megatron" and shape.experts and shape.experts % ep == 0]
     cp = draw(st.sampled_from((1, 2))) if engine == "megatron" else 1
     chunks = draw(st.sampled_from([each for each in (1, 2, 3) if pp > 1 and shape.layers % (each * pp) == 0] or [1]))
-    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp, chunks=chunks)
+    over = make_mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp, chunks=chunks)
     assume(not layout_problems(shape, engine, over))
     return shape, over

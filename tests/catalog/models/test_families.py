@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, longest_row, shape_of
-from rlgraph.catalog.models.families import layer_tensors, parameter_count, parameters
+from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, max_row_tokens, shape_of
+from rlgraph.catalog.models.families import parameter_count, parameters, parameters_by_layer
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from tests.catalog.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
@@ -19,7 +19,7 @@ def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: b
     model = tiny(family, kind, tie_word_embeddings=tied)
     theirs = held(model)
     shape = shape_of_model(model)
-    assert {tensor.name: tensor.shape for tensor in layer_tensors(shape, kind)} == {
+    assert {tensor.name: tensor.shape for tensor in parameters_by_layer(shape, kind)} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
     }
     assert parameter_count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
@@ -125,8 +125,8 @@ def test_what_is_not_known_is_refused(fields: dict[str, Any], message: str) -> N
     ],
 )
 def test_how_far_positions_reach(rope: dict[str, Any] | None, tokens: int) -> None:
-    assert longest_row({"max_position_embeddings": 4096, "rope_scaling": rope}) == tokens
-    assert longest_row({"rope_scaling": rope}) is None
+    assert max_row_tokens({"max_position_embeddings": 4096, "rope_scaling": rope}) == tokens
+    assert max_row_tokens({"rope_scaling": rope}) is None
 
 
 def test_biases_and_norms_of_the_families() -> None:
@@ -165,7 +165,7 @@ def test_biases_and_norms_of_the_families() -> None:
 )
 def test_layers_with_a_window(fields: dict[str, Any], window: int, windowed: int) -> None:
     shape = shape_of({**SIZES, **fields})
-    assert (shape.window, shape.windowed) == (window, windowed)
+    assert (shape.window, shape.windowed_layers) == (window, windowed)
     theirs = AutoConfig.for_model(**{**SIZES, **fields}).to_dict().get("layer_types") or []
     assert shape.family not in ("gemma2", "gemma3_text") or theirs.count("sliding_attention") == windowed
     narrow = tuple(layer for layer, kind in enumerate(theirs) if kind == "sliding_attention")
@@ -182,7 +182,7 @@ def test_what_a_family_computes_beyond_a_plain_decoder() -> None:
     assert (shape.score_scale, shape.embedding_scale) == (two.query_pre_attn_scalar**-0.5, two.hidden_size**0.5)
     shape, turns = shapes["gemma3_text"], three.rope_parameters
     assert shape.rope_theta == turns["full_attention"]["rope_theta"]
-    assert shape.narrow_theta == turns["sliding_attention"]["rope_theta"] and not shape.capped
+    assert shape.narrow_theta == turns["sliding_attention"]["rope_theta"] and not shape.has_soft_cap
     scaled = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8}
     shape = shape_of({"model_type": "granite", **SIZES, **scaled})
     assert (shape.embedding_scale, shape.residual_scale, shape.score_scale, shape.logits_scale) == (12, 0.22, 0.1, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.catalog.models.config_shape import shape_of
-from rlgraph.catalog.models.gguf import UnusableFile, gguf_config
+from rlgraph.catalog.models.gguf import UnusableGguf, gguf_config
 from tests.gguf_file import write
 
 pytest.importorskip("gguf")
@@ -64,7 +64,7 @@ def test_a_plan_is_made_without_torch(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"PK\3\4")
-    with pytest.raises(UnusableFile, match="is no GGUF file"):
+    with pytest.raises(UnusableGguf, match="is no GGUF file"):
         gguf_config(tmp_path / "model.gguf")
 
 
@@ -78,7 +78,7 @@ def test_a_file_without_an_architecture(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnusableFile, match="does not say which architecture"):
+    with pytest.raises(UnusableGguf, match="does not say which architecture"):
         gguf_config(tmp_path / "model.gguf")
 
 
@@ -88,13 +88,13 @@ def test_a_file_that_is_cut_short(tmp_path: Path, share: float) -> None:
     write(file)
     whole = file.read_bytes()
     file.write_bytes(whole[: max(5, int(len(whole) * share))])
-    with pytest.raises(UnusableFile, match="is damaged or cut short"):
+    with pytest.raises(UnusableGguf, match="is damaged or cut short"):
         gguf_config(file)
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "model.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UnusableFile, match="without the package `gguf`") as caught:
+    with pytest.raises(UnusableGguf, match="without the package `gguf`") as caught:
         gguf_config(tmp_path / "model.gguf")
     assert caught.value.hint == "`pip install gguf`"

@@ -21,8 +21,8 @@ from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.catalog.models.slices import RankSlicer
-from rlgraph.ir.layout import Box, LocalTensor, volume
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.layout import Box, LocalTensor, box_elements
+from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.catalog.models.splits import shapes, splits
 
 KINDS: tuple[ModelKind, ...] = ("causal_lm", "value_lm", "reward_lm")
@@ -44,7 +44,7 @@ def held(layouts: list[tuple[LocalTensor, ...]], shape: Shape, kind: ModelKind) 
     for layout in layouts:
         for local in layout:
             for piece in local.pieces:
-                assert volume(piece.box) > 0
+                assert box_elements(piece.box) > 0
                 assert all(stop <= size for (_, stop), size in zip(piece.box, counts[piece.name].shape, strict=True))
                 counts[piece.name][slices(piece.box)] += 1
     return {name: set(count.ravel().tolist()) for name, count in counts.items()}
@@ -52,7 +52,7 @@ def held(layouts: list[tuple[LocalTensor, ...]], shape: Shape, kind: ModelKind) 
 
 def test_each_stage_has_some_layers_of_every_round() -> None:
     """The two stages have the layers 0 and 1, then 2 and 3."""
-    cuts = [RankSlicer.of(SHAPE, mesh(pp=2, chunks=2), rank, "causal_lm") for rank in (0, 1)]
+    cuts = [RankSlicer.for_rank(SHAPE, make_mesh(pp=2, chunks=2), rank, "causal_lm") for rank in (0, 1)]
     assert [each.layers for each in cuts] == [((0, 1), (2, 3)), ((1, 2), (3, 4))]
 
 
@@ -75,7 +75,7 @@ def everywhere(name: str) -> bool:
 
 
 def one_copy(over: Mesh) -> list[int]:
-    return list(over.ranks(dp=0))
+    return list(over.ranks_at(dp=0))
 
 
 @settings(max_examples=40)
@@ -94,7 +94,7 @@ def test_many_models_of_megatron(split: tuple[Shape, Mesh]) -> None:
 
 
 def megatron_holds(shape: Shape, over: Mesh) -> None:
-    tp, pp, ep, cp = (over.length(axis) for axis in ("tp", "pp", "ep", "cp"))
+    tp, pp, ep, cp = (over.axis_size(axis) for axis in ("tp", "pp", "ep", "cp"))
     for kind in KINDS:
         layouts = [megatron.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
@@ -104,14 +104,14 @@ def megatron_holds(shape: Shape, over: Mesh) -> None:
             if name == EMBEDDING and shape.tied and pp > 1 and kind == "causal_lm":
                 expected *= 2
             assert counts == {expected}, name
-        assert [megatron.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
+        assert [megatron.layout(shape, over, rank, kind) for rank in over.ranks_at(dp=1)] == layouts
 
 
 @settings(max_examples=150)
 @given(splits("vllm"))
 def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[Shape, Mesh]) -> None:
     shape, over = split
-    tp = over.length("tp")
+    tp = over.axis_size("tp")
     layouts = [vllm.layout(shape, over, rank) for rank in one_copy(over)]
     check_locals(layouts)
     for name, counts in held(layouts, shape, "causal_lm").items():
@@ -119,12 +119,12 @@ def test_vllm_holds_every_element_once_but_norms_and_shared_heads(split: tuple[S
         if "k_proj" in name or "v_proj" in name:
             expected = max(1, tp // shape.kv_heads)
         assert counts == {expected}, name
-    assert [vllm.layout(shape, over, rank) for rank in over.ranks(dp=1)] == layouts
+    assert [vllm.layout(shape, over, rank) for rank in over.ranks_at(dp=1)] == layouts
 
 
 def test_transformers_has_everything_whole() -> None:
     for kind in KINDS:
-        layout = transformers.layout(SHAPE, mesh(2), 1, kind)
+        layout = transformers.layout(SHAPE, make_mesh(2), 1, kind)
         assert [(local.name, local.shape) for local in layout] == [
             (parameter.name, parameter.shape) for parameter in parameters(SHAPE, kind)
         ]
@@ -135,7 +135,7 @@ def test_transformers_has_everything_whole() -> None:
 @given(shapes(sparse=True), integers(1, 9))
 def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int) -> None:
     for kind in KINDS:
-        over, full = mesh(dp=2, fsdp=parts), marked(shape, kind)
+        over, full = make_mesh(dp=2, fsdp=parts), marked(shape, kind)
         layouts = [transformers.layout(shape, over, rank, kind) for rank in one_copy(over)]
         check_locals(layouts)
         for name, tensor in full.items():
@@ -146,14 +146,14 @@ def test_ranks_share_a_model_out_as_torch_cuts_tensors(shape: Shape, parts: int)
                     assert torch.equal(own, tensor)
                     continue
                 assert torch.equal(own, chunks[rank]) if rank < len(chunks) else own.numel() == 0
-        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
+        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks_at(dp=1)] == layouts
 
 
 @settings(max_examples=50)
 @given(shapes(sparse=True), integers(2, 4), integers(1, 5), booleans())
 def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: int, parts: int, adapted: bool) -> None:
     """Or a share of these; of adapters what belongs to them, and all that lies between."""
-    over = mesh(dp=2, tp=tp, fsdp=parts)
+    over = make_mesh(dp=2, tp=tp, fsdp=parts)
     shape = replace(shape, adapters=Adapters(3, 6.0)) if adapted else shape
     if shape.fused or layout_problems(shape, "transformers", over):
         return
@@ -165,7 +165,7 @@ def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: i
             if ".lora_" in name:
                 entire = ("lora_B" in name) == ("o_proj" in name or "down_proj" in name)
             assert counts == {tp if entire else 1}, name
-        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks(dp=1)] == layouts
+        assert [transformers.layout(shape, over, rank, kind) for rank in over.ranks_at(dp=1)] == layouts
 
 
 def marked(shape: Shape, kind: ModelKind = "causal_lm") -> dict[str, Tensor]:
@@ -191,23 +191,23 @@ def contents(layout: tuple[LocalTensor, ...], source: dict[str, Tensor]) -> dict
 @pytest.mark.parametrize("pp", [1, 2, 4])
 @pytest.mark.parametrize("tp", [1, 2, 4, 6, 12])
 def test_megatron_interleaves_queries_keys_and_values_by_group(tp: int, pp: int) -> None:
-    source, over = marked(SHAPE), mesh(1, pp, tp)
+    source, over = marked(SHAPE), make_mesh(1, pp, tp)
     for field, rest in (("weight", [6]), ("bias", [])):
         q, k, v = (source[f"model.layers.*.self_attn.{letter}_proj.{field}"] for letter in "qkv")
         # Groups of six query heads, each with a key head and a value head of twelve rows.
         groups = [x.reshape(4, 2, -1, *rest) for x in (q, k, v)]
         fused = torch.cat(groups, dim=2).reshape(4, -1, *rest)
-        for rank in range(over.size):
+        for rank in range(over.rank_count):
             mine = contents(megatron.layout(SHAPE, over, rank), source)[
                 f"decoder.layers.*.self_attention.linear_qkv.{field}"
             ]
-            stage = fused.chunk(pp)[over.at(rank, "pp")]
-            assert torch.equal(mine, stage.chunk(tp, dim=1)[over.at(rank, "tp")])
+            stage = fused.chunk(pp)[over.axis_position(rank, "pp")]
+            assert torch.equal(mine, stage.chunk(tp, dim=1)[over.axis_position(rank, "tp")])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 6, 12])
 def test_vllm_has_its_queries_then_its_keys_then_its_values(tp: int) -> None:
-    source, over = marked(SHAPE), mesh(1, 1, tp)
+    source, over = marked(SHAPE), make_mesh(1, 1, tp)
     for field in ("weight", "bias"):
         q, k, v = (source[f"model.layers.*.self_attn.{letter}_proj.{field}"] for letter in "qkv")
         for rank in range(tp):
@@ -244,7 +244,7 @@ def test_vllm_has_its_queries_then_its_keys_then_its_values(tp: int) -> None:
 def test_gate_and_up_are_joined_and_outputs_split_by_columns(
     layout: Callable[..., tuple[LocalTensor, ...]], names: tuple[str, str, str]
 ) -> None:
-    source, over = marked(SHAPE), mesh(1, 1, 4)
+    source, over = marked(SHAPE), make_mesh(1, 1, 4)
     for rank in range(4):
         mine = contents(layout(SHAPE, over, rank), source)
         gate, up, down = (source[f"model.layers.*.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
@@ -262,7 +262,7 @@ def test_the_vocabulary_is_padded_at_its_end(
     layout: Callable[..., tuple[LocalTensor, ...]], name: str, rows: int
 ) -> None:
     shape = replace(SHAPE, vocab=70)
-    source, over = marked(shape), mesh(1, 1, 4)
+    source, over = marked(shape), make_mesh(1, 1, 4)
     parts = [contents(layout(shape, over, rank), source)[name] for rank in range(4)]
     assert {part.shape[0] for part in parts} == {rows // 4}
     joined = torch.cat(parts)
@@ -271,7 +271,7 @@ def test_the_vocabulary_is_padded_at_its_end(
 
 
 def test_stages_of_megatron_have_their_layers_and_the_last_one_the_head() -> None:
-    over, source = mesh(1, 2, 1), marked(SHAPE)
+    over, source = make_mesh(1, 2, 1), marked(SHAPE)
     first, last = (contents(megatron.layout(SHAPE, over, rank), source) for rank in range(2))
     name, theirs = "decoder.layers.*.pre_mlp_layernorm.weight", "model.layers.*.post_attention_layernorm.weight"
     assert torch.equal(first[name], source[theirs][:2])
@@ -283,7 +283,7 @@ def test_stages_of_megatron_have_their_layers_and_the_last_one_the_head() -> Non
 
 @pytest.mark.parametrize(("kind", "fields"), [("value_lm", {"weight", "bias"}), ("reward_lm", {"weight"})])
 def test_a_scalar_head_takes_the_place_of_the_vocabulary(kind: ModelKind, fields: set[str]) -> None:
-    over, source = mesh(1, 1, 2), marked(SHAPE, kind)
+    over, source = make_mesh(1, 1, 2), marked(SHAPE, kind)
     for rank in range(2):
         mine = contents(megatron.layout(SHAPE, over, rank, kind), source)
         found = {name.removeprefix("output_layer."): x for name, x in mine.items() if name.startswith("output_layer.")}

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.vllm.layout import layout
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.catalog.models.test_layouts import SHAPE, contents, held, marked
 
 
@@ -47,7 +47,7 @@ def load(rank: int, tp: int, source: dict[str, Tensor], monkeypatch: pytest.Monk
 def test_each_rank_has_what_its_layout_says(tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = {name: tensor.float() for name, tensor in marked(SHAPE).items()}
     for rank in range(tp):
-        mine = contents(layout(SHAPE, mesh(1, 1, tp), rank), source)
+        mine = contents(layout(SHAPE, make_mesh(1, 1, tp), rank), source)
         for name, theirs in load(rank, tp, source, monkeypatch).items():
             # Padding is -1 in what the layout says, and 0 in vLLM.
             ours = mine[name].clamp(min=0)
@@ -59,7 +59,7 @@ def test_ranks_that_share_experts_out_have_those_that_vllm_gives_them(family: st
     from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
     shape = Shape(family, 10, 4, 6, 2, 4, 2, 2, experts=4, experts_per_token=2, shared_ffn=8 * (family != "mixtral"))
-    layouts = [layout(shape, mesh(ep=2), rank) for rank in range(2)]
+    layouts = [layout(shape, make_mesh(ep=2), rank) for rank in range(2)]
     for name, counts in held(layouts, shape, "causal_lm").items():
         assert counts == {1 + ("norm" in name or ".gate.weight" in name or "expert_gate" in name)}, name
     for rank, mine in enumerate(layouts):

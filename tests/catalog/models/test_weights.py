@@ -21,9 +21,9 @@ from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.config_shape import shape_of
-from rlgraph.catalog.models.families import layer_tensors
-from rlgraph.ir.layout import LocalTensor, at_layer
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.catalog.models.families import parameters_by_layer
+from rlgraph.ir.layout import LocalTensor, layer_tensor_name
+from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.catalog.models.tiny import KINDS, OWN, SIZES, SPARSE, held, shape_of_model, tiny
 from tests.suites import few
 
@@ -33,7 +33,7 @@ Layout = Callable[..., tuple[LocalTensor, ...]]
 def named(layout: tuple[LocalTensor, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """As an engine has them: one for each layer."""
     return [
-        (at_layer(local.name, layer), local.shape["*" in local.name :])
+        (layer_tensor_name(local.name, layer), local.shape["*" in local.name :])
         for local in layout
         for layer in range(local.shape[0] if "*" in local.name else 1)
     ]
@@ -53,7 +53,7 @@ def put_back(layout: tuple[LocalTensor, ...], local_tensors: dict[str, Tensor], 
             continue
         stack = "*" in local.name
         tensor = (
-            torch.stack([local_tensors[at_layer(local.name, layer)] for layer in range(local.shape[0])])
+            torch.stack([local_tensors[layer_tensor_name(local.name, layer)] for layer in range(local.shape[0])])
             if stack
             else local_tensors[local.name]
         )
@@ -61,7 +61,7 @@ def put_back(layout: tuple[LocalTensor, ...], local_tensors: dict[str, Tensor], 
             part = tensor[tuple(slice(a, a + hi - lo) for a, (lo, hi) in zip(piece.at, piece.box, strict=True))]
             layers = range(*piece.box[0]) if stack else range(1)
             for index, layer in enumerate(layers):
-                target = whole[at_layer(piece.name, layer)]
+                target = whole[layer_tensor_name(piece.name, layer)]
                 there = target[tuple(slice(*bounds) for bounds in piece.box[stack:])]
                 said = part[index] if stack else part
                 assert torch.equal(torch.where(there.isnan(), said, there), said)
@@ -69,9 +69,9 @@ def put_back(layout: tuple[LocalTensor, ...], local_tensors: dict[str, Tensor], 
 
 
 MESHES = {
-    "megatron": (mesh(), mesh(1, 2, 2), mesh(2, 4, 1), mesh(1, 1, 4), mesh(1, 2, 2, ep=2)),
-    "vllm": (mesh(), mesh(1, 1, 2), mesh(2, 1, 4)),
-    "transformers": (mesh(2),),
+    "megatron": (make_mesh(), make_mesh(1, 2, 2), make_mesh(2, 4, 1), make_mesh(1, 1, 4), make_mesh(1, 2, 2, ep=2)),
+    "vllm": (make_mesh(), make_mesh(1, 1, 2), make_mesh(2, 1, 4)),
+    "transformers": (make_mesh(2),),
 }
 
 
@@ -104,8 +104,8 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
     layout: Layout = engine(name).layout
     model = tiny(family, kind, tie_word_embeddings=tied)
     shape = shape_of_model(model)
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in layer_tensors(shape, kind)}
-    for rank in range(over.size):
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameters_by_layer(shape, kind)}
+    for rank in range(over.rank_count):
         mine = layout(shape, over, rank, kind)
         local_tensors = filled(mine, ModelWeights(model))
         assert not any(tensor.isnan().any() for tensor in local_tensors.values()), "padding is zeros"
@@ -118,7 +118,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
 
 @pytest.mark.parametrize(
     ("layout", "over"),
-    [(megatron.layout, mesh(tp=2, ep=2)), (vllm.layout, mesh(tp=4)), (replicated_layout, mesh(4))],
+    [(megatron.layout, make_mesh(tp=2, ep=2)), (vllm.layout, make_mesh(tp=4)), (replicated_layout, make_mesh(4))],
     ids=["megatron", "vllm", "transformers"],
 )
 @pytest.mark.parametrize("family", few(SPARSE, "mixtral", "deepseek_v3"))
@@ -130,7 +130,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     shape = shape_of_model(model)
     if layout is vllm.layout and layout_problems(shape, "vllm", over):
         pytest.skip("it does not hold this family")
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in layer_tensors(shape)}
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameters_by_layer(shape)}
     for rank in range(4):
         mine = layout(shape, over, rank)
         put_back(mine, filled(mine, FolderWeights(tmp_path)), whole)
@@ -151,7 +151,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
 def test_padding_is_zeros() -> None:
     model = tiny("llama")
     shape = shape_of_model(model)
-    last = filled(vllm.layout(shape, mesh(1, 1, 2), 1), ModelWeights(model))["lm_head.weight"]
+    last = filled(vllm.layout(shape, make_mesh(1, 1, 2), 1), ModelWeights(model))["lm_head.weight"]
     assert torch.equal(last[:18], model.lm_head.weight[32:])
     assert not last[18:].any()
 
@@ -165,9 +165,9 @@ def language_model() -> PreTrainedModel:
 def test_a_folder_gives_what_the_model_gives(shard: str, language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "10KB")
-    shape, over = shape_of_model(language_model), mesh(1, 2, 2)
+    shape, over = shape_of_model(language_model), make_mesh(1, 2, 2)
     source = FolderWeights(tmp_path)
-    for rank in range(over.size):
+    for rank in range(over.rank_count):
         layout = megatron.layout(shape, over, rank)
         theirs = filled(layout, ModelWeights(language_model))
         for name, tensor in filled(layout, source).items():
@@ -178,14 +178,14 @@ def test_a_tied_folder_needs_no_output_layer(tmp_path: Path) -> None:
     model = tiny("qwen2", tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    last = filled(megatron.layout(shape_of_model(model), mesh(1, 2), 1), FolderWeights(tmp_path))
+    last = filled(megatron.layout(shape_of_model(model), make_mesh(1, 2), 1), FolderWeights(tmp_path))
     assert torch.equal(last["output_layer.weight"], model.model.embed_tokens.weight)
 
 
 def test_weights_become_the_dtype_of_the_engine(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.to(torch.bfloat16).save_pretrained(tmp_path)
     language_model.float()
-    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), make_mesh(), 0)
     for name, tensor in filled(layout, FolderWeights(tmp_path)).items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor.bfloat16(), language_model.get_parameter(name).bfloat16())
@@ -195,7 +195,7 @@ def test_a_value_model_begins_as_a_language_model_with_a_head_of_zeros(
     language_model: PreTrainedModel, tmp_path: Path
 ) -> None:
     language_model.save_pretrained(tmp_path)
-    layout = megatron.layout(shape_of_model(language_model), mesh(), 0, "value_lm")
+    layout = megatron.layout(shape_of_model(language_model), make_mesh(), 0, "value_lm")
     found = filled(layout, FolderWeights(tmp_path))
     assert not found["output_layer.weight"].any() and not found["output_layer.bias"].any()
     assert torch.equal(found["decoder.final_layernorm.weight"], language_model.model.norm.weight)
@@ -204,17 +204,17 @@ def test_a_value_model_begins_as_a_language_model_with_a_head_of_zeros(
 def test_a_bare_decoder_has_names_without_the_prefix(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.model.save_pretrained(tmp_path)
     assert "layers.0.mlp.up_proj.weight" in load_file(tmp_path / "model.safetensors")
-    layout = replicated_layout(shape_of_model(language_model), mesh(), 0, "reward_lm")
+    layout = replicated_layout(shape_of_model(language_model), make_mesh(), 0, "reward_lm")
     found = filled(layout, FolderWeights(tmp_path))
     name = "model.layers.2.mlp.up_proj.weight"
     assert torch.equal(found[name], language_model.get_parameter(name))
     with pytest.raises(EngineError, match="lack the tensor lm_head.weight"):
-        filled(replicated_layout(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
+        filled(replicated_layout(shape_of_model(language_model), make_mesh(), 0), FolderWeights(tmp_path))
 
 
 def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path: Path) -> None:
     shape = shape_of_model(language_model)
-    layout = replicated_layout(shape, mesh(), 0)
+    layout = replicated_layout(shape, make_mesh(), 0)
     with pytest.raises(EngineError, match="no config.json"):
         FolderWeights(tmp_path / "nowhere")
     language_model.save_pretrained(tmp_path)
@@ -236,7 +236,7 @@ def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path:
 
 
 def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrainedModel) -> None:
-    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), make_mesh(), 0)
     source = ModelWeights(language_model)
     found = filled(layout, source)
     with pytest.raises(EngineError, match="tensor model.norm.weight has the shape 3, not 16"):
@@ -249,16 +249,16 @@ def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrain
 def test_a_model_of_another_kind_or_size_is_refused(language_model: PreTrainedModel) -> None:
     shape = shape_of_model(language_model)
     with pytest.raises(EngineError, match="lacks the tensor score.weight"):
-        filled(replicated_layout(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
+        filled(replicated_layout(shape, make_mesh(), 0, "reward_lm"), ModelWeights(language_model))
     small = tiny("qwen3", vocab_size=40)
     with pytest.raises(EngineError, match="model.embed_tokens.weight is too small: its shape is 40 x 16"):
-        filled(replicated_layout(shape, mesh(), 0), ModelWeights(small))
+        filled(replicated_layout(shape, make_mesh(), 0), ModelWeights(small))
 
 
 def test_the_sharded_index_says_where_a_tensor_is(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.save_pretrained(tmp_path, max_shard_size="10KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text("utf-8"))
     (tmp_path / index["weight_map"]["model.norm.weight"]).unlink()
-    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), make_mesh(), 0)
     with pytest.raises(EngineError, match="cannot read the weights in"):
         filled(layout, FolderWeights(tmp_path))

@@ -33,9 +33,9 @@ from rlgraph.ir.graph import (
     with_region,
 )
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program, show
+from rlgraph.ir.text.text import print_program, show_expr
 from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
-from rlgraph.ops import NODES, TENSOR, infer
+from rlgraph.ops import NODES, TENSOR, infer_type
 
 PROMPTS = Axis("prompts", "prompts")
 KEPT = Axis("prompts.2", "prompts")
@@ -139,7 +139,7 @@ class Programs:
         args = tuple(self.expr(size - 1) for _ in range(op.args))
         axis = self.draw(st.one_of(st.none(), AXIS)) if op.kind == "reduction" else None
         try:
-            return Apply(op.name, args, infer(op.name, [arg.type for arg in args], axis), axis and axis.key)
+            return Apply(op.name, args, infer_type(op.name, [arg.type for arg in args], axis), axis and axis.key)
         except ValueError:
             return args[0]
 
@@ -161,7 +161,7 @@ class Programs:
         op = self.draw(st.sampled_from(sorted(NODES.keys() - {"tensor"})))
         inputs = tuple(self.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=2))) if self.known else ()
         attrs = tuple(self.draw(st.lists(st.tuples(NAMES, constants()), max_size=2)))
-        regions = (self.graph(depth - 1),) if NODES[op].region and depth else ()
+        regions = (self.graph(depth - 1),) if NODES[op].has_region and depth else ()
         outputs = tuple(
             self.value(self.draw(st.one_of(TENSORS, TABLES, HANDLES))) for _ in range(self.draw(st.integers(0, 2)))
         )
@@ -235,7 +235,7 @@ X, Y, Z = (Ref(name, Tensor("float", PROMPTS)) for name in "xyz")
 
 
 def apply(op: str, *args: Expr, to: Axis | None = None) -> Apply:
-    return Apply(op, args, infer(op, [arg.type for arg in args], to), to and to.key)
+    return Apply(op, args, infer_type(op, [arg.type for arg in args], to), to and to.key)
 
 
 ONE, MINUS, ZERO = Const(1, Tensor("int")), Const(-1, Tensor("int")), Const(-0.0, Tensor("float"))
@@ -273,7 +273,7 @@ ONE, MINUS, ZERO = Const(1, Tensor("int")), Const(-1, Tensor("int")), Const(-0.0
     ],
 )
 def test_notation(expr: Expr, text: str) -> None:
-    assert show(expr) == text
+    assert show_expr(expr) == text
     given = Graph(tuple(Value(ref.name, ref.type) for ref in (X, Y, Z)))
     node = tensor_node((Let("made", expr),), ("made",))
     program = Program("p", phases=(Phase("step", Graph(given.inputs, (node,), ("made",))),))

@@ -20,8 +20,8 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
@@ -96,7 +96,7 @@ class Work:
     micros: int = 1
     """Micro-batches of `case.rows` rows each; of `generate`, samples of each prompt."""
     threads: int = 1
-    split: Mesh = mesh()
+    split: Mesh = make_mesh()
     response: int = 0
     """Of `generate`: tokens that are sampled; prompts have the case's length."""
     recompute: bool = False
@@ -128,7 +128,7 @@ class Work:
         return sum(self.case.lengths)
 
     def predicted(self, engine: str) -> Footprint:
-        case, ranks = self.case, self.split.length("dp") * self.split.length("fsdp")
+        case, ranks = self.case, self.split.axis_size("dp") * self.split.axis_size("fsdp")
         deployment = Deployment(
             engine,
             CPU,
@@ -206,8 +206,8 @@ def on_rank(over: Mesh, work: Work) -> tuple[int, int]:
 
 def shared_out(over: Mesh, work: Work) -> tuple[int, int]:
     """The same of one of the ranks that share the model out, each of which has as many rows."""
-    case, together = work.case, replace(work, case=replace(work.case, rows=work.case.rows * over.length("fsdp")))
-    how = Holding("", "", micro_tokens=case.rows * case.length, recompute=work.recompute, gather=work.gather)
+    case, together = work.case, replace(work, case=replace(work.case, rows=work.case.rows * over.axis_size("fsdp")))
+    how = ModelHolding("", "", micro_tokens=case.rows * case.length, recompute=work.recompute, gather=work.gather)
     with Everywhere() as live, live.resizing():
         return _done(open_rank(work.spec, Rank(over, dist.get_rank(), how)), together, live)
 
@@ -243,14 +243,14 @@ def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:
         gc.collect()
         peaks.append(live.since())
         stays.append(live.now)
-    peak = min(peaks) if work.split.size > 1 else max(peaks)
+    peak = min(peaks) if work.split.rank_count > 1 else max(peaks)
     return min(stays), peak - min(stays)
 
 
 def _times(work: Work) -> int:
     if work.threads > 1:
         return 7
-    return 3 if work.split.size > 1 else 1
+    return 3 if work.split.rank_count > 1 else 1
 
 
 def _do(engine: Any, work: Work, number: int) -> None:

@@ -79,5 +79,5 @@ def test_narrow_models_train_wide_adapters() -> None:
     config = ModelConfig("m", replace(case.shape(), adapters=LORA), "causal_lm", "bfloat16")
     engine = TransformersEngine.open(replace(case.spec(config.shape.layers), adapters=LORA))
     assert config.adapter_bytes == sum(each.numel() * each.itemsize for each in engine.tensors().values())
-    assert work.tensor_count(config.shape, "causal_lm") == len(engine.tensors())
-    assert torch.float32.itemsize == config.trained_item
+    assert work.trained_tensor_count(config.shape, "causal_lm") == len(engine.tensors())
+    assert torch.float32.itemsize == config.trained_item_bytes

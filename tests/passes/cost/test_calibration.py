@@ -16,17 +16,17 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.calibration import Calibration, MeasuredDevice
-from rlgraph.passes.cost.constants import Host, defaults
+from rlgraph.passes.cost.constants import HostCosts, default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.fit import fit, nonnegative
-from rlgraph.profiles.profile import Sample, fit_rates, predicted_seconds
+from rlgraph.profiles.fit import fit_constants, nonnegative_least_squares
+from rlgraph.profiles.profile import TimedSample, fit_rates, predicted_seconds
 
-CPU = defaults("cpu")
+CPU = default_constants("cpu")
 
 ISLAND = read_cluster("1x2:cpu").islands[0]
 
@@ -34,7 +34,7 @@ ISLAND = read_cluster("1x2:cpu").islands[0]
 def test_a_fit_that_leads_nowhere_keeps_what_was_best() -> None:
     """The first step from 1 goes to 36,789, of which nothing has an exponential."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found = fit(lambda at: np.exp(at), [1e5], np.array([1.0]), np.array([0.0]))
+        found = fit_constants(lambda at: np.exp(at), [1e5], np.array([1.0]), np.array([0.0]))
     assert found == [1.0]
 
 
@@ -42,10 +42,10 @@ def test_nonnegative_least_squares() -> None:
     rng = np.random.default_rng(0)
     matrix = rng.random((20, 4))
     wanted = np.array([0.5, 0.0, 2.0, 0.0])
-    np.testing.assert_allclose(nonnegative(matrix, matrix @ wanted), wanted, atol=1e-9)
+    np.testing.assert_allclose(nonnegative_least_squares(matrix, matrix @ wanted), wanted, atol=1e-9)
     # Without the bound the second would be negative.
     target = matrix @ np.array([0.5, -1.0, 2.0, 0.3])
-    found = nonnegative(matrix, target)
+    found = nonnegative_least_squares(matrix, target)
     assert found[1] == 0
     assert (found >= 0).all()
     pull = matrix.T @ (target - matrix @ found)
@@ -54,7 +54,9 @@ def test_nonnegative_least_squares() -> None:
 
 
 def test_a_column_of_nothing_gets_nothing() -> None:
-    assert nonnegative(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([3.0, 6.0])).tolist() == pytest.approx([3, 0])
+    assert nonnegative_least_squares(
+        np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([3.0, 6.0])
+    ).tolist() == pytest.approx([3, 0])
 
 
 def test_fit_with_products_of_constants() -> None:
@@ -63,7 +65,7 @@ def test_fit_with_products_of_constants() -> None:
     def model(values: np.ndarray) -> np.ndarray:
         return (values[0] + values[1] * x) * (1 + values[2] * (np.arange(12) % 2))
 
-    found = fit(model, model(np.array([2.0, 0.5, 0.3])).tolist(), np.array([1.0, 1.0, 0.1]), np.zeros(3))
+    found = fit_constants(model, model(np.array([2.0, 0.5, 0.3])).tolist(), np.array([1.0, 1.0, 0.1]), np.zeros(3))
     assert found == pytest.approx([2.0, 0.5, 0.3], rel=1e-3)
 
 
@@ -85,13 +87,15 @@ def shape(hidden: int, layers: int, vocab: int) -> Shape:
     )
 
 
-def samples(kind: Any, rates: Rates, deployments: list[Deployment]) -> list[Sample]:
+def samples(kind: Any, rates: Rates, deployments: list[Deployment]) -> list[TimedSample]:
     found = []
     for hidden, layers, vocab in ((64, 2, 32), (128, 6, 512), (256, 3, 2048)):
         for rows, tokens in ((8, 8), (64, 16), (64, 64), (192, 40)):
             batch = Batch(float(rows), Lengths((8.0, 12.0)), Lengths((float(tokens),)))
             for deployment in deployments:
-                bare = Sample(kind, ModelConfig("m", shape(hidden, layers, vocab), "causal_lm"), deployment, batch, 0.0)
+                bare = TimedSample(
+                    kind, ModelConfig("m", shape(hidden, layers, vocab), "causal_lm"), deployment, batch, 0.0
+                )
                 found.append(replace(bare, seconds=predicted_seconds(bare, rates)))
     return found
 
@@ -107,7 +111,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_the_fit_finds_the_constants_again(kind: str) -> None:
-    deployments = [Deployment("megatron", ISLAND, mesh(dp, tp=tp)) for tp, dp in ((1, 1), (2, 1), (1, 2))]
+    deployments = [Deployment("megatron", ISLAND, make_mesh(dp, tp=tp)) for tp, dp in ((1, 1), (2, 1), (1, 2))]
     measured = samples(kind, KNOWN[kind], deployments)
     found, error = fit_rates(measured)
     assert error < 1e-3
@@ -135,7 +139,7 @@ def test_noise_is_averaged() -> None:
 
 def calibration() -> Calibration:
     rates = {("transformers", kind): replace(known, lock=0.5) for kind, known in KNOWN.items()}
-    constants = replace(CPU, rates={**CPU.rates, **rates}, host=Host(node=3e-4), sync=0.004)  # type: ignore[arg-type]
+    constants = replace(CPU, rates={**CPU.rates, **rates}, host=HostCosts(node=3e-4), sync=0.004)  # type: ignore[arg-type]
     return Calibration(
         constants, MeasuredDevice("cpu", {"float32": 7e10}, 9e9), {"processor": "a small one"}, {"a.train": 0.03}
     )
@@ -169,7 +173,7 @@ def test_a_device_has_the_rates_that_were_measured() -> None:
         known.with_measured_rates(read_cluster("2x2:cpu")),
         known.with_measured_rates(read_cluster("2x8:a100-80gb")),
     )
-    assert cpu.islands[0].device.peak("float32") == 7e10
+    assert cpu.islands[0].device.peak_flops("float32") == 7e10
     assert cpu.islands[0].device.bandwidth == 9e9
     assert gpu == read_cluster("2x8:a100-80gb")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.ranks import Ranks
 from tests.passes.cost.allocated import Work, shared_out
 from tests.passes.cost.test_adapters_memory import Tuned
@@ -18,31 +18,31 @@ WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 EXPERTS = (("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 64))
 TIED = (*WIDE, ("tie_word_embeddings", True))
 SMALL = Case("llama", rows=2, length=32, scored=8, fields=WIDE)
-TWO, BOTH = mesh(fsdp=2), mesh(fsdp=2, tp=2)
+TWO, BOTH = make_mesh(fsdp=2), make_mesh(fsdp=2, tp=2)
 CASES = [
     Work("train", Case("qwen2"), split=TWO),
     Work("train", Case("qwen2", scored=64), micros=3, split=TWO),
     Work("train", SMALL, 4, 3, split=TWO),
     Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO),
-    Work("train", Case("qwen2", rows=2, length=16, fields=TIED), 6, split=mesh(fsdp=4)),
-    Work("train", SMALL, 4, split=mesh(dp=2, fsdp=2)),
+    Work("train", Case("qwen2", rows=2, length=16, fields=TIED), 6, split=make_mesh(fsdp=4)),
+    Work("train", SMALL, 4, split=make_mesh(dp=2, fsdp=2)),
     Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, split=TWO),
     Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True),
     Work("logprobs", Case("qwen2", scored=64), split=TWO),
     Work("logprobs", SMALL, 4, 2, split=TWO),
-    *(Work("train", case, 4, 3, split=mesh(tp=2)) for case in (Case("llama", scored=8), SMALL)),
-    Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, 3, split=mesh(tp=2)),
-    Work("logprobs", Case("llama", scored=64), 4, split=mesh(tp=2)),
-    Work("generate", replace(SMALL, rows=4), 4, 2, split=mesh(tp=2), response=32),
+    *(Work("train", case, 4, 3, split=make_mesh(tp=2)) for case in (Case("llama", scored=8), SMALL)),
+    Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, 3, split=make_mesh(tp=2)),
+    Work("logprobs", Case("llama", scored=64), 4, split=make_mesh(tp=2)),
+    Work("generate", replace(SMALL, rows=4), 4, 2, split=make_mesh(tp=2), response=32),
     Work("train", SMALL, 4, 3, split=BOTH),
     Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=BOTH),
     Work("train", Case("qwen2", rows=2, length=32, scored=8, fields=TIED), 4, split=BOTH, recompute=True),
     Work("logprobs", SMALL, 4, 2, split=BOTH),
-    *(Tuned("train", SMALL, 4, 2, split=split) for split in (TWO, mesh(tp=2), BOTH)),
+    *(Tuned("train", SMALL, 4, 2, split=split) for split in (TWO, make_mesh(tp=2), BOTH)),
     Tuned("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO),
     *(
         Work("train", SMALL, layers, micros, split=split, gather="update")
-        for layers, micros, split in ((4, 3, TWO), (6, 2, mesh(dp=2, fsdp=2)), (4, 3, BOTH))
+        for layers, micros, split in ((4, 3, TWO), (6, 2, make_mesh(dp=2, fsdp=2)), (4, 3, BOTH))
     ),
     Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO, gather="update"),
     Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True, gather="update"),
@@ -53,12 +53,12 @@ CASES = [
 
 KEPT = [
     Work("train", Case("qwen2", scored=64), micros=3, split=TWO),
-    Work("train", SMALL, 4, split=mesh(dp=2, fsdp=2)),
+    Work("train", SMALL, 4, split=make_mesh(dp=2, fsdp=2)),
     Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, split=TWO),
     Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True),
     Work("logprobs", Case("qwen2", scored=64), split=TWO),
-    Work("train", SMALL, 4, 3, split=mesh(tp=2)),
-    Work("logprobs", Case("llama", scored=64), 4, split=mesh(tp=2)),
+    Work("train", SMALL, 4, 3, split=make_mesh(tp=2)),
+    Work("logprobs", Case("llama", scored=64), 4, split=make_mesh(tp=2)),
     Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO, gather="update"),
 ]
 

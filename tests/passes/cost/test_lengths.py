@@ -46,7 +46,7 @@ def test_a_log_normal_is_that_of_sampled_rows(mean: float, p99: float) -> None:
         # line.
         density = NormalDist(math.log(mean) - s * s / 2, s).pdf(own) / math.exp(own)
         error = 5 * math.sqrt(share * (1 - share) / count) / density
-        assert lengths.at(share) == pytest.approx(rows[round(share * count)], abs=error, rel=0.006), share
+        assert lengths.quantile(share) == pytest.approx(rows[round(share * count)], abs=error, rel=0.006), share
     for length in (mean / 2, mean, p99):
         beyond = sum(row > length for row in rows) / count
         assert lengths.share_over(length) == pytest.approx(beyond, abs=1 / STEPS + 5 * math.sqrt(0.25 / count))
@@ -61,7 +61,7 @@ def test_the_squares_of_a_log_normal() -> None:
 
 @given(ROWS)
 def test_shares_of_rows_keep_their_mean(rows: list[int]) -> None:
-    lengths = Lengths.of(rows)
+    lengths = Lengths.from_lengths(rows)
     assert len(lengths.values) <= STEPS
     assert lengths.mean == pytest.approx(sum(rows) / len(rows))
     assert list(lengths.values) == sorted(lengths.values)
@@ -72,18 +72,18 @@ def test_shares_of_rows_keep_their_mean(rows: list[int]) -> None:
 def test_rows_that_lie_in_two_shares_are_divided(count: int) -> None:
     generator = random.Random(count)
     rows = [generator.randrange(10_000) for _ in range(count)]
-    assert sum(Lengths.of(rows).values) * count == pytest.approx(sum(rows) * STEPS, rel=1e-12)
+    assert sum(Lengths.from_lengths(rows).values) * count == pytest.approx(sum(rows) * STEPS, rel=1e-12)
 
 
 @given(ROWS)
 def test_few_rows_are_kept_as_they_are(rows: list[int]) -> None:
     few = rows[:STEPS]
-    assert Lengths.of(few).values == tuple(sorted(few))
+    assert Lengths.from_lengths(few).values == tuple(sorted(few))
 
 
 @given(ROWS, st.integers(0, 100_000))
 def test_a_cap_and_what_lies_over_it(rows: list[int], limit: int) -> None:
-    lengths = Lengths.of(rows[:STEPS])
+    lengths = Lengths.from_lengths(rows[:STEPS])
     assert lengths.share_over(limit) == pytest.approx(sum(row > limit for row in rows[:STEPS]) / len(rows[:STEPS]))
     assert lengths.capped(limit).share_over(limit) == 0
     assert lengths.capped(limit).mean == pytest.approx(sum(min(row, limit) for row in rows[:STEPS]) / len(rows[:STEPS]))
@@ -91,26 +91,26 @@ def test_a_cap_and_what_lies_over_it(rows: list[int], limit: int) -> None:
 
 @given(ROWS, st.lists(st.floats(0, 1), min_size=2))
 def test_quantiles_ascend_between_shortest_and_longest(rows: list[int], shares: list[float]) -> None:
-    lengths = Lengths.of(rows)
-    found = [lengths.at(share) for share in sorted(shares)]
+    lengths = Lengths.from_lengths(rows)
+    found = [lengths.quantile(share) for share in sorted(shares)]
     assert all(low <= high + 1e-9 for low, high in zip(found, found[1:], strict=False))
-    assert (lengths.at(0), lengths.at(1)) == (lengths.values[0], lengths.longest)
+    assert (lengths.quantile(0), lengths.quantile(1)) == (lengths.values[0], lengths.longest)
 
 
 def test_the_mean_is_the_area_below_what_is_over() -> None:
-    lengths = Lengths.of([3, 1, 4, 1, 5])
+    lengths = Lengths.from_lengths([3, 1, 4, 1, 5])
     assert sum(lengths.share_over(length) for length in range(6)) == pytest.approx(lengths.mean)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 256, 1 << 14, 1 << 20, 10**12, 1 << 62])
 def test_answers_of_which_nothing_is_known_have_lengths_whatever_the_limit(limit: int) -> None:
-    found = Workload().answers(limit)
+    found = Workload().answer_lengths(limit)
     assert 0 <= found.longest <= limit and found.mean < 1 << 20
 
 
 def test_a_constant_length() -> None:
     lengths = read_lengths(" 1024 ")
-    assert (lengths.values, lengths.at(0.3), lengths.share_over(1023), lengths.share_over(1024)) == (
+    assert (lengths.values, lengths.quantile(0.3), lengths.share_over(1023), lengths.share_over(1024)) == (
         (1024.0,),
         1024.0,
         1.0,
@@ -132,7 +132,7 @@ def test_a_constant_length() -> None:
 def test_other_pairs(text: str, shares: dict[float, float]) -> None:
     lengths = read_lengths(text)
     for share, length in shares.items():
-        assert lengths.at(share) == pytest.approx(length, rel=0.006)
+        assert lengths.quantile(share) == pytest.approx(length, rel=0.006)
     if "mean" in text:
         assert lengths.mean == pytest.approx(350)
 
@@ -150,7 +150,7 @@ def test_a_file(content: str, tmp_path: Path) -> None:
 
 @given(ROWS)
 def test_lengths_are_read_again_from_their_text(rows: list[int]) -> None:
-    lengths = Lengths.of(rows)
+    lengths = Lengths.from_lengths(rows)
     assert read_lengths(lengths.to_text()) == lengths
     assert lengths.capped(5).to_text() == json.dumps(lengths.capped(5).values)
 
@@ -243,7 +243,7 @@ def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> No
         group = sorted(generator.choices(lengths.values, k=of))[:count]
         kept += group
         until += group + [group[-1]] * (of - count)
-    for found, rows in ((lengths.shortest_of_groups(count, of), kept), (lengths.lengths_until(count, of), until)):
+    for found, rows in ((lengths.shortest_of_groups(count, of), kept), (lengths.group_lengths_until(count, of), until)):
         # Rows of a group depend on each other: the standard error is at most that of as many groups. Five of them.
         groups = len(rows) // (count if rows is kept else of)
         mean, spread = sum(rows) / len(rows), math.sqrt(found.mean_square - found.mean**2)
@@ -257,20 +257,24 @@ def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> No
 
 def test_all_of_a_group_are_all_rows() -> None:
     lengths = read_lengths("mean=350, p99=1500")
-    for found in (lengths.shortest_of_groups(16, 16), lengths.lengths_until(16, 16), lengths.shortest_of_groups(1, 1)):
+    for found in (
+        lengths.shortest_of_groups(16, 16),
+        lengths.group_lengths_until(16, 16),
+        lengths.shortest_of_groups(1, 1),
+    ):
         assert found.values == pytest.approx(lengths.values)
 
 
 @pytest.mark.parametrize(("limit", "longest"), [(2, 2), (256, 2), (1024, 4), (16_384, 16)])
 def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: float) -> None:
     """The table of docs/reference/clusters.md."""
-    answers = Workload().answers(limit)
+    answers = Workload().answer_lengths(limit)
     assert answers.longest == limit
     # One share of 256 either way.
     assert answers.share_over(limit * 0.999) == pytest.approx(0.01, abs=1 / STEPS)
-    assert answers.longest / answers.at(0.5) == pytest.approx(longest, rel=1e-3)
+    assert answers.longest / answers.quantile(0.5) == pytest.approx(longest, rel=1e-3)
     page = (Path(__file__).parents[3] / "docs" / "reference" / "clusters.md").read_text("utf-8")
-    shown = f"| {limit:,} | {answers.at(0.5):,.0f} | {answers.mean:,.0f} | {longest} |"
+    shown = f"| {limit:,} | {answers.quantile(0.5):,.0f} | {answers.mean:,.0f} | {longest} |"
     assert shown in page or limit == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from rlgraph.backends.enginespec.legal import layout_problems
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.activations import activation_bytes
 from tests.backends.engines.ranks import Ranks
 from tests.passes.cost.live import Live
@@ -34,12 +34,12 @@ CASES = [
     Case("gemma3_text", fields=(("sliding_window", 32), ("sliding_window_pattern", 2))),
 ]
 KEPT = [
-    (Case("qwen2"), mesh()),
-    (Case("qwen2", scored=64, entropy=True), mesh()),
-    (Case("llama", "value_lm", scored=64), mesh()),
-    (Case("qwen3", rows=2, length=300), mesh(tp=2)),
-    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), mesh()),
-    (Case("qwen2", rows=1, length=1025, scored=800), mesh(cp=2)),
+    (Case("qwen2"), make_mesh()),
+    (Case("qwen2", scored=64, entropy=True), make_mesh()),
+    (Case("llama", "value_lm", scored=64), make_mesh()),
+    (Case("qwen3", rows=2, length=300), make_mesh(tp=2)),
+    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), make_mesh()),
+    (Case("qwen2", rows=1, length=1025, scored=800), make_mesh(cp=2)),
 ]
 """Heads of each kind, and models without and with experts, on ranks that share columns or tokens."""
 
@@ -65,7 +65,7 @@ def measured(over: Mesh, case: Case) -> list[int]:
         assert engine._trainer
         # gloo lets go of what it sent a moment later, at times: the least of several is what is needed.
         peaks = []
-        for _ in range(3 if over.size > 1 else 1):
+        for _ in range(3 if over.rank_count > 1 else 1):
             gradients = (buffer.grad_data for buffer in engine._trainer.chunk.buffers)
             with Live(chain(engine.model.parameters(), gradients)) as live:
                 engine.add_gradients([0], lambda block, micro=micro: micro)
@@ -74,17 +74,19 @@ def measured(over: Mesh, case: Case) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("case, over", few(product(CASES, [mesh(), mesh(tp=2), mesh(cp=2)]), *KEPT), ids=str)
+@pytest.mark.parametrize(
+    "case, over", few(product(CASES, [make_mesh(), make_mesh(tp=2), make_mesh(cp=2)]), *KEPT), ids=str
+)
 def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
-    cp = over.length("cp")
+    cp = over.axis_size("cp")
     if layout_problems(case.shape(), "megatron", over):
         pytest.skip("it does not split this model so")
     found = activation_bytes(
         case.shape(),
         case.kind,
-        case.tokens().fullest_share(cp),
+        case.tokens().fullest_context_rank(cp),
         itemsize=4,
-        tp=over.length("tp"),
+        tp=over.axis_size("tp"),
         cp=cp,
         masked=True,
         network=3,
@@ -98,5 +100,5 @@ def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     for two, four in [max(measures)] if cp > 1 else measures:
         # What routers keep is left out.
         assert found.layer == pytest.approx((four - two) / 2, rel=0.015 if case.shape().experts else 0.001)
-        assert found.peak(2) == pytest.approx(two, rel=0.1)
-        assert found.peak(4) == pytest.approx(four, rel=0.1)
+        assert found.peak_bytes(2) == pytest.approx(two, rel=0.1)
+        assert found.peak_bytes(4) == pytest.approx(four, rel=0.1)

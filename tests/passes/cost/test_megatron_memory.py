@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.ranks import Ranks
 from tests.passes.cost.allocated import Work, on_rank
 from tests.passes.cost.trained import Case
@@ -19,29 +19,31 @@ CASES = [
     Work("train", Case("qwen2")),
     Work("train", Case("qwen2", dtype="bfloat16", scored=64), micros=3),
     Work("train", Case("llama", rows=1, length=32, scored=8, fields=WIDE), 4),
-    Work("train", Case("qwen2"), micros=2, split=mesh(tp=2)),
-    Work("train", Case("qwen2", scored=64), 4, 4, split=mesh(pp=2)),
+    Work("train", Case("qwen2"), micros=2, split=make_mesh(tp=2)),
+    Work("train", Case("qwen2", scored=64), 4, 4, split=make_mesh(pp=2)),
     # gloo keeps the gradients that chunks have sent until the end.
-    Work("train", Case("qwen2", scored=64), 8, 4, split=mesh(pp=2, chunks=2)),
-    Work("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=mesh(dp=2)),
-    Work("train", Case("qwen2", scored=64), micros=2, split=mesh(cp=2)),
-    Work("train", Case("llama", dtype="bfloat16", rows=3, length=200, scored=32, fields=WIDE), 4, split=mesh(cp=2)),
+    Work("train", Case("qwen2", scored=64), 8, 4, split=make_mesh(pp=2, chunks=2)),
+    Work("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=make_mesh(dp=2)),
+    Work("train", Case("qwen2", scored=64), micros=2, split=make_mesh(cp=2)),
+    Work(
+        "train", Case("llama", dtype="bfloat16", rows=3, length=200, scored=32, fields=WIDE), 4, split=make_mesh(cp=2)
+    ),
     Work("logprobs", Case("qwen2", scored=64)),
     Work("logprobs", Case("llama", dtype="bfloat16", rows=64, length=9, scored=8)),
     # gloo lets go of what it added up or gathered a moment later: a wide network outweighs that.
-    Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=mesh(cp=2)),
-    Work("logprobs", Case("llama", rows=2, fields=(*WIDE, ("intermediate_size", 2048))), 4, 4, split=mesh(tp=2)),
+    Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=make_mesh(cp=2)),
+    Work("logprobs", Case("llama", rows=2, fields=(*WIDE, ("intermediate_size", 2048))), 4, 4, split=make_mesh(tp=2)),
 ]
 
 
 KEPT = [
     Work("train", Case("llama", rows=1, length=32, scored=8, fields=WIDE), 4),
-    Work("train", Case("qwen2"), micros=2, split=mesh(tp=2)),
-    Work("train", Case("qwen2", scored=64), 8, 4, split=mesh(pp=2, chunks=2)),
-    Work("train", Case("qwen2", scored=64), micros=2, split=mesh(cp=2)),
+    Work("train", Case("qwen2"), micros=2, split=make_mesh(tp=2)),
+    Work("train", Case("qwen2", scored=64), 8, 4, split=make_mesh(pp=2, chunks=2)),
+    Work("train", Case("qwen2", scored=64), micros=2, split=make_mesh(cp=2)),
     Work("logprobs", Case("qwen2", scored=64)),
     Work("logprobs", Case("llama", dtype="bfloat16", rows=64, length=9, scored=8)),
-    Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=mesh(cp=2)),
+    Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=make_mesh(cp=2)),
 ]
 
 

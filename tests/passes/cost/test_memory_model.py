@@ -16,10 +16,10 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.ir.layout import even_range
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.feeding import feeding
+from rlgraph.passes.cost.feeding import micro_batching
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
 from tests.passes.cost.allocated import Work, transformers
@@ -32,7 +32,7 @@ TIED = (*WIDE, ("tie_word_embeddings", True))
 EXPERTS = (("num_local_experts", 4), ("num_experts_per_tok", 2))
 DENSE_FIRST = (*LATENT, ("first_k_dense_replace", 1))
 DTYPES = ("float32", "bfloat16")
-ALONE = mesh()
+ALONE = make_mesh()
 CASES = [
     *(Work("train", Case("qwen2", dtype=dtype)) for dtype in DTYPES),
     *(Work("train", Case("qwen2", dtype=dtype, scored=64), micros=3) for dtype in DTYPES),
@@ -109,7 +109,7 @@ def llama(
 
 
 def test_copies_share_the_optimizer_and_nothing_else() -> None:
-    two, eight = (llama("train", "megatron", 64 * n, split=mesh(n), micro_tokens=12288) for n in (2, 8))
+    two, eight = (llama("train", "megatron", 64 * n, split=make_mesh(n), micro_tokens=12288) for n in (2, 8))
     assert eight.pop("optimizer") == two.pop("optimizer") / 4
     assert eight == two
 
@@ -118,7 +118,7 @@ def test_stages_hold_more_micro_batches_under_way() -> None:
     """The first of four stages has a quarter of the layers, and four micro-batches."""
 
     def of(stages: int, rows: int = 64) -> dict[str, float]:
-        return llama("train", "megatron", 2 * rows, micro_tokens=24576, split=mesh(2, stages))
+        return llama("train", "megatron", 2 * rows, micro_tokens=24576, split=make_mesh(2, stages))
 
     assert of(4)["activations"] == pytest.approx(of(1)["activations"], rel=0.1)
     assert of(4)["gradients"] < of(1)["gradients"] / 2
@@ -128,13 +128,14 @@ def test_stages_hold_more_micro_batches_under_way() -> None:
 
 def test_recomputation_saves_most_activations() -> None:
     whole, again = (
-        llama("train", "megatron", micro_tokens=24576, split=mesh(8), recompute=each) for each in (False, True)
+        llama("train", "megatron", micro_tokens=24576, split=make_mesh(8), recompute=each) for each in (False, True)
     )
     assert again["activations"] < whole["activations"] / 4
 
 
 @pytest.mark.parametrize(
-    "name,split,answer", [("Qwen/Qwen2.5-7B", mesh(tp=8), 32768), ("Qwen/Qwen2.5-1.5B", mesh(dp=4, tp=2), 28672)]
+    "name,split,answer",
+    [("Qwen/Qwen2.5-7B", make_mesh(tp=8), 32768), ("Qwen/Qwen2.5-1.5B", make_mesh(dp=4, tp=2), 28672)],
 )
 def test_long_answers_fit(name: str, split: Mesh, answer: int) -> None:
     """On eight H100s, without recomputation; what they need grows with the tokens, not with their square."""
@@ -156,7 +157,7 @@ def test_a_cache_is_as_large_as_it_is_told() -> None:
     assert llama("generate", "vllm", kv_bytes=1 << 30)["cache"] == 1 << 30
     row = 2 * 32 * 8 * 128 * 2 * 1536
     assert llama("generate", "vllm")["cache"] == 64 * row
-    assert llama("generate", "vllm", split=mesh(tp=2))["cache"] == 32 * row
+    assert llama("generate", "vllm", split=make_mesh(tp=2))["cache"] == 32 * row
     left = 0.9 * read_cluster("1x8:a100-80gb").islands[0].device.memory - llama("generate", "vllm", 4096)["weights"]
     assert llama("generate", "vllm", 4096)["cache"] == pytest.approx(left)
     assert left < 1024 * row
@@ -181,10 +182,10 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     """However long rows turn out, up to the longest."""
     packed, ordered = how
     batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
-    rows, _, _ = feeding((batch,), budget, side, 1).load(1)
+    rows, _, _ = micro_batching((batch,), budget, side, 1).replica_load(1)
     blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
-    assert max(tokens) <= rows * batch.row.longest * (1 + 1e-12)
+    assert max(tokens) <= rows * batch.tokens_per_row.longest * (1 + 1e-12)
 
 
 @settings(max_examples=60)
@@ -204,9 +205,9 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
     """Of equal rows; what a micro-batch has is cut as the engine cuts it, and lies as it lays it. A copy's rows may
     begin in the midst of a prompt's."""
     batch = Batch(prompts * each, Lengths((prompt,)), Lengths((answer,)), together=each)
-    cut = feeding((batch,), budget, side, 1, SHARES)
-    rows, _, beginnings = cut.load(copies)
-    micro = cut.micro(rows, beginnings)
+    cut = micro_batching((batch,), budget, side, 1, SHARES)
+    rows, _, beginnings = cut.replica_load(copies)
+    micro = cut.micro_batch_tokens(rows, beginnings)
     fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
     lying = []
     for copy in range(copies):
@@ -215,7 +216,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
         for block in plan_blocks(own.lengths + 1, budget, side, packed=True, ordered=True):
             part = own.take(block)
             found = pack_shared(part, torch.full((len(part),), prompt))
-            lying.append(len(part.tokens if found is None else found.taken))
+            lying.append(len(part.tokens if found is None else found.token_at_place))
     assert max(lying) <= micro.tokens
     if len(lying) == 1:
         assert lying == [micro.tokens]
@@ -224,5 +225,5 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
 def test_a_copy_whose_rows_begin_in_the_midst_of_a_prompt() -> None:
     """Of 120 rows in 8 copies, in two micro-batches each, the second copy begins with the last row of a prompt."""
     batch = Batch(120.0, Lengths((100.0,)), Lengths((50.0,)), together=8)
-    assert feeding((batch,), 8 * 150, 1, 1, SHARES).load(8) == (8, 2, 2)
-    assert feeding((batch,), 8 * 150, 1, 1, SHARES).load(3) == (8, 3, 1)
+    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).replica_load(8) == (8, 2, 2)
+    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).replica_load(3) == (8, 3, 1)

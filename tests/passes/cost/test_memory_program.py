@@ -22,16 +22,16 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.ir.graph import Node
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import Peak, peaks
-from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.peak import Peak, pool_peaks
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from tests.passes.cost.allocated import Everywhere
 from tests.suites import few
 
-CPU = defaults("cpu")
+CPU = default_constants("cpu")
 
 EXACT = replace(CPU, reserved=0, fragmentation=0.0)
 MODEL = """random("qwen2", seed={seed}, hidden_size={hidden}, intermediate_size={ffn}, num_hidden_layers=2, num_attention_heads=4,
@@ -131,7 +131,7 @@ def measured(name: str) -> tuple[dict[str, int], int]:
         seen = Peaks(live)
         backend = LocalBackend(compiled.program, Settings(folder=Path(folder)), seen)
         try:
-            steps = backend.steps(3)
+            steps = backend.run_steps(3)
             next(steps)
             seen.found.clear()
             for _ in steps:
@@ -149,15 +149,15 @@ def predicted(name: str, memory: str = "24GiB") -> Peak:
     cluster = read_cluster(f"1x1:cpu(memory={memory})")
     with TemporaryDirectory() as folder:
         compiled = program(name, Path(folder))
-        laid = tasks(compiled.program, main_step(compiled.program), workload(name))
-        return peaks(compiled.plan, laid, model_configs(compiled), cluster, EXACT)["all"]
+        laid = phase_tasks(compiled.program, main_phase(compiled.program), workload(name))
+        return pool_peaks(compiled.plan, laid, model_configs(compiled), cluster, EXACT)["all"]
 
 
 @pytest.mark.parametrize("name", few(CASES, "grpo with large weights"))
 def test_the_peak_of_a_step_and_its_moment(name: str) -> None:
     found, most = measured(name)
     peak = predicted(name)
-    assert peak.bytes == pytest.approx(most, rel=0.1)
+    assert peak.used_bytes == pytest.approx(most, rel=0.1)
     assert found[peak.moment] == pytest.approx(most, rel=0.05)
     for task, size in peak.moments:
         assert size == pytest.approx(found[task], rel=0.15), task
@@ -184,21 +184,21 @@ def test_both_arenas_are_as_full_as_planned_where_models_sleep(name: str) -> Non
         ]
         plan, seen = replace(compiled.plan, holdings=tuple(away)), Peaks(live)
         with closing(RayBackend(compiled.program, plan, Settings(folder=Path(folder)), seen, debug=True)) as run:
-            steps = run.steps(3)
+            steps = run.run_steps(3)
             next(steps)
             seen.found.clear()
             list(steps)
             arenas = {group: worker.arenas for (group, _), worker in run.processes.workers.items()}
     assert len(away) == 4
     host = sum(each.host.peak for each in arenas.values())
-    laid = tasks(compiled.program, main_step(compiled.program), workload(name))
+    laid = phase_tasks(compiled.program, main_phase(compiled.program), workload(name))
     cluster, configs = read_cluster("1x1:cpu(memory=24GiB)"), model_configs(compiled)
-    planned, together = (peaks(each, laid, configs, cluster, EXACT)["all"] for each in (plan, compiled.plan))
+    planned, together = (pool_peaks(each, laid, configs, cluster, EXACT)["all"] for each in (plan, compiled.plan))
     most = max(seen.found.values()) - host
     assert planned.host == pytest.approx(host, rel=0.05)
-    assert planned.bytes == pytest.approx(most, rel=0.05)
+    assert planned.used_bytes == pytest.approx(most, rel=0.05)
     assert seen.found[planned.moment] - host == pytest.approx(most, rel=0.01)
-    assert planned.bytes < 0.9 * together.bytes
+    assert planned.used_bytes < 0.9 * together.used_bytes
     # What the arenas count of a model is what there is of it while it does not work.
     assert max(each.device.peak for each in arenas.values()) < most
 
@@ -212,15 +212,15 @@ def test_gradients_that_wait_for_rows_are_there_while_others_work() -> None:
         with closing(
             RayBackend(compiled.program, compiled.plan, Settings(folder=Path(folder)), seen, debug=True)
         ) as run:
-            steps = run.steps(3)
+            steps = run.run_steps(3)
             next(steps)
             seen.found.clear()
             list(steps)
-    laid = tasks(compiled.program, main_step(compiled.program), workload("grpo with large weights"))
+    laid = phase_tasks(compiled.program, main_phase(compiled.program), workload("grpo with large weights"))
     cluster, configs = read_cluster("1x2:cpu(memory=24GiB)"), model_configs(compiled)
 
     def learn(accumulated: Collection[str]) -> tuple[dict[str, float], float]:
-        found = peaks(compiled.plan, laid, configs, cluster, EXACT, accumulated=accumulated)
+        found = pool_peaks(compiled.plan, laid, configs, cluster, EXACT, accumulated=accumulated)
         playing = sum(size for _, what, size in found["play"].parts if what == "weights")
         return dict(found["learn"].moments), playing
 

@@ -10,13 +10,20 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import parameter_count
-from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.mesh import make_mesh
+from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks, usable, usable_host_bytes
+from rlgraph.passes.cost.peak import (
+    OffloadedModels,
+    Peak,
+    offloaded_models_by_node,
+    pool_peaks,
+    usable_device_bytes,
+    usable_host_bytes,
+)
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
@@ -43,7 +50,7 @@ TASKS = (
     Task("train actor", "train", "actor", BATCH),
 )
 
-GPU = defaults("gpu")
+GPU = default_constants("gpu")
 CLUSTER = read_cluster("1x8:h200")
 EIGHT = tuple(range(8))
 
@@ -51,10 +58,10 @@ EIGHT = tuple(range(8))
 def plan(*offloaded: tuple[str, str]) -> Plan:
     """All on eight devices, but `ref` on the last four."""
     groups = (
-        Group(HOST, HOST, HOST, mesh(), ()),
-        Group("learn", "all", "megatron", mesh(dp=2, tp=4), EIGHT, ("actor", "critic")),
-        Group("play", "all", "vllm", mesh(dp=8), EIGHT, ("actor",)),
-        Group("look", "all", "megatron", mesh(tp=4), EIGHT[4:], ("ref",)),
+        Group(HOST, HOST, HOST, make_mesh(), ()),
+        Group("learn", "all", "megatron", make_mesh(dp=2, tp=4), EIGHT, ("actor", "critic")),
+        Group("play", "all", "vllm", make_mesh(dp=8), EIGHT, ("actor",)),
+        Group("look", "all", "megatron", make_mesh(tp=4), EIGHT[4:], ("ref",)),
     )
     roles = (
         Role("actor", "generate", "play"),
@@ -64,12 +71,12 @@ def plan(*offloaded: tuple[str, str]) -> Plan:
         Role("ref", "logprobs", "look"),
     )
     owners = (("actor", "learn"), ("critic", "learn"), ("ref", "look"))
-    holdings = tuple(Holding(model, group, offload=True) for model, group in offloaded)
+    holdings = tuple(ModelHolding(model, group, offload=True) for model, group in offloaded)
     return Plan("p", (Pool(HOST, 0), Pool("all", 8)), groups, roles, owners, holdings=holdings)
 
 
 def found(*offloaded: tuple[str, str]) -> Peak:
-    return peaks(plan(*offloaded), TASKS, CONFIGS, CLUSTER, GPU)["all"]
+    return pool_peaks(plan(*offloaded), TASKS, CONFIGS, CLUSTER, GPU)["all"]
 
 
 def test_all_models_are_there_and_one_works() -> None:
@@ -92,12 +99,12 @@ def test_all_models_are_there_and_one_works() -> None:
     peak = found()
     # A process for each group, that of `learn` with two models.
     running = sum(
-        predictor.deployment(model, own.group(group)).process(GPU)
+        predictor.deployment(model, own.group(group)).process_bytes(GPU)
         for model, group in (("actor", "learn"), ("actor", "play"), ("ref", "look"))
     )
     stays = running + sum(size for size, _ in held)
     # The devices with `ref` are the fullest.
-    assert peak.bytes == pytest.approx(stays + max(size for _, size in held))
+    assert peak.used_bytes == pytest.approx(stays + max(size for _, size in held))
     assert peak.moment == "train actor"
     assert [name for name, _ in peak.moments] == [task.name for task in TASKS if task.model]
     assert dict(peak.moments)["ref_logp"] == pytest.approx(stays + held[3][1])
@@ -105,7 +112,7 @@ def test_all_models_are_there_and_one_works() -> None:
 
 def test_parts_add_up() -> None:
     peak = found()
-    assert sum(size for _, _, size in peak.parts) == peak.bytes == max(size for _, size in peak.moments)
+    assert sum(size for _, _, size in peak.parts) == peak.used_bytes == max(size for _, size in peak.moments)
     assert peak.parts == tuple(sorted(peak.parts, key=lambda part: -part[2]))
     kinds = {(model, what) for model, what, _ in peak.parts}
     assert {("actor", "cache"), ("actor", "gradients"), ("critic", "optimizer"), ("ref", "weights")} <= kinds
@@ -126,7 +133,7 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
 def lodged(
     *offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()
 ) -> list[OffloadedModels]:
-    found = lodgings(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
+    found = offloaded_models_by_node(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
     assert list(found) == list(range(len(found)))
     return list(found.values())
 
@@ -138,7 +145,7 @@ def test_a_host_has_what_sleeps_on_its_node() -> None:
     [node] = lodged(("critic", "learn"), ("ref", "look"), ("actor", "play"))
     critic, ref = numbers["critic"] * (2 * 2 + 12), numbers["ref"] * 2
     assert dict(node.parts) == pytest.approx({"critic": critic, "ref": ref}, rel=0.01)
-    assert node.bytes == pytest.approx(critic + ref, rel=0.01)
+    assert node.used_bytes == pytest.approx(critic + ref, rel=0.01)
     assert node.capacity == usable_host_bytes(CLUSTER.islands[0], GPU) == CLUSTER.islands[0].host_memory / 2
     assert not lodged(("actor", "play")) and not lodged()
 
@@ -147,7 +154,7 @@ def test_each_host_has_its_own() -> None:
     """One copy of `learn` is on each of two nodes, and `ref` is on the second."""
     [one] = lodged(("critic", "learn"), ("ref", "look"))
     first, second = lodged(("critic", "learn"), ("ref", "look"), cluster="2x4:h200(host_memory=8GB)")
-    assert first.bytes + second.bytes == pytest.approx(one.bytes)
+    assert first.used_bytes + second.used_bytes == pytest.approx(one.used_bytes)
     assert dict(first.parts)["critic"] == pytest.approx(dict(one.parts)["critic"] / 2)
     assert [name for name, _ in second.parts] == ["critic", "ref"] and len(first.parts) == 1
     assert one.fits and not first.fits and first.capacity == 4 * 8e9 / 2
@@ -155,18 +162,20 @@ def test_each_host_has_its_own() -> None:
 
 def test_gradients_of_a_step_that_goes_on_are_kept_too() -> None:
     [without], [with_them] = lodged(("critic", "learn")), lodged(("critic", "learn"), streamed=("critic",))
-    assert with_them.bytes - without.bytes == pytest.approx(2 * 4 * parameter_count(SHAPE, "value_lm"), rel=0.01)
+    assert with_them.used_bytes - without.used_bytes == pytest.approx(
+        2 * 4 * parameter_count(SHAPE, "value_lm"), rel=0.01
+    )
 
 
 def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
-    idle = peaks(plan(), (), CONFIGS, CLUSTER, GPU)["all"]
+    idle = pool_peaks(plan(), (), CONFIGS, CLUSTER, GPU)["all"]
     assert idle.moment == "" and idle.moments == ()
     assert {model for model, _, _ in idle.parts} == {"actor", "critic", "ref"}
 
 
 def test_the_capacity_is_what_a_search_may_fill() -> None:
-    assert found().capacity == usable(CLUSTER.islands[0], GPU)
-    assert found().fits == (found().bytes <= found().capacity)
+    assert found().capacity == usable_device_bytes(CLUSTER.islands[0], GPU)
+    assert found().fits == (found().used_bytes <= found().capacity)
 
 
 @pytest.mark.parametrize("seed", few(range(40), 8, 11, 18, 25, 31, 32))
@@ -185,7 +194,7 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
         pytest.skip("a part has no option on so many devices")
     chosen = [dice.choice(own) for own in options]
     configs = {component.model: component.config for component in problem.components}
-    peak_ = peaks(
+    peak_ = pool_peaks(
         laid(problem, chosen),
         problem.tasks,
         configs,
@@ -193,10 +202,12 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
         problem.constants,
         accumulated=trained,
     )["all"]
-    assert peak_.bytes == pytest.approx(device_peak_bytes(chosen))
-    assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
-    nodes = lodgings(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained)
-    most = max((each.bytes for each in nodes.values()), default=0.0)
+    assert peak_.used_bytes == pytest.approx(device_peak_bytes(chosen))
+    assert peak_.fits == problem.can_share_pool(chosen, problem.cluster.islands[0])
+    nodes = offloaded_models_by_node(
+        laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained
+    )
+    most = max((each.used_bytes for each in nodes.values()), default=0.0)
     assert most == pytest.approx(sum(option.host for option in chosen))
 
 
@@ -211,13 +222,13 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 "all",
                 deployment.engine,
                 deployment.mesh,
-                tuple(range(deployment.size)),
+                tuple(range(deployment.rank_count)),
                 (component.model,),
             )
         )
         roles += [Role(component.model, operation, component.name) for operation in component.operations]
         holdings.append(
-            Holding(
+            ModelHolding(
                 component.model,
                 component.name,
                 deployment.micro_tokens,

@@ -13,10 +13,10 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.ir.layout import even_range
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
@@ -33,27 +33,33 @@ def config() -> ModelConfig:
 
 
 def one(answers: list[float], copies: int = 1, samples: int = 1) -> SamplingResult:
-    deployment = Deployment("vllm", ISLAND, mesh(copies))
-    return sample_rows(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
+    deployment = Deployment("vllm", ISLAND, make_mesh(copies))
+    return sample_rows(config(), deployment, default_constants("gpu"), [PROMPT] * len(answers), answers, samples)
 
 
 def test_rows_end_by_their_lengths() -> None:
     found = one([70.0, 10.0, 300.0, 10.0])
-    assert found.ends[1] == found.ends[3] < found.ends[0] < found.ends[2] == pytest.approx(found.cost.seconds)
+    assert (
+        found.end_times[1]
+        == found.end_times[3]
+        < found.end_times[0]
+        < found.end_times[2]
+        == pytest.approx(found.cost.seconds)
+    )
     assert one([]).cost.seconds == 0
 
 
 def test_rows_begin_when_others_have_ended() -> None:
     """Twice as many rows as are decoded together: half of them are there after half of the time."""
     row = Batch(1.0, Lengths((PROMPT,)), Lengths((40.0,)))
-    room = int(decoding_slots(config(), Deployment("vllm", ISLAND, mesh(1)), row))
+    room = int(decoding_slots(config(), Deployment("vllm", ISLAND, make_mesh(1)), row))
     found = one([40.0] * (2 * room))
-    first, last = set(found.ends[:room]), set(found.ends[room:])
+    first, last = set(found.end_times[:room]), set(found.end_times[room:])
     assert max(first) < min(last) and max(last) == pytest.approx(found.cost.seconds)
     assert max(first) / max(last) == pytest.approx(0.5, abs=0.01)
     # A long one keeps its place, and the others go on beside it.
     beside = one([4000.0] + [40.0] * (2 * room))
-    assert max(beside.ends[1:]) < beside.ends[0]
+    assert max(beside.end_times[1:]) < beside.end_times[0]
 
 
 @pytest.mark.parametrize("copies, prompts, samples", [(1, 32, 4), (4, 64, 4), (6, 64, 16), (32, 64, 8)])
@@ -66,11 +72,11 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
     count = prompts * samples
     batch = Batch(float(count), Lengths((PROMPT,)), answers, samples)
     expected = decoding.generation_cost(
-        config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch
+        config(), Deployment("vllm", ISLAND, make_mesh(copies)), default_constants("gpu"), batch
     ).seconds
     slowest, all_copies = [], []
     for seed in range(4):
-        rows = [answers.at((place + 0.5) / count) for place in range(count)]
+        rows = [answers.quantile((place + 0.5) / count) for place in range(count)]
         Random(seed).shuffle(rows)
         bounds = ([samples * each for each in even_range(prompts, copies, copy)] for copy in range(copies))
         ends = [one(rows[start:stop], copies, samples).cost.seconds for start, stop in bounds]
@@ -84,8 +90,8 @@ def test_a_call_that_is_alone_takes_what_it_takes() -> None:
     answers = [float(each) for each in range(2, 2000, 3)] * 3
     found, together = one(answers), ContinuousBatch()
     assert found.pace is not None
-    together.join(7.0, found.pace, answers)
-    assert together.ends() == [pytest.approx([7.0 + end for end in found.ends])]
+    together.add_call(7.0, found.pace, answers)
+    assert together.row_end_times() == [pytest.approx([7.0 + end for end in found.end_times])]
 
 
 @given(
@@ -101,7 +107,7 @@ def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list
     coming: dict[int, list[tuple[int, int, int]]] = {}
     for number, (after, rows) in enumerate(calls):
         now += after
-        together.join(float(now), SamplingPace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
+        together.add_call(float(now), SamplingPace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
         coming.setdefault(now, []).extend((number, row, tokens) for row, tokens in enumerate(rows))
     expected = [[0.0] * len(rows) for _, rows in calls]
     waiting: list[tuple[int, int, int]] = []
@@ -118,4 +124,4 @@ def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list
             if not left:
                 expected[call][row] = float(second)
         active = [each for each in active if each[2]]
-    assert together.ends() == [pytest.approx(each) for each in expected]
+    assert together.row_end_times() == [pytest.approx(each) for each in expected]

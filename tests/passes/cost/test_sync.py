@@ -12,15 +12,15 @@ from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import parameter_count as count_numbers
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.transfer import Topology
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.weights import sync_cost
-from rlgraph.passes.resharding.assignment import assign
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.cost.weights import weight_sync_cost
+from rlgraph.passes.resharding.assignment import assign_ranks
+from rlgraph.passes.resharding.reshard import plan_resharding
 
-GPU = defaults("gpu")
+GPU = default_constants("gpu")
 
 NAMES = ("Qwen/Qwen2.5-7B", "meta-llama/Llama-2-13b-hf")
 ISLAND = read_cluster("1x8:a100-80gb").islands[0]
@@ -41,16 +41,16 @@ def shape(name: str) -> Shape:
 
 
 def deployment(engine: str, split: tuple[int, int, int]) -> Deployment:
-    return Deployment(engine, ISLAND, mesh(*split))
+    return Deployment(engine, ISLAND, make_mesh(*split))
 
 
 def test_between_islands_their_link_is_what_weights_wait_for() -> None:
     """As many times longer as the link is slower, beside what each node passes on; and a message's way."""
     model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
     ends = deployment("megatron", (2, 1, 4)), deployment("vllm", (8, 1, 1))
-    near = sync_cost(model, *ends, False, GPU)
-    assert sync_cost(model, *ends, False, GPU, (10 * ISLAND.network, 0.0)) == near
-    slow = sync_cost(model, *ends, False, GPU, (ISLAND.network / 100, 0.5))
+    near = weight_sync_cost(model, *ends, False, GPU)
+    assert weight_sync_cost(model, *ends, False, GPU, (10 * ISLAND.network, 0.0)) == near
+    slow = weight_sync_cost(model, *ends, False, GPU, (ISLAND.network / 100, 0.5))
     size = count_numbers(model.shape, "causal_lm") * 2
     assert slow.communication - near.communication == pytest.approx(
         0.5 + 99 * size / 8 / (ISLAND.network * GPU.transfer)
@@ -65,23 +65,23 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
     model = ModelConfig("actor", shape(name), "causal_lm", "bfloat16")
     if model.shape.kv_heads % target[2] or model.shape.heads % max(source[2], target[2]):
         pytest.skip("no such split of this model")
-    meshes = mesh(*source), mesh(*target)
+    meshes = make_mesh(*source), make_mesh(*target)
     held, needed = (
-        [spec_of(engine).layout(model.shape, split, rank, "causal_lm") for rank in range(split.size)]
+        [spec_of(engine).layout(model.shape, split, rank, "causal_lm") for rank in range(split.rank_count)]
         for engine, split in zip(("megatron", "vllm"), meshes, strict=True)
     )
-    ranks = assign(held, needed, meshes[1]).ranks
+    ranks = assign_ranks(held, needed, meshes[1]).ranks
     count = len(ranks)
     devices = {**{rank: rank for rank in range(count)}, **{count + place: device for device, place in enumerate(ranks)}}
-    plan = reshard(
+    plan = plan_resharding(
         dict(enumerate(held)),
         {count + rank: layout for rank, layout in enumerate(needed)},
         itemsize=2,
         topology=Topology(devices, dict.fromkeys(range(count), 0)),
         bucket=256 << 20,
     )
-    most = max(plan.received().values(), default=0)
-    cost = sync_cost(model, deployment("megatron", source), deployment("vllm", target), True, GPU)
+    most = max(plan.received_bytes().values(), default=0)
+    cost = weight_sync_cost(model, deployment("megatron", source), deployment("vllm", target), True, GPU)
     said = cost.communication * ISLAND.device.link * GPU.transfer
     # Norms, biases and embeddings are not split as the layers are.
     assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(model.shape))
@@ -91,5 +91,5 @@ def test_each_tensor_takes_its_time() -> None:
     """Of Qwen2.5 7B twelve in each of 28 layers, the embedding, the last norm and the head."""
     model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
     sides = deployment("megatron", (1, 1, 4)), deployment("vllm", (1, 1, 4))
-    fewer, more = (sync_cost(model, *sides, True, replace(GPU, tensor=seconds)) for seconds in (0.0, 1e-3))
+    fewer, more = (weight_sync_cost(model, *sides, True, replace(GPU, tensor=seconds)) for seconds in (0.0, 1e-3))
     assert more.overhead - fewer.overhead == pytest.approx(1e-3 * (28 * 12 + 3))

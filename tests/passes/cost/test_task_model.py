@@ -13,9 +13,9 @@ from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import TaskModel, request_cost
@@ -40,15 +40,20 @@ def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
     config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
-    return TaskModel(operation, model, Deployment(engine, ISLAND, mesh(1, *split)), defaults("gpu"), BATCH)
+    return TaskModel(
+        operation, model, Deployment(engine, ISLAND, make_mesh(1, *split)), default_constants("gpu"), BATCH
+    )
 
 
 @pytest.mark.parametrize(("operation", "engine", "split"), CASES)
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_seconds_are_those_of_the_cost(operation: str, engine: str, split: tuple[int, int], copies: int) -> None:
     found = task(operation, engine, split)
-    assert found.seconds(copies) == pytest.approx(found.cost(copies).seconds, rel=1e-12)
-    assert found.cost(copies).seconds > found.work(copies).seconds + request_cost(copies, defaults("gpu")).seconds
+    assert found.seconds(copies) == pytest.approx(found.request_to_answer_cost(copies).seconds, rel=1e-12)
+    assert (
+        found.request_to_answer_cost(copies).seconds
+        > found.work_cost(copies).seconds + request_cost(copies, default_constants("gpu")).seconds
+    )
 
 
 @pytest.mark.parametrize(("operation", "engine", "split"), CASES)
@@ -63,11 +68,11 @@ def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
     gradients of each micro-batch."""
     config = known_config("meta-llama/Llama-3.1-8B")
     assert config
-    model, constants = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16"), defaults("gpu")
+    model, constants = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16"), default_constants("gpu")
     rates = replace(constants.rates["transformers", "train"], hides=0.0)
     constants = replace(constants, rates={**constants.rates, ("transformers", "train"): rates})
     layer, update = (
-        TaskModel("train", model, Deployment("transformers", ISLAND, mesh(fsdp=8), gather=way), constants, BATCH)
+        TaskModel("train", model, Deployment("transformers", ISLAND, make_mesh(fsdp=8), gather=way), constants, BATCH)
         for way in ("layer", "update")
     )
     assert layer.passes and update.passes and layer.passes.gathered == 0
@@ -77,16 +82,16 @@ def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
     assert layer.passes.block.communication == pytest.approx(4 * once, rel=0.01)
     assert update.passes.block.communication == pytest.approx(2 * once, rel=0.01)
     rows, turns = (
-        layer.fullest_share(1),
-        layer.passes.micro_batches(layer.passes.rows_of_fullest_rank(layer.fullest_share(1))),
+        layer.rows_of_fullest_replica(1),
+        layer.passes.micro_batch_count(layer.passes.rows_of_fullest_rank(layer.rows_of_fullest_replica(1))),
     )
     assert turns > 1
     assert layer.passes.seconds(rows) - update.passes.seconds(rows) == pytest.approx((2 * turns - 1) * once, rel=0.01)
-    assert update.seconds(1) == pytest.approx(update.cost(1).seconds, rel=1e-12)
+    assert update.seconds(1) == pytest.approx(update.request_to_answer_cost(1).seconds, rel=1e-12)
 
 
 def test_answers_of_no_tokens() -> None:
-    assert Workload().answers(0) == Lengths((0.0,))
+    assert Workload().answer_lengths(0) == Lengths((0.0,))
 
 
 @pytest.mark.parametrize(
@@ -102,14 +107,14 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
     pairs = 0
     for span in packing.spans:
         # A token sees half of those that lie between its span's beginning and end.
-        behind = sum(count * (length**2 + 2 * length * span.beginning) for count, length in span.ends)
-        pairs += span.families * (span.beginning**2 + behind)
+        behind = sum(count * (length**2 + 2 * length * span.prefix_tokens) for count, length in span.suffixes)
+        pairs += span.family_count * (span.prefix_tokens**2 + behind)
     each = len(responses)
-    batch = Batch(len(rows), Lengths.of(prompts), Lengths.of(responses), each, together=each)
-    read = batch.read(SHARES)
-    assert batch.rows * read.tokens == pytest.approx(len(packing.taken))
+    batch = Batch(len(rows), Lengths.from_lengths(prompts), Lengths.from_lengths(responses), each, together=each)
+    read = batch.tokens_read_per_row(SHARES)
+    assert batch.rows * read.tokens == pytest.approx(len(packing.token_at_place))
     assert batch.rows * read.squares == pytest.approx(pairs)
-    assert (read.scored, read.longest) == (batch.row.scored, batch.row.longest)
+    assert (read.scored, read.longest) == (batch.tokens_per_row.scored, batch.tokens_per_row.longest)
 
 
 def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
@@ -121,8 +126,8 @@ def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
 
     def seconds(cluster: str, engine: str, together: float) -> float:
         island = read_cluster(cluster).islands[0]
-        deployment = Deployment(engine, island, mesh())
-        return TaskModel("train", model, deployment, defaults(island.device.kind), rows[together]).seconds(1)
+        deployment = Deployment(engine, island, make_mesh())
+        return TaskModel("train", model, deployment, default_constants(island.device.kind), rows[together]).seconds(1)
 
     assert seconds("1x1:cpu", "transformers", 4) < 0.5 * seconds("1x1:cpu", "transformers", 1)
     for cluster, engine in (("1x1:cpu", "megatron"), ("1x1:h100-80gb", "transformers")):

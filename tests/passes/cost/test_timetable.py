@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rlgraph.passes.cost.timetable import Pools, TaskOrder, lower_bound, makespan, pool_chains, start_times
+from rlgraph.passes.cost.timetable import Pools, TaskOrder, makespan, makespan_lower_bound, pool_chains, start_times
 from tests.suites import few
 
 POOLS = 3
@@ -21,7 +21,7 @@ def random_order(seed: int) -> tuple[TaskOrder, list[float], Pools]:
     after = [sorted(dice.sample(range(number), dice.randint(0, min(number, 2)))) for number in range(count)]
     seconds = [float(dice.choice((0, 1, 1, 2, 3, 5, 8))) for _ in range(count)]
     pools = [tuple(sorted(dice.sample(range(POOLS), dice.choice((1, 1, 1, 2))))) for _ in range(count)]
-    return TaskOrder.of(after), seconds, pools
+    return TaskOrder.from_dependencies(after), seconds, pools
 
 
 def simulated(order: TaskOrder, seconds: list[float], pools: Pools) -> list[float]:
@@ -72,7 +72,7 @@ def test_pools_serve_in_the_order_of_asking(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_timetable_beats_the_bound(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    least = lower_bound(order, seconds, pool_chains(order, pools, POOLS))
+    least = makespan_lower_bound(order, seconds, pool_chains(order, pools, POOLS))
     assert least <= makespan(order, seconds, pools)
     longest = 0.0
     ends: list[float] = []
@@ -87,10 +87,10 @@ def test_no_timetable_beats_the_bound(seed: int) -> None:
 def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
     order, seconds, pools = random_order(seed)
     chained = pool_chains(order, pools, POOLS)
-    before = lower_bound(order, seconds, chained)
+    before = makespan_lower_bound(order, seconds, chained)
     for number in range(len(seconds)):
         longer = [length + 2 * (at == number) for at, length in enumerate(seconds)]
-        assert lower_bound(order, longer, chained) >= before
+        assert makespan_lower_bound(order, longer, chained) >= before
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,18 +104,29 @@ def test_what_pools_serve_first_is_known_before(seed: int) -> None:
         found = start_times(order, seconds, pools)
         for number, others in enumerate(served.after):
             assert all(found[number] >= found[other] + seconds[other] for other in others)
-        least = lower_bound(served, seconds, pool_chains(served, pools, POOLS))
-        assert lower_bound(order, seconds, pool_chains(order, pools, POOLS)) <= least <= makespan(order, seconds, pools)
+        least = makespan_lower_bound(served, seconds, pool_chains(served, pools, POOLS))
+        assert (
+            makespan_lower_bound(order, seconds, pool_chains(order, pools, POOLS))
+            <= least
+            <= makespan(order, seconds, pools)
+        )
 
 
 def test_a_report_that_asked_first_is_done_first() -> None:
     """A score of 5 s after a rollout, then what needs the score; a report on the rollout is served before that."""
-    order, seconds, pools = TaskOrder.of([[], [0], [1], [0]]), [1.0, 5.0, 1.0, 3.0], [(0,), (1,), (1,), (1,)]
+    order, seconds, pools = (
+        TaskOrder.from_dependencies([[], [0], [1], [0]]),
+        [1.0, 5.0, 1.0, 3.0],
+        [(0,), (1,), (1,), (1,)],
+    )
     served = order.with_pool_order(pools, [True] * 4)
     assert served.after == ((), (0,), (1, 3), (0, 1))
-    assert lower_bound(served, seconds, pool_chains(served, pools, 2)) == makespan(order, seconds, pools)
+    assert makespan_lower_bound(served, seconds, pool_chains(served, pools, 2)) == makespan(order, seconds, pools)
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:
-    assert makespan(TaskOrder.of([]), [], []) == 0
-    assert lower_bound(TaskOrder.of([]), [], pool_chains(TaskOrder.of([]), [], 2)) == 0
+    assert makespan(TaskOrder.from_dependencies([]), [], []) == 0
+    assert (
+        makespan_lower_bound(TaskOrder.from_dependencies([]), [], pool_chains(TaskOrder.from_dependencies([]), [], 2))
+        == 0
+    )

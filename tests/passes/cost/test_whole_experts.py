@@ -12,10 +12,10 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.decoding import DecodeStep
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
@@ -33,11 +33,11 @@ def config() -> ModelConfig:
 
 
 def whole(ranks: int) -> Deployment:
-    return Deployment("vllm", ISLAND, mesh(ep=ranks))
+    return Deployment("vllm", ISLAND, make_mesh(ep=ranks))
 
 
 def columns(ranks: int) -> Deployment:
-    return Deployment("vllm", ISLAND, mesh(tp=ranks))
+    return Deployment("vllm", ISLAND, make_mesh(tp=ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -50,11 +50,11 @@ def test_the_fullest_rank_reads_the_experts_that_it_has(ranks: int, rows: int) -
         read = {expert for _ in range(rows) for expert in random.sample(range(shape.experts), shape.experts_per_token)}
         fullest.append(max(sum(expert // own == rank for expert in read) for rank in range(ranks)))
     step, even = (
-        DecodeStep(config(), deployment, defaults("gpu"), BATCH).cost(rows)
+        DecodeStep(config(), deployment, default_constants("gpu"), BATCH).cost(rows)
         for deployment in (whole(ranks), columns(ranks))
     )
-    device, share = ISLAND.device, defaults("gpu").rates["vllm", "generate"].memory
-    expert = work.expert_parameters(shape) * config().item / shape.experts / (device.streamed * share)
+    device, share = ISLAND.device, default_constants("gpu").rates["vllm", "generate"].memory
+    expert = work.expert_parameters(shape) * config().item_bytes / shape.experts / (device.stream_bandwidth * share)
     # Half of an expert's columns on each of two ranks take as long to read as half of the experts.
     average = own * (1 - (1 - shape.experts_per_token / shape.experts) ** (rows + 1))
     found = (step.memory - even.memory) / expert + average
@@ -69,7 +69,7 @@ def test_they_need_as_much_memory_as_their_tensors() -> None:
     )
     assert found == even
     numbers = [
-        sum(math.prod(each.shape) for each in engine("vllm").layout(shape, mesh(ep=4), rank, "causal_lm"))
+        sum(math.prod(each.shape) for each in engine("vllm").layout(shape, make_mesh(ep=4), rank, "causal_lm"))
         for rank in range(4)
     ]
     assert dict(found.parts)["weights"] == pytest.approx(2 * max(numbers), rel=0.01)

@@ -15,14 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from transformers import AutoConfig, PreTrainedModel
 
 from rlgraph.backends.engines.megatron import layout as megatron
-from rlgraph.backends.engines.transformers.attention import use_own_attention
+from rlgraph.backends.engines.transformers.attention import use_packing_attention
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.families import ModelKind, layer_tensors, parameter_count
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.catalog.models.families import ModelKind, parameter_count, parameters_by_layer
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.work import (
     Tokens,
     active_parameters,
+    attended_tokens,
     backward_flops,
     decode_flops,
     expert_parameters,
@@ -32,7 +33,6 @@ from rlgraph.passes.cost.work import (
     layer_parameters,
     layers_flops,
     rank_parameters,
-    seen_tokens,
     stage_parameters,
 )
 from tests.catalog.models.tiny import AUTO, OWN, SIZES
@@ -82,7 +82,7 @@ def model_of(config: dict[str, Any], kind: ModelKind) -> PreTrainedModel:
     model = AUTO[kind].from_config(AutoConfig.for_model(**{**config, **fields}))
     if shape_of(config).latent:
         # Then keys and values are as wide as each other.
-        assert use_own_attention(model)
+        assert use_packing_attention(model)
     return model
 
 
@@ -196,7 +196,7 @@ def test_the_published_numbers_of_deepseek_v3() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) -> None:
     shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
-    sizes = {tensor.name: prod(tensor.shape) for tensor in layer_tensors(shape)}
+    sizes = {tensor.name: prod(tensor.shape) for tensor in parameters_by_layer(shape)}
     assert layer_parameters(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
     assert expert_parameters(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
     assert active_parameters(shape) <= parameter_count(shape)
@@ -208,16 +208,18 @@ def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) 
 @pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
 def test_the_fullest_stage_is_that_of_megatron(family: str, pp: int, kind: ModelKind, tied: bool) -> None:
     shape = replace(shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}), tied=tied)
-    stages = [megatron.layout(shape, mesh(1, pp), rank, kind) for rank in range(pp)]
+    stages = [megatron.layout(shape, make_mesh(1, pp), rank, kind) for rank in range(pp)]
     assert stage_parameters(shape, kind, pp) == max(sum(prod(local.shape) for local in stage) for stage in stages)
 
 
-@pytest.mark.parametrize("over", [mesh(tp=8), mesh(pp=2, tp=4), mesh(ep=8, tp=2), mesh(pp=4, ep=4, tp=8)], ids=str)
+@pytest.mark.parametrize(
+    "over", [make_mesh(tp=8), make_mesh(pp=2, tp=4), make_mesh(ep=8, tp=2), make_mesh(pp=4, ep=4, tp=8)], ids=str
+)
 def test_the_fullest_rank_is_that_of_megatron(over: Mesh) -> None:
     """Of a model whose heads share much; norms and routers, which each rank has, are little."""
     shape = replace(shape_of(DEEPSEEK_V3), layers=8)
-    pp, ep, tp = (over.length(axis) for axis in ("pp", "ep", "tp"))
-    ranks = [megatron.layout(shape, over, rank, "causal_lm") for rank in range(over.size)]
+    pp, ep, tp = (over.axis_size(axis) for axis in ("pp", "ep", "tp"))
+    ranks = [megatron.layout(shape, over, rank, "causal_lm") for rank in range(over.rank_count)]
     most = max(sum(prod(local.shape) for local in rank) for rank in ranks)
     assert rank_parameters(shape, "causal_lm", pp, tp, ep) == pytest.approx(most, rel=0.005)
 
@@ -231,11 +233,11 @@ def test_keys_and_values_of_a_token() -> None:
 def test_layers_with_a_window_see_its_last_tokens(context: int, tokens: float) -> None:
     types = ["sliding_attention"] * 3 + ["full_attention"]
     windowed = shape_of({"model_type": "gemma3_text", **SIZES, "sliding_window": 8, "layer_types": types})
-    assert seen_tokens(windowed, context) == tokens
-    assert seen_tokens(shape_of({"model_type": "llama", **SIZES}), context) == context
+    assert attended_tokens(windowed, context) == tokens
+    assert attended_tokens(shape_of({"model_type": "llama", **SIZES}), context) == context
 
 
 def test_padding_makes_all_rows_as_long_as_the_longest() -> None:
     rows = Tokens(3, 9, 35, 4, 5)
-    assert rows.padded() == Tokens(3, 15, 75, 4, 5)
-    assert rows.padded().share(3) == Tokens(1, 5, 25, pytest.approx(4 / 3), 5)
+    assert rows.padded_to_longest() == Tokens(3, 15, 75, 4, 5)
+    assert rows.padded_to_longest().equal_part(3) == Tokens(1, 5, 25, pytest.approx(4 / 3), 5)

@@ -10,13 +10,13 @@ import torch
 from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost.work import Tokens
 
-WORDS = Words(" ".join(f"t{i}" for i in range(3, 500)))
+WORDS = WordTokenizer(" ".join(f"t{i}" for i in range(3, 500)))
 SIZES = {
     "vocab_size": 500,
     "hidden_size": 64,

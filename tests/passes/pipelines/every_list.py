@@ -6,14 +6,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.timetable import Entry, ScheduleDeadlock, timetable
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, ScheduleEntry, compute_timetable
 
 
-def entries(told: str) -> tuple[Entry, ...]:
+def entries(told: str) -> tuple[ScheduleEntry, ...]:
     """As they are printed: `0F 1.2B`."""
     found = [(each[:-1].partition("."), each[-1]) for each in told.split()]
-    return tuple(Entry(int(line), part, int(chunk or 0)) for (line, _, chunk), part in found)  # type: ignore[arg-type]
+    return tuple(ScheduleEntry(int(line), part, int(chunk or 0)) for (line, _, chunk), part in found)  # type: ignore[arg-type]
 
 
 def shortest(problem: Problem) -> float:
@@ -21,7 +21,7 @@ def shortest(problem: Problem) -> float:
     found = []
     for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
         try:
-            table = timetable(problem, lists)
+            table = compute_timetable(problem, lists)
         except ScheduleDeadlock:
             continue
         if problem.capacity is None or max(table.peaks) <= problem.capacity:
@@ -29,25 +29,27 @@ def shortest(problem: Problem) -> float:
     return min(found)
 
 
-def sequences(problem: Problem, stage: int) -> Iterator[tuple[Entry, ...]]:
+def sequences(problem: Problem, stage: int) -> Iterator[tuple[ScheduleEntry, ...]]:
     """All that a stage can do in some order, nothing before what it needs of the same stage."""
     to_do = Counter(
         {
-            Entry(number, part, chunk): line.model.micro_batches
+            ScheduleEntry(number, part, chunk): line.model.micro_batches
             for number, line in enumerate(problem.replicas)
             if stage in line.stages
-            for part in line.model.parts
+            for part in line.model.micro_batch_parts
             for chunk in range(line.model.chunks)
         }
     )
     return _orders(problem, to_do, ())
 
 
-def _orders(problem: Problem, to_do: Counter[Entry], done: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:
+def _orders(
+    problem: Problem, to_do: Counter[ScheduleEntry], done: tuple[ScheduleEntry, ...]
+) -> Iterator[tuple[ScheduleEntry, ...]]:
     if not to_do.total():
         yield done
     for entry in [each for each, count in to_do.items() if count]:
-        before = _before(entry, problem.replicas[entry.line].model)
+        before = _before(entry, problem.replicas[entry.replica].model)
         if before and to_do[before] >= to_do[entry]:
             continue
         to_do[entry] -= 1
@@ -55,8 +57,8 @@ def _orders(problem: Problem, to_do: Counter[Entry], done: tuple[Entry, ...]) ->
         to_do[entry] += 1
 
 
-def _before(entry: Entry, model: Model) -> Entry | None:
-    goes, returns, *_ = model.parts
+def _before(entry: ScheduleEntry, model: PipelineModel) -> ScheduleEntry | None:
+    goes, returns, *_ = model.micro_batch_parts
     if entry.part == goes:
         return entry._replace(chunk=entry.chunk - 1) if entry.chunk else None
     if entry.part == "W":

@@ -19,13 +19,13 @@ from every_list import entries, shortest
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines import dispatch, exact
-from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
+from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
 from rlgraph.passes.pipelines.counted import counted_model
 from rlgraph.passes.pipelines.dispatch import schedule_by_rule
-from rlgraph.passes.pipelines.fuse import best_of_rules, search_schedule
-from rlgraph.passes.pipelines.problem import Model, Problem, read_problem
-from rlgraph.passes.pipelines.published import one_f_one_b
-from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, timetable
+from rlgraph.passes.pipelines.fuse import best_rule_schedule, search_schedule
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem, read_problem
+from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, compute_timetable
 from tests.suites import few
 from tests.viz.charts import bars_of
 
@@ -36,9 +36,11 @@ def drawn(seed: int) -> Problem:
     """Small enough for all its schedules to be looked at."""
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2])
-    first = Model("a", stages, draw.choice([1, 2]), draw.randint(1, 4), draw.randint(1, 6), 1, draw.randint(0, 3))
+    first = PipelineModel(
+        "a", stages, draw.choice([1, 2]), draw.randint(1, 4), draw.randint(1, 6), 1, draw.randint(0, 3)
+    )
     own = draw.choice([1, stages])
-    other = Model("b", own, 1, draw.randint(1, 4), draw.randint(1, 6), stages // own, draw.randint(0, 3), True)
+    other = PipelineModel("b", own, 1, draw.randint(1, 4), draw.randint(1, 6), stages // own, draw.randint(0, 3), True)
     return Problem((first, other))
 
 
@@ -46,10 +48,10 @@ def drawn(seed: int) -> Problem:
 def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     asked = drawn(seed)
     best = shortest(asked)
-    assert least_seconds(asked) <= best
+    assert makespan_lower_bound(asked) <= best
     found = search_schedule(asked, work=3.0, within=0.0)
     assert found and found.makespan == best
-    table = timetable(asked, found.lists)
+    table = compute_timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
 
 
@@ -62,13 +64,13 @@ def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
 
 @pytest.mark.parametrize("batches", [(1, 1), (2, 2), (3, 5), (8, 8)])
 def test_what_every_stage_works_out_for_itself_is_one_schedule_and_a_short_one(batches: tuple[int, int]) -> None:
-    asked = Problem(tuple(Model(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches)))
-    lists = best_of_rules(asked)
-    best_of_rules.cache_clear()
-    assert best_of_rules(asked) == lists
-    found = timetable(asked, lists)
+    asked = Problem(tuple(PipelineModel(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches)))
+    lists = best_rule_schedule(asked)
+    best_rule_schedule.cache_clear()
+    assert best_rule_schedule(asked) == lists
+    found = compute_timetable(asked, lists)
     # Each model alone fills the bubbles of the other's pipeline only where both have some.
-    assert least_seconds(asked) <= found.makespan <= 1.1 * least_seconds(asked) < serial_seconds(asked)
+    assert makespan_lower_bound(asked) <= found.makespan <= 1.1 * makespan_lower_bound(asked) < serial_seconds(asked)
 
 
 @pytest.mark.parametrize("batches", [(2, 2), (2, 4), (2, 7), (4, 2), (4, 4), (4, 7), (7, 4), (7, 7)])
@@ -83,11 +85,11 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     problem = Problem(tuple(models))
     rules = (
         *(rule for rule in dispatch.plain_rules(problem, inf) if rule.memory == inf),
-        *dispatch.urgent_rules(problem),
+        *dispatch.extra_plain_rules(problem),
     )
     made = [found.makespan for rule in rules if (found := schedule_by_rule(problem, rule, random.Random(0)))]
-    assert min(made) <= 1.03 * least_seconds(problem)
-    assert timetable(problem, best_of_rules(problem)).makespan <= 1.01 * least_seconds(problem)
+    assert min(made) <= 1.03 * makespan_lower_bound(problem)
+    assert compute_timetable(problem, best_rule_schedule(problem)).makespan <= 1.01 * makespan_lower_bound(problem)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,22 +103,22 @@ def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
 @pytest.mark.parametrize(("stages", "batches"), [(1, 1), (1, 5), (4, 2), (4, 4), (4, 9)])
 def test_1f1b_takes_what_its_formula_says(stages: int, batches: int) -> None:
     """(M + N - 1) (f + b), with N micro-batches in flight on the first stage (arXiv 2006.09503)."""
-    model = Model("a", stages, batches, 2.0, 4.0, memory=1.5)
-    table = timetable(Problem((model,)), one_f_one_b(model))
-    assert table.makespan == (batches + stages - 1) * 6 == least_seconds(Problem((model,)))
+    model = PipelineModel("a", stages, batches, 2.0, 4.0, memory=1.5)
+    table = compute_timetable(Problem((model,)), one_f_one_b_lists(model))
+    assert table.makespan == (batches + stages - 1) * 6 == makespan_lower_bound(Problem((model,)))
     assert table.peaks == tuple(1.5 * min(batches, stages - stage) for stage in range(stages))
 
 
-PAIR = (Model("33B", 8, 8, 5, 10, 1, 1.95), Model("13B", 4, 4, 4, 8, 2, 2.0, True))
+PAIR = (PipelineModel("33B", 8, 8, 5, 10, 1, 1.95), PipelineModel("13B", 4, 4, 4, 8, 2, 2.0, True))
 
 
 @pytest.mark.long
 def test_published_configurations() -> None:
     """Two of FlexFusion's: what their authors found (225 and 15.6 for both), within 1%, and no more memory."""
     assert exact.solver_installed()
-    for other in (PAIR[1], Model("13B", 8, 8, 2, 4, 1, 1.0, True)):
+    for other in (PAIR[1], PipelineModel("13B", 8, 8, 2, 4, 1, 1.0, True)):
         asked = Problem((PAIR[0], other))
-        assert least_seconds(asked) == 225 and serial_memory(asked) == pytest.approx(15.6)
+        assert makespan_lower_bound(asked) == 225 and serial_peak_memory(asked) == pytest.approx(15.6)
         # It ends where it is found.
         found = search_schedule(asked, work=120.0)
         assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
@@ -139,18 +141,18 @@ def test_rules_alone_beat_one_after_the_other() -> None:
     tried = itertools.count()
     draw = random.Random(0)
     dispatch.search_rules(
-        asked, serial_memory(asked), draw, lambda each: not found.append(each), lambda: next(tried) > 60
+        asked, serial_peak_memory(asked), draw, lambda each: not found.append(each), lambda: next(tried) > 60
     )
     best = min(found, key=lambda each: each.makespan)
-    assert least_seconds(asked) <= best.makespan < 0.9 * serial_seconds(asked)
+    assert makespan_lower_bound(asked) <= best.makespan < 0.9 * serial_seconds(asked)
     for each in found[:10]:
-        table = timetable(asked, each.lists)
+        table = compute_timetable(asked, each.lists)
         assert table.makespan <= each.makespan and max(table.peaks) == pytest.approx(each.peak)
 
 
 def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
-    asked = Problem((Model("a", 2, 2, 1, 1, 1, 1.0), Model("b", 2, 2, 1, 1, 1, 1.0, True)))
-    rule = dispatch.Rule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
+    asked = Problem((PipelineModel("a", 2, 2, 1, 1, 1, 1.0), PipelineModel("b", 2, 2, 1, 1, 1, 1.0, True)))
+    rule = dispatch.DispatchRule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
     assert schedule_by_rule(asked, rule, random.Random(0)) is None
 
 
@@ -168,7 +170,7 @@ def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
 )
 def test_lists_that_cannot_be(lists: str, message: str) -> None:
     with pytest.raises(ScheduleDeadlock, match=message):
-        timetable(Problem((Model("a", 1, 1, 1, 1),)), [entries(lists)])
+        compute_timetable(Problem((PipelineModel("a", 1, 1, 1, 1),)), [entries(lists)])
 
 
 ONE = {"stages": 2, "micro_batches": 2, "forward": 1, "backward": 2}

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from every_list import entries, shortest
 
-from rlgraph.passes.pipelines.bounds import least_seconds
+from rlgraph.passes.pipelines.bounds import makespan_lower_bound
 from rlgraph.passes.pipelines.fuse import search_schedule
-from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import interleaved, one_f_one_b, published_lists, serial_lists, zero_bubble
-from rlgraph.passes.pipelines.timetable import timetable
+from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.published import (
+    interleaved_lists,
+    one_f_one_b_lists,
+    published_lists,
+    serial_lists,
+    zero_bubble_lists,
+)
+from rlgraph.passes.pipelines.timetable import compute_timetable
 from tests.suites import few
 
 
@@ -26,10 +32,10 @@ def test_interleaved_takes_what_its_formula_says(stages: int, chunks: int) -> No
     """m (F + B) and a bubble of (p - 1) / v (F + B) (arXiv 2104.04473, section 2.2.2), with 1 + (p - 1) / (p v) times
     the memory of 1F1B. Where p does not divide m, which the paper asks for, it takes as long; no list is stuck."""
     for batches, (forward, backward) in product(range(1, 26), [(1, 1), (1, 2), (2, 3), (3, 1)]):
-        model = Model("a", stages, batches, forward * chunks, backward * chunks, memory=chunks, chunks=chunks)
+        model = PipelineModel("a", stages, batches, forward * chunks, backward * chunks, memory=chunks, chunks=chunks)
         problem = Problem((model,))
-        table = timetable(problem, interleaved(model))
-        bound = least_seconds(problem)
+        table = compute_timetable(problem, interleaved_lists(model))
+        bound = makespan_lower_bound(problem)
         assert table.makespan >= bound
         if batches >= stages:
             bubble = (stages - 1) / chunks * (model.forward + model.backward)
@@ -38,7 +44,7 @@ def test_interleaved_takes_what_its_formula_says(stages: int, chunks: int) -> No
             most = stages * chunks * (1 + (stages - 1) / (stages * chunks))
             assert max(table.peaks) == pytest.approx(min(batches * chunks, most))
         if chunks == 1:
-            assert table.makespan == timetable(problem, one_f_one_b(model)).makespan
+            assert table.makespan == compute_timetable(problem, one_f_one_b_lists(model)).makespan
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
@@ -46,15 +52,15 @@ def test_zero_bubble_takes_what_its_formula_says(stages: int) -> None:
     """m (F + B + W) and a bubble of (p - 1) (F + B - W), with the memory of 1F1B (arXiv 2401.10241, table 1)."""
     lengths = [(1, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 2), (3, 2, 1), (5, 7, 5)]
     for batches, (forward, back, weight) in product(range(1, 26), lengths):
-        model = Model("a", stages, batches, forward, back + weight, memory=1, weight=weight)
+        model = PipelineModel("a", stages, batches, forward, back + weight, memory=1, weight=weight)
         problem = Problem((model,))
-        table = timetable(problem, zero_bubble(model))
-        assert table.makespan >= least_seconds(problem)
+        table = compute_timetable(problem, zero_bubble_lists(model))
+        assert table.makespan >= makespan_lower_bound(problem)
         if batches >= stages:
             every, bubble = forward + back + weight, (stages - 1) * (forward + back - weight)
             assert table.makespan == batches * every + bubble
         assert set(table.peaks) == {min(batches, stages)}
-        assert table.makespan <= timetable(problem, one_f_one_b(model)).makespan
+        assert table.makespan <= compute_timetable(problem, one_f_one_b_lists(model)).makespan
 
 
 @pytest.mark.parametrize(
@@ -71,8 +77,8 @@ def test_zero_bubble_takes_what_its_formula_says(stages: int) -> None:
 def test_no_lists_with_as_much_memory_are_shorter_than_published_ones(
     stages: int, batches: int, chunks: int, weight: int
 ) -> None:
-    model = Model("a", stages, batches, 2 * chunks, 4 * chunks, memory=chunks, chunks=chunks, weight=weight)
-    table = timetable(Problem((model,)), published_lists(model))
+    model = PipelineModel("a", stages, batches, 2 * chunks, 4 * chunks, memory=chunks, chunks=chunks, weight=weight)
+    table = compute_timetable(Problem((model,)), published_lists(model))
     assert shortest(Problem((model,), capacity=max(table.peaks))) == table.makespan
 
 
@@ -95,33 +101,33 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     stages, batches, chunks, apart, others = SMALL[seed // 2]
     forward, back, weight, memory = (chunks * draw.randint(1, 4) for _ in range(4))
     late = apart * weight
-    models = [Model("a", stages, batches, forward, back + late, memory=memory, chunks=chunks, weight=late)]
-    models += [Model("b", stages, 1, draw.randint(1, 4), draw.randint(1, 4), reverse=True)] * others
+    models = [PipelineModel("a", stages, batches, forward, back + late, memory=memory, chunks=chunks, weight=late)]
+    models += [PipelineModel("b", stages, 1, draw.randint(1, 4), draw.randint(1, 4), reverse=True)] * others
     asked = Problem(tuple(models), capacity=(1 + 1 / chunks) * memory if seed % 2 else None)
     best = shortest(asked)
-    assert least_seconds(asked) <= best
+    assert makespan_lower_bound(asked) <= best
     found = search_schedule(asked, work=3.0, within=0.0)
     assert found and found.makespan == pytest.approx(best)
-    table = timetable(asked, found.lists)
+    table = compute_timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
     assert asked.capacity is None or found.peak <= asked.capacity * (1 + 1e-9)
 
 
 def test_one_after_the_other_in_chunks_and_halves() -> None:
     """Of copies, in either direction, with backwards in chunks and in halves at once."""
-    both = Model("a", 4, 6, 2, 6, memory=2, chunks=2, weight=2)
-    two = Model("b", 2, 3, 1, 3, copies=2, memory=1, reverse=True, weight=1)
-    found = timetable(Problem((both, two)), serial_lists(Problem((both, two))))
-    whole = timetable(Problem((replace(both, weight=0.0),)), interleaved(replace(both, weight=0.0)))
-    assert found.makespan <= whole.makespan + timetable(Problem((two,)), serial_lists(Problem((two,)))).makespan
+    both = PipelineModel("a", 4, 6, 2, 6, memory=2, chunks=2, weight=2)
+    two = PipelineModel("b", 2, 3, 1, 3, copies=2, memory=1, reverse=True, weight=1)
+    found = compute_timetable(Problem((both, two)), serial_lists(Problem((both, two))))
+    whole = compute_timetable(Problem((replace(both, weight=0.0),)), interleaved_lists(replace(both, weight=0.0)))
+    assert found.makespan <= whole.makespan + compute_timetable(Problem((two,)), serial_lists(Problem((two,)))).makespan
     assert max(found.peaks) == max(whole.peaks)
 
 
 def test_interleaved_with_the_memory_of_1f1b() -> None:
-    model = Model("a", 4, 8, 2, 4, memory=2, chunks=2)
+    model = PipelineModel("a", 4, 8, 2, 4, memory=2, chunks=2)
     found = search_schedule(Problem((model,)), work=30.0)
-    assert found and found.makespan == found.bound == found.in_turn == 57
-    assert found.peak == found.serial_peak == 8 < found.in_turn_peak
+    assert found and found.makespan == found.bound == found.published_seconds == 57
+    assert found.peak == found.serial_peak == 8 < found.published_peak
 
 
 def test_the_benchmark_takes_chunks_and_halves(
@@ -137,6 +143,6 @@ def test_the_benchmark_takes_chunks_and_halves(
         benchmark.main()
         found = json.loads(capsys.readouterr().out)
         assert found["makespan"] == found["bound"] == found["in_turn"] == seconds < found["serial"] == 30
-        own = Model("", **{**model, **more})  # type: ignore[arg-type]
-        made = timetable(Problem((own,)), [entries(" ".join(each)) for each in found["lists"]])
+        own = PipelineModel("", **{**model, **more})  # type: ignore[arg-type]
+        made = compute_timetable(Problem((own,)), [entries(" ".join(each)) for each in found["lists"]])
         assert (made.makespan, max(made.peaks)) == (seconds, found["peak"])

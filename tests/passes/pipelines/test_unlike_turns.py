@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.problem import PipelineModel
 from rlgraph.passes.pipelines.time_sharing import device_entries, process_turns
-from rlgraph.passes.pipelines.timetable import Entry
+from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -20,7 +20,9 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
     for number in range(draw.choice([2, 2, 3])):
         own = draw.choice([each for each in (1, 2, 4) if each <= stages])
         models.append(
-            Model("", own, 1, draw.randint(1, 9), draw.randint(2, 18), stages // own, 1.0, reverse=number % 2 == 1)
+            PipelineModel(
+                "", own, 1, draw.randint(1, 9), draw.randint(2, 18), stages // own, 1.0, reverse=number % 2 == 1
+            )
         )
     counts = [[draw.randint(0, 4) for _ in range(model.copies)] for model in models]
     most = [max(own) for own in counts]
@@ -28,10 +30,10 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
     for stage in range(stages):
         here = [own[stage // model.stages] for model, own in zip(models, counts, strict=True)]
         entries = device_entries(models, stage, most, here)
-        done = Counter((entry.line, entry.part) for entry in entries)
+        done = Counter((entry.replica, entry.part) for entry in entries)
         assert all(done[at, part] == here[at] for at in range(len(models)) for part in "FB"), "as many as there are"
         queues[stage] = entries, [process_turns(entries, [at]) for at in range(len(models))]
-    words, finished = Counter[tuple[int, int, int]](), {stage: list[Entry]() for stage in queues}
+    words, finished = Counter[tuple[int, int, int]](), {stage: list[ScheduleEntry]() for stage in queues}
     gone = Counter[tuple[int, int, str]]()
     moved = True
     while moved:

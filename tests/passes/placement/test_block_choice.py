@@ -11,10 +11,10 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.sim.steady_state import run_steps
+from rlgraph.backends.sim.steady_state import simulate_steps
 from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation import blocks
-from rlgraph.passes.compilation.overlap import SimulatedSeconds, make_simulator
+from rlgraph.passes.compilation.overlap import SimulationCache, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.place import BLOCK
@@ -54,9 +54,9 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
 
     def seconds(size: int | None) -> float:
         blocks_ = () if size is None else ((table, size),)
-        return run_steps(
+        return simulate_steps(
             make_simulator(replace(found.choice, plan=replace(found.plan, blocks=blocks_))), blocks.STEPS
-        ).seconds
+        ).mean_step_seconds
 
     taken = {size: seconds(size) for size in (None, 2, 8)}
     assert taken[rows] == min(taken.values()) < 0.97 * taken[None]
@@ -69,10 +69,10 @@ def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> N
     found = made(folder, "stream rollout(block=24)\n").choice
     kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
     search = blocks._BlockSearch(
-        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulatedSeconds(blocks.STEPS)
+        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulationCache(blocks.STEPS)
     )
-    assert search.changed(8).plan.blocks == (("other", 6), ("rollout", 8))
-    assert search.changed(None).plan.blocks == (("other", 6),)
+    assert search.choice_with(8).plan.blocks == (("other", 6), ("rollout", 8))
+    assert search.choice_with(None).plan.blocks == (("other", 6),)
 
 
 def test_where_no_block_saves_anything_the_batch_stays_whole(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_table_with_a_tail_streams_in_any_case(folder: Path) -> None:
 
 def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int | None] = []
-    old = blocks._BlockSearch.seconds
+    old = blocks._BlockSearch.simulated_seconds
 
     def second(self: blocks._BlockSearch, rows: int | None) -> float:
         if len(asked) == 2:
@@ -105,7 +105,7 @@ def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture
         asked.append(rows)
         return old(self, rows)
 
-    with patch.object(blocks._BlockSearch, "seconds", second):
+    with patch.object(blocks._BlockSearch, "simulated_seconds", second):
         found = made(folder, "stream rollout\n")
     assert asked[:2] == [None, 2]
     assert found.plan.blocks in ((), (("rollout", 2),))

@@ -17,23 +17,23 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_choice
+from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
-from rlgraph.passes.compilation.compile import with_dtypes
-from rlgraph.passes.compilation.finalists import choose_simulated
+from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.compilation.finalists import choose_by_simulation
 from rlgraph.passes.compilation.hosts import offloaded_by_node
 from rlgraph.passes.compilation.overlap import simulate_seconds
-from rlgraph.passes.compilation.planning import missing_features
-from rlgraph.passes.compilation.target import read_workload
+from rlgraph.passes.compilation.planning import missing_feature_diagnostics
+from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
-from rlgraph.passes.cost.task import takeovers
-from rlgraph.passes.placement.choose import choose, choose_with_offload, no_plan_error
+from rlgraph.passes.cost.task import device_takeovers
+from rlgraph.passes.placement.choose import choose_placement, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.problem import device_peak_bytes as counted
 from rlgraph.passes.placement.search.refuse import MOST_NODES
@@ -42,7 +42,7 @@ from tests.suites import few
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
-LENGTHS = read_workload("300", "mean=120, p99=400")
+LENGTHS = parse_workload("300", "mean=120, p99=400")
 PINS = """\
 schedule ppo
 pool learn = 4 devices
@@ -78,7 +78,7 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
     found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
     held = found.plan.holding("actor", found.plan.owner("actor").name)
     assert (held.recompute, held.attention) == (recompute == "true", "eager")
-    assert "attention by eager" in "\n".join(show_choice(found.choice, plan_prediction(found.choice)))
+    assert "attention by eager" in "\n".join(show_chosen_plan(found.choice, plan_prediction(found.choice)))
 
 
 def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
@@ -96,7 +96,7 @@ def test_adapters_are_held_as_costs_less() -> None:
     held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
     assert held.adapters == "merged"
     [told] = [
-        line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
     ]
     assert re.match(r"adapters of actor.generate: merged works for .*; apart works for .* of each device$", told)
     taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
@@ -130,7 +130,7 @@ def test_adapters_are_not_merged_into_weights_that_round_them_away() -> None:
     found = narrow("Qwen2.5-1.5B")
     assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == "apart"
     [told] = [
-        line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
     ]
     assert "; not merged: vllm has adapters merged in weights of bfloat16, which round away what is learned" in told
     assert {group.engine for group in narrow("Qwen3-30B-A3B", "free").plan.groups if group.models} == {"transformers"}
@@ -178,7 +178,7 @@ step:
     report length = mean(rollout.length)
 """
     [group] = [each for each in rlgraph.compile(source, cluster="4x8:h100-80gb").plan.groups if each.models]
-    assert group.engine == "vllm" and group.mesh.length("tp") == 32
+    assert group.engine == "vllm" and group.mesh.axis_size("tp") == 32
     schedule = SAMPLED.format(how=", tp=8").replace("1 devices", "8 devices")
     with pytest.raises(ProgramError) as found:
         rlgraph.compile(source, cluster="4x8:h100-80gb", schedule=schedule)
@@ -197,7 +197,9 @@ def test_adapters_as_a_schedule_says(way: str) -> None:
     schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters={way})\n"
     found = adapted("Qwen/Qwen2.5-1.5B", schedule)
     assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == way
-    told = [line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")]
+    told = [
+        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+    ]
     assert [line.endswith("of each device, as the schedule says") for line in told] == [True]
 
 
@@ -245,18 +247,18 @@ def test_a_plan_is_whole(cluster: str, name: str) -> None:
     assert not any(astride(plan, group, wanted) for group in plan.groups)
     assert len(taken) == len(set(taken)) <= wanted.devices
     assert all(
-        group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
+        group.mesh.rank_count <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
         for group in plan.groups
     )
-    assert all(peak.fits for peak in peak_memory(found.choice).values())
-    assert found.choice.found.gap <= 0.01
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
+    assert found.choice.search_result.gap <= 0.01
 
 
 def astride(plan: Plan, group: Group, cluster: Cluster) -> bool:
     """Whether a copy lies on two islands."""
-    size, first = group.mesh.copy_size, next(pool.first for pool in plan.pools if pool.name == group.pool)
+    size, first = group.mesh.replica_size, next(pool.first for pool in plan.pools if pool.name == group.pool)
     copies = [group.devices[at : at + size] for at in range(0, len(group.devices), size)]
-    return any(len({cluster.node_group_of_device(first + device) for device in copy}) > 1 for copy in copies)
+    return any(len({cluster.node_group_number(first + device) for device in copy}) > 1 for copy in copies)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "sft"])
@@ -264,7 +266,7 @@ def test_the_simulator_agrees(name: str) -> None:
     """Two ways to the same step: a timetable in the search, and the executor in virtual time."""
     found = chosen(name, "2x8:a100-80gb")
     seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
-    assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+    assert seen.seconds == pytest.approx(found.choice.search_result.seconds, rel=0.05)
 
 
 def test_orders_that_a_copy_samples_together_are_simulated() -> None:
@@ -272,7 +274,7 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
     found = chosen("remax", "2x8:a100-80gb")
     seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
     told = plan_prediction(found.choice)
-    assert told["in_turn_seconds"] == found.choice.found.seconds > 1.1 * seen.seconds
+    assert told["in_turn_seconds"] == found.choice.search_result.seconds > 1.1 * seen.seconds
     # Of other steps, whose lengths differ.
     assert told["seconds"] == pytest.approx(seen.seconds, rel=0.03)
     assert plan_prediction(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
@@ -283,15 +285,17 @@ def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
     steady state, it takes the other, with what is proven of the first."""
     steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", {"n": 4}, cluster="4x8:h100-80gb").choice
-    alone = choose(replace(steady.question, in_turn=True))
-    assert alone and len(alone.found.blocks) == 1 < len(steady.found.blocks)
+    alone = choose_placement(replace(steady.question, sequential_steps=True))
+    assert alone and len(alone.search_result.blocks) == 1 < len(steady.search_result.blocks)
     told = plan_prediction(steady)
-    assert told["steady_seconds"] == steady.found.seconds and told["in_turn_seconds"] is None
+    assert told["steady_seconds"] == steady.search_result.seconds and told["in_turn_seconds"] is None
     assert told["seconds"] < 0.95 * simulate_seconds(alone, 2)
-    wrong = replace(alone, found=replace(alone.found, bound=1.0), problem=steady.problem, question=steady.question)
-    other = choose_simulated(wrong, steady, steps=2)
+    wrong = replace(
+        alone, search_result=replace(alone.search_result, bound=1.0), problem=steady.problem, question=steady.question
+    )
+    other = choose_by_simulation(wrong, steady, steps=2)
     assert other.plan == steady.plan and other.question == steady.question
-    assert other.found.bound == 1.0 and 0 < other.found.gap < 1
+    assert other.search_result.bound == 1.0 and 0 < other.search_result.gap < 1
 
 
 def test_weights_go_over_the_link_between_groups() -> None:
@@ -302,8 +306,8 @@ def test_weights_go_over_the_link_between_groups() -> None:
     for link in ("", " ~ 0.1Gb/s, 500ms"):
         found = chosen("grpo", "1x8:h100-80gb + 1x8:h20-96gb" + link, schedule=text)
         seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
-        assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
-        seconds.append(found.choice.found.seconds)
+        assert seen.seconds == pytest.approx(found.choice.search_result.seconds, rel=0.05)
+        seconds.append(found.choice.search_result.seconds)
     weights = 1.5e9 * 2 / (8 * 0.1e9 / 8)
     assert seconds[1] > seconds[0] + weights
 
@@ -318,13 +322,15 @@ def test_rows_and_orders_go_over_the_link_between_groups() -> None:
     spent: dict[str, float] = {}
     for work in seen.works:
         spent[work.name] = spent.get(work.name, 0.0) + work.parts.get("transfer", 0.0) + work.parts.get("order", 0.0)
-    problem, best = found.choice.problem, found.choice.found
-    trips = problem.trips(problem.colocation(best.blocks), {at: each.copies for at, each in enumerate(best.options)})
+    problem, best = found.choice.problem, found.choice.search_result
+    trips = problem.travel_seconds(
+        problem.make_colocation(best.blocks), {at: each.copies for at, each in enumerate(best.options)}
+    )
     own = {problem.tasks[number].name: seconds for number, seconds in trips.items()}
     assert {"ref_logp", "train actor"} <= own.keys()
     assert {name: spent[name] for name in own} == pytest.approx(own, rel=0.02)
     # Two copies sample, at 10 Mb/s each.
-    sampled = 8192 * (300 + LENGTHS.answers(1024).mean) * ROW_BYTES
+    sampled = 8192 * (300 + LENGTHS.answer_lengths(1024).mean) * ROW_BYTES
     assert own["ref_logp"] > sampled / (2 * 0.01e9 / 8)
     stretches = {each.name: each for each in critical_path(problem, best)}
     trained = stretches["train actor"]
@@ -352,9 +358,11 @@ def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     assert asleep(found) and not asleep(awake)
     seconds = [simulate(each, read_cluster(cluster)).seconds for each in (found, awake)]
     assert seconds[0] < 0.99 * seconds[1]
-    assert seconds[0] == pytest.approx(found.choice.found.seconds, rel=0.05)
-    assert found.choice.found.bound <= found.choice.found.value < 0.99 * awake.choice.found.value
-    assert all(peak.fits for peak in peak_memory(found.choice).values())
+    assert seconds[0] == pytest.approx(found.choice.search_result.seconds, rel=0.05)
+    assert (
+        found.choice.search_result.bound <= found.choice.search_result.value < 0.99 * awake.choice.search_result.value
+    )
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
 
 
 SLICED = """\
@@ -382,13 +390,14 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
     """And for each slice where somebody else works on it, too. The simulator moves models when they have a turn."""
     cluster = "1x2:rtx4090(host_memory=64GiB)"
     made = rlgraph.compile(SLICED + slices, cluster=cluster, workload=LENGTHS)
-    found = made.choice.found
+    found = made.choice.search_result
     assert set(asleep(made)) == {"actor", "critic"}
     step = made.choice.problem.tasks
     for name, count in zip(("train actor", "train critic"), often, strict=True):
         number = next(at for at, task in enumerate(step) if task.name == name)
         assert (
-            takeovers(step, number, [at for at, task in enumerate(step) if task.model == step[number].model]) == count
+            device_takeovers(step, number, [at for at, task in enumerate(step) if task.model == step[number].model])
+            == count
         )
     assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
 
@@ -397,11 +406,11 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
 def test_nobody_sleeps_for_a_little() -> None:
     """A plan in which models sleep would be faster by less than a percent; the gap says so."""
     awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
-    best = choose(replace(found.choice.question, offload=True))
-    assert best is not None and any(option.offload for option in best.found.options)
-    assert 0.99 * awake.choice.found.value < best.found.value < awake.choice.found.value
-    assert found.plan == awake.plan and awake.choice.found.gap == 0
-    assert found.choice.found.bound <= best.found.value
+    best = choose_placement(replace(found.choice.question, offload=True))
+    assert best is not None and any(option.offload for option in best.search_result.options)
+    assert 0.99 * awake.choice.search_result.value < best.search_result.value < awake.choice.search_result.value
+    assert found.plan == awake.plan and awake.choice.search_result.gap == 0
+    assert found.choice.search_result.bound <= best.search_result.value
 
 
 @pytest.mark.parametrize(("name", "cluster"), [("async_grpo", "1x8:rtx4090"), ("grpo", "9x8:rtx4090")])
@@ -414,13 +423,16 @@ def test_without_time_for_who_could_sleep_the_plan_stays() -> None:
     awake = of_usual_rows("grpo", "9x8:rtx4090", offload=False)
     asked = replace(awake.choice.question, offload=True)
     looked, hurried = (choose_with_offload(replace(asked, search_seconds=each), awake.choice) for each in (inf, 0.0))
-    assert any(each.offload for each in looked.plan.holdings) and looked.found.value < awake.choice.found.value
-    assert hurried.plan == awake.plan and hurried.found.bound == 0
+    assert (
+        any(each.offload for each in looked.plan.holdings)
+        and looked.search_result.value < awake.choice.search_result.value
+    )
+    assert hurried.plan == awake.plan and hurried.search_result.bound == 0
 
 
 def test_one_more_device_is_never_slower() -> None:
     """Also where nodes are no power of two: what is on one node uses its links."""
-    seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.found.seconds for count in (5, 6, 7, 8)]
+    seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.search_result.seconds for count in (5, 6, 7, 8)]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -430,7 +442,7 @@ def test_pins_are_kept() -> None:
     assert (learn.devices, play.devices) == (4, 8)
     assert str(plan.role("actor", "train").mesh) == "dp2 x tp2" and plan.role("actor", "train").pool == "learn"
     made = plan.role("actor", "generate")
-    assert (made.engine, made.pool, made.mesh.length("tp")) == ("vllm", "play", 2)
+    assert (made.engine, made.pool, made.mesh.axis_size("tp")) == ("vllm", "play", 2)
 
 
 @pytest.mark.parametrize("devices", [3, 12])
@@ -482,10 +494,10 @@ def test_what_is_gathered_is_shared_out() -> None:
     """Said of a model whose split the search chooses."""
     text = "schedule sft\npool all = 8 devices\nplace actor on all(engine=transformers, gather=layer)\n"
     made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x8:a100-80gb", workload=LENGTHS, schedule=text)
-    assert made.plan.role("actor", "train").mesh.length("fsdp") > 1
+    assert made.plan.role("actor", "train").mesh.axis_size("fsdp") > 1
     [said] = [
         line
-        for line in show_choice(made.choice, plan_prediction(made.choice))
+        for line in show_chosen_plan(made.choice, plan_prediction(made.choice))
         if line.startswith("parameters of actor are gathered")
     ]
     assert "by layer works" in said and "; by update works" in said and said.endswith("as the schedule says")
@@ -509,7 +521,7 @@ def test_off_loading_is_the_last_resort() -> None:
     assert any(each.offload for each in found.plan.holdings)
     assert not found.diagnostics
     held = [each for each in found.plan.holdings if each.offload]
-    said = "\n".join(show_choice(found.choice, plan_prediction(found.choice)))
+    said = "\n".join(show_chosen_plan(found.choice, plan_prediction(found.choice)))
     for name in {found.plan.describe_part(each.model, each.group) for each in held}:
         assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
     assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
@@ -522,13 +534,13 @@ def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     sizes = ("32GB", "4GB", "1GB")
     made = [of_usual_rows("grpo", f"1x8:rtx4090(host_memory={size})") for size in sizes]
     assert [asleep(each) for each in made] == [["actor", "actor", "ref"], ["actor", "ref"], ["actor"]]
-    seconds = [each.choice.found.value for each in made]
+    seconds = [each.choice.search_result.value for each in made]
     assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
     for each in made:
         nodes = offloaded_by_node(each.choice)
         assert all(node.fits for node in nodes.values())
-        assert sum(node.bytes for node in nodes.values()) == pytest.approx(
-            sum(option.host for option in each.choice.found.options)
+        assert sum(node.used_bytes for node in nodes.values()) == pytest.approx(
+            sum(option.host for option in each.choice.search_result.options)
         )
 
 
@@ -543,14 +555,14 @@ def test_hosts_with_too_little_memory_are_told() -> None:
     [needed] = re.findall(r"host_memory=([\d.]+GB)", first.hint)
     made = chosen("ppo", cluster.format(needed))
     [node] = offloaded_by_node(made.choice).values()
-    assert node.bytes == pytest.approx(node.capacity, rel=0.01)
-    said = "\n".join(show_choice(made.choice, plan_prediction(made.choice)))
+    assert node.used_bytes == pytest.approx(node.capacity, rel=0.01)
+    said = "\n".join(show_chosen_plan(made.choice, plan_prediction(made.choice)))
     assert re.search(r"in the host's memory, [\d.]+GB for each device, [\d.]+GB of [\d.]+GB on a node, while", said)
 
 
 def test_pins_cost_time_and_never_gain_any() -> None:
     free, pinned = chosen("ppo", "2x8:a100-80gb"), chosen("ppo", "2x8:a100-80gb", schedule=PINS)
-    assert free.choice.found.seconds < pinned.choice.found.seconds
+    assert free.choice.search_result.seconds < pinned.choice.search_result.seconds
 
 
 @pytest.mark.parametrize(
@@ -566,8 +578,8 @@ def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> N
         ).choice
         for text in (None, pins)
     )
-    assert free.found.bound <= pinned.found.seconds * (1 + 1e-9)
-    assert all(peak.fits for choice in (free, pinned) for peak in peak_memory(choice).values())
+    assert free.search_result.bound <= pinned.search_result.seconds * (1 + 1e-9)
+    assert all(peak.fits for choice in (free, pinned) for peak in peak_memory_by_pool(choice).values())
 
 
 def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
@@ -580,7 +592,7 @@ def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
         schedule=pins,
         workload=LENGTHS,
     )
-    assert found.plan.role("actor", "train").mesh.length("dp") == 8
+    assert found.plan.role("actor", "train").mesh.axis_size("dp") == 8
 
 
 def test_each_process_has_its_runtime_on_a_device() -> None:
@@ -594,39 +606,41 @@ def test_each_process_has_its_runtime_on_a_device() -> None:
         for group in groups:
             spec = engine(group.engine)
             axes = [name for name, size in group.mesh.axes if size > 1 and (name != "dp" or spec.trains)]
-            expected += spec.memory.process + len(axes) * choice.question.constants.communicator
-        [peak] = peak_memory(choice).values()
+            expected += spec.memory.process_bytes + len(axes) * choice.question.constants.communicator
+        [peak] = peak_memory_by_pool(choice).values()
         assert sum(size for _, what, size in peak.parts if what == "runtime") == expected > 0
         # The search does not count on processes that are shared.
-        found = choice.found
-        assert peak.bytes <= counted(found.options) * (1 + 1e-9)
-        assert (peak.bytes == pytest.approx(counted(found.options))) == (len(groups) == len(found.options))
+        found = choice.search_result
+        assert peak.used_bytes <= counted(found.options) * (1 + 1e-9)
+        assert (peak.used_bytes == pytest.approx(counted(found.options))) == (len(groups) == len(found.options))
 
 
 def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
     """The fastest plan is, on devices of a little more memory it is not; and one that is little slower never is."""
     found = chosen("sft", "1x1:h20-96gb").choice
-    [peak] = peak_memory(found).values()
+    [peak] = peak_memory_by_pool(found).values()
     reserved = found.problem.constants.reserved
     for share, tight in ((0.998, True), (0.96, True), (0.94, False)):
-        needed = (peak.bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
+        needed = (peak.used_bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
         cluster = f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)"
         choice = chosen("sft", cluster, search_gap=0).choice
-        [now] = peak_memory(choice).values()
-        assert now.bytes == peak.bytes and now.is_tight == tight
-        [calm] = peak_memory(chosen("sft", cluster).choice).values()
+        [now] = peak_memory_by_pool(choice).values()
+        assert now.used_bytes == peak.used_bytes and now.is_tight == tight
+        [calm] = peak_memory_by_pool(chosen("sft", cluster).choice).values()
         assert not calm.is_tight
-        assert any("; tight, " in line for line in show_choice(choice, plan_prediction(choice))) == tight
+        assert any("; tight, " in line for line in show_chosen_plan(choice, plan_prediction(choice))) == tight
 
 
 def test_more_devices_are_never_slower() -> None:
-    steps = [chosen("grpo", f"{nodes}x8:a100-80gb").choice.found for nodes in (1, 2, 4, 8)]
+    steps = [chosen("grpo", f"{nodes}x8:a100-80gb").choice.search_result for nodes in (1, 2, 4, 8)]
     assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))
 
 
 @pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
 def test_a_slow_link_between_islands_is_not_crossed_for_nothing(name: str) -> None:
-    near, far = (chosen(name, f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
+    near, far = (
+        chosen(name, f"2x4:h100 + 2x4:h100 ~ {link}").choice.search_result.seconds for link in ("50GB/s", "10Mb/s")
+    )
     assert near <= far * (1 + 1e-9)
 
 
@@ -634,11 +648,12 @@ def test_a_slow_link_between_islands_is_not_crossed_for_nothing(name: str) -> No
 def test_the_cheapest_plan_is_cheaper_and_slower(name: str) -> None:
     fast, cheap = (chosen(name, "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
     price = [
-        choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
+        choice.search_result.seconds
+        * choice.problem.dollars_per_second(choice.search_result.blocks, choice.search_result.devices)
         for choice in (fast, cheap)
     ]
-    assert price[1] < price[0] and cheap.found.seconds > fast.found.seconds
-    assert cheap.found.value == pytest.approx(price[1])
+    assert price[1] < price[0] and cheap.search_result.seconds > fast.search_result.seconds
+    assert cheap.search_result.value == pytest.approx(price[1])
 
 
 @pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
@@ -652,7 +667,7 @@ def test_a_dtype_that_is_not_said() -> None:
         found = rlgraph.compile(
             ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS
         )
-        configs: dict[str, ModelConfig] = found.choice.configs
+        configs: dict[str, ModelConfig] = found.choice.model_configs
         return {config.dtype for config in configs.values()}
 
     assert dtypes("1x8:a100-80gb") == {"bfloat16"} and dtypes("1x2:cpu(memory=96GiB)") == {"float32"}
@@ -664,7 +679,7 @@ def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bo
     found = rlgraph.compile(
         ALGORITHMS / "ppo.rlf", {"base": SMALL["base"], "critic": 'value_lm(base, dtype="float64")'}
     ).program
-    typed = with_dtypes(found, accelerated)
+    typed = with_default_dtypes(found, accelerated)
     assert {model.name: typed.dtype(model) for model in typed.models} == {
         "actor": expected,
         "ref": expected,
@@ -680,13 +695,13 @@ def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bo
 @pytest.mark.parametrize("name", few(["ppo", "sft"], "sft"))
 def test_too_large_says_what_where_when_and_what_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path, lengths = str(ALGORITHMS / f"{name}.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
-    assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
+    assert run_command(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
     error = capsys.readouterr().err
     assert re.search(
         r"error\[E0930\]: `actor` needs at least [\d.]+GB on each rtx4090-24gb during `train actor`", error
     )
     [larger] = set(re.findall(r"--cluster '(.*?)'", error))
-    assert status(["compile", path, *lengths, "--cluster", larger, "--no-offload"]) == 0, (
+    assert run_command(["compile", path, *lengths, "--cluster", larger, "--no-offload"]) == 0, (
         "what is proposed cannot be run"
     )
 
@@ -750,7 +765,7 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     assert {each.code for each in wrong} == {"E0933" if "together" in case else "E0930"}
     [hint] = {each.hint for each in wrong}
     if schedule:
-        assert "`learn`" in hint and not missing_features(compiled(cluster, None).plan)
+        assert "`learn`" in hint and not missing_feature_diagnostics(compiled(cluster, None).plan)
         return
     if hint.startswith("more nodes"):
         nodes, _, rest = cluster.partition("x")
@@ -758,7 +773,7 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
             compiled(f"{MOST_NODES}x{rest}", schedule)
         return
     [larger] = re.findall(r"--cluster '(.*?)'", hint)
-    assert not missing_features(compiled(larger, schedule).plan)
+    assert not missing_feature_diagnostics(compiled(larger, schedule).plan)
     nodes, _, rest = larger.partition("x")
     with pytest.raises(ProgramError):
         compiled(f"{int(nodes) - 1}x{rest}", schedule)
@@ -770,7 +785,7 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
     found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090")
     assert found.plan.role("actor", "train").engine == "transformers"
     assert found.plan.role("actor", "generate").engine == "vllm"
-    assert all(peak.fits for peak in peak_memory(found.choice).values())
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
     pinned = "schedule grpo\npool all = 12 devices\nplace actor.train on all(engine=megatron)\n"
     with pytest.raises(ProgramError):
         rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090", schedule=pinned)
@@ -785,8 +800,8 @@ def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
 
 @pytest.mark.parametrize("cluster", few(["2x8:h100-80gb", "1x2:h100-80gb"], "1x2:h100-80gb"))
 def test_a_search_ends_at_the_gap_that_was_asked_for(cluster: str) -> None:
-    best, near = (chosen("ppo", cluster, search_gap=gap).choice.found for gap in (0.0, 0.5))
-    assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
+    best, near = (chosen("ppo", cluster, search_gap=gap).choice.search_result for gap in (0.0, 0.5))
+    assert best.gap == 0 < near.gap <= 0.5 and near.ranges_searched < best.ranges_searched
     assert near.bound <= best.value <= near.value
     assert codes("1x8:h100", search_gap=1.0) == ["E0934"]
 
@@ -802,9 +817,9 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(progress.ProgressLine, "show", third)
     told = plan_prediction(choice)
-    assert told["seconds"] == choice.found.seconds and told["steady_seconds"] is None
+    assert told["seconds"] == choice.search_result.seconds and told["steady_seconds"] is None
     assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)
-    assert plan_prediction(choice)["steady_seconds"] == choice.found.seconds
+    assert plan_prediction(choice)["steady_seconds"] == choice.search_result.seconds
 
 
 def test_a_model_of_unknown_size() -> None:

@@ -9,10 +9,10 @@ from test_place import planned, shipped
 
 from rlgraph.dsl.check import check_all
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
 from rlgraph.ir.shared_pipelines import shared_stages, stage_misfit
-from rlgraph.passes.placement.fusing import fuse_faults
+from rlgraph.passes.placement.fusing import fused_training_faults
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 MODELS = """algorithm a
@@ -93,7 +93,7 @@ def test_a_plan_that_was_changed_by_hand_is_asked_the_same() -> None:
     schedule = SCHEDULE.format(mesh="pp=2", rest="", works="").replace("fuse \n", "")
     fused = FusedTraining(("actor", "critic"), ("critic",))
     plan = replace(planned(text, schedule), fused=(fused,))
-    [(message, _)] = fuse_faults(fused, plan, found)
+    [(message, _)] = fused_training_faults(fused, plan, found)
     assert message == "the training of `actor` waits for what that of `critic` has made"
 
 
@@ -123,14 +123,20 @@ def test_models_that_are_split_unlike_lie_on_the_same_stages() -> None:
         assert found == {tuple(range(8)), devices}
         assert plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),)
     # The ranks of a stage of one copy are on the devices of one stage of the other model.
-    for mine, other in ((mesh(pp=4, tp=2), mesh(dp=4, pp=2)), (mesh(dp=2, pp=4, tp=2), mesh(dp=4, pp=2, cp=2))):
+    for mine, other in (
+        (make_mesh(pp=4, tp=2), make_mesh(dp=4, pp=2)),
+        (make_mesh(dp=2, pp=4, tp=2), make_mesh(dp=4, pp=2, cp=2)),
+    ):
         assert stage_misfit([mine, other]) == ""
         whole = shared_stages([mine, other])
         for split in (mine, other):
-            places = whole.places(split)
-            assert sorted(places) == list(range(split.size))
-            for copy in range(split.length("dp")):
-                stages = [[whole.at(places[r]) for r in split.ranks(dp=copy, pp=s)] for s in range(split.length("pp"))]
+            places = whole.rank_places(split)
+            assert sorted(places) == list(range(split.rank_count))
+            for copy in range(split.axis_size("dp")):
+                stages = [
+                    [whole.block_and_stage(places[r]) for r in split.ranks_at(dp=copy, pp=s)]
+                    for s in range(split.axis_size("pp"))
+                ]
                 assert all(len({*own}) == 1 for own in stages), "the ranks of a stage are on one"
                 (first, *_), *_ = stages
                 assert [own[0] for own in stages] == [(first[0], first[1] + at) for at in range(len(stages))]
@@ -168,8 +174,8 @@ def test_ranks_that_a_hand_has_moved_share_no_stages() -> None:
     group = plan.role("critic", "train")
     moved = replace(group, devices=tuple(range(8)))
     wrong = replace(plan, groups=tuple(moved if each.name == group.name else each for each in plan.groups))
-    assert not [*fuse_faults(plan.fused[0], plan, found)]
-    [(message, hint)] = fuse_faults(plan.fused[0], wrong, found)
+    assert not [*fused_training_faults(plan.fused[0], plan, found)]
+    [(message, hint)] = fused_training_faults(plan.fused[0], wrong, found)
     assert message.endswith("their ranks do not lie on the same stages") and "make the plan anew" in hint
 
 

@@ -11,8 +11,8 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Program
-from rlgraph.passes.compilation.planning import find_shapes
-from rlgraph.passes.placement.memory import least_memory
+from rlgraph.passes.compilation.planning import read_model_shapes
+from rlgraph.passes.placement.memory import least_memory_bytes
 from rlgraph.passes.rewrites.pipeline import run_passes
 from rlgraph.user_code.files import Folders
 from tests.passes.placement.test_place import PROGRAM, TINY, planned
@@ -34,9 +34,11 @@ def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> No
     text = PROGRAM.format(models=TINY.format(options=""))
     found, _ = check(Source("a.rlf", text))
     program: Program = run_passes(found)[-1].program
-    shapes = find_shapes(program, Folders(Path()))
+    shapes = read_model_shapes(program, Folders(Path()))
     shape = shapes["actor"]
     assert isinstance(shape, Shape)
     plan = planned(text, f"pool all = 4 devices\nplace {place}\n")
-    assert least_memory(program, plan, shapes) == pytest.approx(bytes_of_a_weight * parameter_count(shape), rel=1e-3)
-    assert least_memory(program, plan, {}) == 0
+    assert least_memory_bytes(program, plan, shapes) == pytest.approx(
+        bytes_of_a_weight * parameter_count(shape), rel=1e-3
+    )
+    assert least_memory_bytes(program, plan, {}) == 0

@@ -13,22 +13,22 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_choice
+from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.simulate import simulate
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
-from rlgraph.passes.compilation.target import read_workload
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.target import parse_workload
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
 from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.partitions import can_pack, pool_locations
 from tests.suites import few
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
-LENGTHS = read_workload("300", "mean=120, p99=400")
+LENGTHS = parse_workload("300", "mean=120, p99=400")
 UNLIKE = "1x8:h100-80gb + 1x8:a100-80gb"
 ALL = """schedule grpo
 pool all = {devices} devices
@@ -45,9 +45,9 @@ def compiled(cluster: str, schedule: str, stream: bool = True) -> Compiled:
 def islands_of(plan: Plan, cluster: Cluster, group: str) -> list[set[int]]:
     """Of each copy the numbers of those that it lies on."""
     own, first = plan.group(group), next(pool.first for pool in plan.pools if pool.name == plan.group(group).pool)
-    size = own.mesh.copy_size
+    size = own.mesh.replica_size
     return [
-        {cluster.node_group_of_device(first + device) for device in own.devices[at : at + size]}
+        {cluster.node_group_number(first + device) for device in own.devices[at : at + size]}
         for at in range(0, len(own.devices), size)
     ]
 
@@ -72,20 +72,20 @@ def test_a_pool_that_is_larger_than_a_group_lies_over_several(
     found = compiled(cluster, ALL.format(devices=devices, tp=tp))
     plan, where = found.plan, read_cluster(cluster)
     pool = next(pool for pool in plan.pools if pool.name == "all")
-    on = [where.node_group_of_device(pool.first + device) for device in range(devices)]
+    on = [where.node_group_number(pool.first + device) for device in range(devices)]
     assert (pool.first, pool.devices) == (first, devices) and [on.count(each) for each in sorted({*on})] == kinds
     for group in plan.groups:
         if group.models:
             copies = islands_of(plan, where, group.name)
             assert all(len(each) == 1 for each in copies)
-            assert len(set(group.devices)) == group.mesh.size
+            assert len(set(group.devices)) == group.mesh.rank_count
     seen = simulate(found, where, workload=LENGTHS)
     assert seen.seconds == pytest.approx(plan_prediction(found.choice)["seconds"], rel=0.05)
-    assert all(peak.fits for peak in peak_memory(found.choice).values())
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
     counts = [f"{count} {island.device.name}" for count, island in zip(kinds, where.islands, strict=True)]
     assert any(
         f"in `all` ({' and '.join(counts)})" in line
-        for line in show_choice(found.choice, plan_prediction(found.choice))
+        for line in show_chosen_plan(found.choice, plan_prediction(found.choice))
     )
 
 
@@ -109,28 +109,28 @@ def test_the_plan_file_of_such_a_pool_is_read_again_and_no_copy_may_lie_on_two_g
 def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups() -> None:
     found = compiled(UNLIKE, ALL.format(devices=16, tp=1), stream=False)
     component = next(each for each in found.choice.problem.components if each.work == "train")
-    batches = next(own for op, own in component.batches(found.choice.problem.tasks) if op == "train")
+    batches = next(own for op, own in component.operation_batches(found.choice.problem.tasks) if op == "train")
 
     def model(island: int | None, cluster: Cluster) -> TaskModel:
         where = cluster.join_groups((0, 1)) if island is None else cluster.islands[island]
-        deployment = Deployment("megatron", where, mesh(), 2048)
-        return task_model("train", component.config, deployment, defaults("gpu"), batches)
+        deployment = Deployment("megatron", where, make_mesh(), 2048)
+        return task_model("train", component.config, deployment, default_constants("gpu"), batches)
 
     near = read_cluster(UNLIKE)
     both, *alone = (model(island, near) for island in (None, 0, 1))
     assert isinstance(both, NodeGroupsTaskModel) and both.update
-    passes = [each.passes.seconds(each.fullest_share(16)) for each in alone if each.passes]
-    assert both.work(16).seconds > max(passes) > 1.5 * min(passes)
+    passes = [each.passes.seconds(each.rows_of_fullest_replica(16)) for each in alone if each.passes]
+    assert both.work_cost(16).seconds > max(passes) > 1.5 * min(passes)
     assert both.seconds(16) >= max(each.seconds(16) for each in alone) - 1e-9
     slow = model(None, read_cluster(UNLIKE + " ~ 1Gb/s"))
     assert slow.update
     sent = slow.update.sent
     # Of eight copies in a row one ring has the links of all.
-    assert slow.update.communication(16) > 15 / 16 * sent / (8 * 0.125e9)
-    assert slow.update.communication(16) > 10 * both.update.communication(16)
+    assert slow.update.communication_seconds(16) > 15 / 16 * sent / (8 * 0.125e9)
+    assert slow.update.communication_seconds(16) > 10 * both.update.communication_seconds(16)
     # Eight copies have room in one group, and do not use the link.
     problem, cluster = found.choice.problem, found.choice.question.cluster
-    own = problem.options.of(component, cluster.join_groups((0, 1)), 16)
+    own = problem.options.undominated_options(component, cluster.join_groups((0, 1)), 16)
     assert all(bool(option.island.parts) == (option.copies * option.strategy.size > 8) for option in own)
 
 
@@ -138,14 +138,20 @@ def test_memory_is_that_of_each_device() -> None:
     """A cache of the smaller device; and what lies on the larger one alone may be larger."""
     cluster = "1x2:h100-80gb + 1x2:h200-141gb"
     found = compiled(cluster, ALL.format(devices=4, tp=1), stream=False)
-    [peak] = peak_memory(found.choice).values()
+    [peak] = peak_memory_by_pool(found.choice).values()
     where = read_cluster(cluster)
-    assert peak.device == "h100-80gb" and peak.capacity == usable(where.islands[0], found.choice.question.constants)
+    assert peak.device == "h100-80gb" and peak.capacity == usable_device_bytes(
+        where.islands[0], found.choice.question.constants
+    )
     plan = found.plan
-    only = tuple(replace(group, devices=(2, 3), mesh=mesh(dp=2)) if group.models else group for group in plan.groups)
+    only = tuple(
+        replace(group, devices=(2, 3), mesh=make_mesh(dp=2)) if group.models else group for group in plan.groups
+    )
     choice = replace(found.choice, plan=replace(plan, groups=only))
-    [peak] = peak_memory(choice).values()
-    assert peak.device == "h200-141gb" and peak.capacity == usable(where.islands[1], found.choice.question.constants)
+    [peak] = peak_memory_by_pool(choice).values()
+    assert peak.device == "h200-141gb" and peak.capacity == usable_device_bytes(
+        where.islands[1], found.choice.question.constants
+    )
 
 
 def test_pools_beside_one_that_lies_over_two_groups_begin_behind_it() -> None:
@@ -163,7 +169,7 @@ def test_a_search_takes_a_pool_over_two_groups_where_that_is_faster() -> None:
     """It samples on both, and reads and trains where devices are faster."""
     found = rlgraph.compile(GRPO, cluster=UNLIKE, stream=False)
     one = rlgraph.compile(GRPO, cluster="1x8:h100-80gb", stream=False)
-    assert found.choice.found.value < 0.99 * one.choice.found.value
+    assert found.choice.search_result.value < 0.99 * one.choice.search_result.value
     where = read_cluster(UNLIKE)
     [pool] = [pool for pool in found.plan.pools if pool.devices]
     assert pool.devices == 16

@@ -12,7 +12,7 @@ import rlgraph
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.passes.placement.search.colocation import Block
-from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, first_devices
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, first_device_of_pools
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 
@@ -23,8 +23,8 @@ def island(nodes: int, per_node: int) -> NodeGroup:
 
 
 def test_pools_have_nodes_or_halves_of_one() -> None:
-    assert allowed_sizes(island(2, 8)) == (1, 2, 4, 8, 16)
-    assert allowed_sizes(island(2, 3)) == (1, 2, 3, 6)
+    assert allowed_pool_sizes(island(2, 8)) == (1, 2, 4, 8, 16)
+    assert allowed_pool_sizes(island(2, 3)) == (1, 2, 3, 6)
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 3), (2, 5), (3, 6), (2, 7), (2, 8)])
@@ -32,7 +32,7 @@ def test_pools_have_nodes_or_halves_of_one() -> None:
 def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: int, pools: int) -> None:
     own = island(nodes, per_node)
     blocks = tuple(Block((at,), 0) for at in range(pools))
-    for devices in combinations_with_replacement(allowed_sizes(own), pools):
+    for devices in combinations_with_replacement(allowed_pool_sizes(own), pools):
         if sum(devices) > own.devices:
             continue
         parts = [size for size in devices if size < per_node]
@@ -47,7 +47,8 @@ def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: 
         assert can_pack([own], blocks, devices) is dealt
         if dealt:
             places = [
-                range(first, first + size) for first, size in zip(first_devices(own, devices), devices, strict=True)
+                range(first, first + size)
+                for first, size in zip(first_device_of_pools(own, devices), devices, strict=True)
             ]
             assert len(set().union(*places)) == sum(devices) and max(map(max, places)) < own.devices
             assert all(len({at // per_node for at in place}) == -(-len(place) // per_node) for place in places)
@@ -57,8 +58,8 @@ def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
     own = island(2, 5)
     assert not can_pack([own], [Block((at,), 0) for at in range(3)], [3, 3, 3])
     assert can_pack([own], [Block((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
-    assert first_devices(own, [3, 3, 3]) == [0, 3, 6]
-    assert first_devices(own, [2, 8]) == [8, 0]
+    assert first_device_of_pools(own, [3, 3, 3]) == [0, 3, 6]
+    assert first_device_of_pools(own, [2, 8]) == [8, 0]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_ranks_that_a_node_has_room_for_are_on_one(per_node: int, size: int, tea
     own = island(2, per_node)
     assert own.count_teams(size, own.devices) == teams
     assert own.devices_for_teams(size, teams) <= own.devices < own.devices_for_teams(size, teams + 1)
-    devices = [own.team_member(size, number) for number in range(teams * size)]
+    devices = [own.team_member_device(size, number) for number in range(teams * size)]
     assert devices == sorted(set(devices)) and devices[-1] < own.devices
     for team in range(teams):
         nodes = {device // per_node for device in devices[team * size : (team + 1) * size]}
@@ -77,25 +78,25 @@ def test_ranks_that_a_node_has_room_for_are_on_one(per_node: int, size: int, tea
 
 def test_neighbours_in_rows_of_teams() -> None:
     assert (
-        island(2, 6).neighbours_share_node(1, 2)
-        and island(2, 6).neighbours_share_node(2, 3)
-        and island(2, 7).neighbours_share_node(1, 7)
+        island(2, 6).neighbour_teams_share_node(1, 2)
+        and island(2, 6).neighbour_teams_share_node(2, 3)
+        and island(2, 7).neighbour_teams_share_node(1, 7)
     )
     assert (
-        not island(2, 6).neighbours_share_node(2, 2)
-        and not island(2, 7).neighbours_share_node(1, 2)
-        and not island(2, 7).neighbours_share_node(4, 2)
+        not island(2, 6).neighbour_teams_share_node(2, 2)
+        and not island(2, 7).neighbour_teams_share_node(1, 2)
+        and not island(2, 7).neighbour_teams_share_node(4, 2)
     )
-    assert replace(island(2, 7), nodes=1).neighbours_share_node(1, 2)
+    assert replace(island(2, 7), nodes=1).neighbour_teams_share_node(1, 2)
 
 
 @pytest.mark.parametrize(("name", "nodes", "per_node", "memory", "tp"), [("grpo", 2, 5, 26, 4), ("ppo", 2, 7, 32, 2)])
 def test_plans_keep_tensor_parallel_ranks_on_a_node(name: str, nodes: int, per_node: int, memory: int, tp: int) -> None:
     made = rlgraph.compile(ALGORITHMS / f"{name}.rlf", cluster=f"{nodes}x{per_node}:rtx4090(memory={memory}GiB)")
     own = island(nodes, per_node)
-    split = [group for group in made.plan.groups if group.mesh.length("tp") == tp]
+    split = [group for group in made.plan.groups if group.mesh.axis_size("tp") == tp]
     assert split
     for group in split:
         first = next(pool.first for pool in made.plan.pools if pool.name == group.pool)
-        for start in range(0, group.mesh.size, tp):
+        for start in range(0, group.mesh.rank_count, tp):
             assert len({(first + device) // own.per_node for device in group.devices[start : start + tp]}) == 1

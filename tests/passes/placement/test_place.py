@@ -13,9 +13,9 @@ from rlgraph.dsl.check import check_all
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
-from rlgraph.passes.compilation.planning import find_shapes
+from rlgraph.ir.mesh import make_mesh
+from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
+from rlgraph.passes.compilation.planning import read_model_shapes
 from rlgraph.passes.placement.place import Machine, place
 from rlgraph.passes.resharding.edges import group_edges
 from rlgraph.passes.rewrites.pipeline import run_passes
@@ -46,7 +46,7 @@ def planned(text: str, schedule: str = "", machine: Machine = Machine(), install
     if schedule:
         source = Source("a.rls", f"schedule {program.name}\n{schedule}")
         where = check_schedule(parse(source), program, source, found.scope)
-    return place(program, where, machine, find_shapes(program, Folders(Path())), installed)
+    return place(program, where, machine, read_model_shapes(program, Folders(Path())), installed)
 
 
 def tiny(schedule: str = "", installed: tuple[str, ...] = ALL, options: str = "", machine: Machine = Machine()) -> Plan:  # noqa: B008
@@ -70,10 +70,12 @@ def test_the_plan_of_the_schedule_that_ships() -> None:
         "ppo",
         (Pool(HOST, 0), Pool("learn", 8), Pool("play", 8)),
         (
-            Group(HOST, HOST, HOST, mesh(), ()),
-            Group("learn.megatron", "learn", "megatron", mesh(dp=1, pp=2, tp=4), tuple(range(8)), ("actor", "critic")),
-            Group("play.vllm", "play", "vllm", mesh(dp=4, tp=2), tuple(range(8)), ("actor",)),
-            Group("play.megatron", "play", "megatron", mesh(dp=8), tuple(range(8)), ("ref", "reward")),
+            Group(HOST, HOST, HOST, make_mesh(), ()),
+            Group(
+                "learn.megatron", "learn", "megatron", make_mesh(dp=1, pp=2, tp=4), tuple(range(8)), ("actor", "critic")
+            ),
+            Group("play.vllm", "play", "vllm", make_mesh(dp=4, tp=2), tuple(range(8)), ("actor",)),
+            Group("play.megatron", "play", "megatron", make_mesh(dp=8), tuple(range(8)), ("ref", "reward")),
         ),
         (
             # The old log-probabilities are the sampler's own: no group computes them anew.
@@ -100,7 +102,7 @@ def test_every_algorithm_without_a_schedule(path: Path, installed: tuple[str, ..
     plan = planned(path.read_text("utf-8"), machine=Machine(8), installed=installed)
     assert plan.pools == (Pool(HOST, 0), Pool("all", 8))
     # Nobody says how to split a model: each device has a whole one.
-    assert all(group.mesh == mesh(dp=8) for group in plan.groups if group.name != HOST)
+    assert all(group.mesh == make_mesh(dp=8) for group in plan.groups if group.name != HOST)
     assert len({group.engine for group in plan.groups}) == len(plan.groups)
     generating = {role.group for role in plan.roles if role.operation in ("generate", "interact")}
     training = {role.group for role in plan.roles if role.operation == "train"}
@@ -143,7 +145,7 @@ def test_a_split_that_only_an_engine_can_do_names_it_even_if_it_is_not_there() -
     schedule = "pool one = 4 devices\nplace actor.train on one(pp=2)\nplace actor.generate on one(tp=2)\n"
     plan = tiny(schedule, installed=("transformers",))
     assert roles(plan) == {"actor.generate": "one.transformers", "actor.train": "one.megatron"}
-    assert plan.group("one.transformers").mesh == mesh(dp=2, tp=2)
+    assert plan.group("one.transformers").mesh == make_mesh(dp=2, tp=2)
 
 
 def test_work_that_is_not_placed_stays_with_the_model() -> None:
@@ -171,14 +173,18 @@ def test_a_model_that_is_shared_out_generates_with_whole_copies() -> None:
     schedule = "pool one = 4 devices\nplace actor.train on one(engine=transformers, fsdp=2)\n"
     plan = planned(shipped("async_grpo"), schedule, installed=("transformers",))
     meshes = {role.operation: plan.group(role.group).mesh for role in plan.roles if role.model == "actor"}
-    assert meshes == {"generate": mesh(dp=4), "logprobs": mesh(dp=2, fsdp=2), "train": mesh(dp=2, fsdp=2)}
+    assert meshes == {
+        "generate": make_mesh(dp=4),
+        "logprobs": make_mesh(dp=2, fsdp=2),
+        "train": make_mesh(dp=2, fsdp=2),
+    }
 
 
 def test_transformers_splits_layers_where_it_can() -> None:
     """And says of the model and the line why it cannot."""
     schedule = "pool one = 4 devices\nplace actor.train on one(engine=transformers, {})\n"
-    assert tiny(schedule.format("tp=2")).role("actor", "train").mesh == mesh(dp=2, tp=2)
-    assert tiny(schedule.format("tp=2, fsdp=2")).role("actor", "train").mesh == mesh(fsdp=2, tp=2)
+    assert tiny(schedule.format("tp=2")).role("actor", "train").mesh == make_mesh(dp=2, tp=2)
+    assert tiny(schedule.format("tp=2, fsdp=2")).role("actor", "train").mesh == make_mesh(fsdp=2, tp=2)
     with pytest.raises(ProgramError) as found:
         tiny(schedule.format("tp=4"))
     [said] = found.value.diagnostics
@@ -199,8 +205,8 @@ def test_how_a_model_is_worked_with_is_said_where_it_is_placed() -> None:
     plan = planned(shipped("grpo"), schedule)
     group = "one.transformers"
     assert plan.holdings == (
-        Holding("actor", group, recompute=True, attention="eager", gather="update"),
-        Holding("ref", group, attention="eager"),
+        ModelHolding("actor", group, recompute=True, attention="eager", gather="update"),
+        ModelHolding("ref", group, attention="eager"),
     )
 
 
@@ -224,7 +230,7 @@ def test_a_copy_that_is_not_placed_is_in_the_pool_of_its_original_and_others_in_
 
 def test_devices_that_a_split_leaves_free() -> None:
     group = tiny("pool one = 8 devices\nplace actor.train on one(engine=megatron, tp=2, dp=1)\n").role("actor", "train")
-    assert (group.mesh, group.devices) == (mesh(tp=2), (0, 1))
+    assert (group.mesh, group.devices) == (make_mesh(tp=2), (0, 1))
 
 
 # Groups
@@ -312,7 +318,12 @@ def test_generation_on_the_devices_of_training_gets_the_ranks_that_find_most_of_
     )
     assert plan.role("actor", "train").devices == tuple(range(8))
     play = plan.role("actor", "generate")
-    assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.copies()] == [[1, 3], [2, 4], [5, 7], [6, 8]]
+    assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.replica_ranks()] == [
+        [1, 3],
+        [2, 4],
+        [5, 7],
+        [6, 8],
+    ]
 
 
 JUDGED = """\
@@ -335,8 +346,8 @@ def test_who_takes_new_weights_while_it_samples(monkeypatch: pytest.MonkeyPatch)
     held = {by: planned(text, f"{apart}refresh actor on two(by={by})").holdings for by in ("drain", "reread", "keep")}
     assert held == {
         "drain": (),
-        "reread": (Holding("actor", "two.vllm", reread=True),),
-        "keep": (Holding("actor", "two.vllm", keep=True),),
+        "reread": (ModelHolding("actor", "two.vllm", reread=True),),
+        "keep": (ModelHolding("actor", "two.vllm", keep=True),),
     }
     monkeypatch.setattr(
         "rlgraph.passes.placement.unfollowed.spec_of", lambda name: replace(engine(name), rereads=False)
@@ -350,7 +361,7 @@ def test_functions_on_a_pool_of_cpus() -> None:
     text = JUDGED.format(models=TINY.format(options=""))
     plan = planned(text, "pool judges = 6 cpus\nplace correct on judges\n", Machine(2), ("transformers",))
     assert plan.pools == (Pool(HOST, 0), Pool("all", 2), Pool("judges", 0, cpus=6)), "no devices are taken for them"
-    judges = Group("judges.python", "judges", "python", mesh(dp=6), tuple(range(6)), code=("correct",))
+    judges = Group("judges.python", "judges", "python", make_mesh(dp=6), tuple(range(6)), code=("correct",))
     assert plan.groups[-1] == judges
     assert plan.runs("correct") == judges and plan.runs("style") is None
     assert plan.group_for("", "call", "style").name == HOST

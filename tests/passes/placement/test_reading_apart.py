@@ -17,19 +17,19 @@ from test_search import CONSTANTS, EVEN, Case, allocations, attempted, coarse, s
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.explain.choice import show_choice
+from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
-from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
-from rlgraph.passes.compilation.target import read_workload
-from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.target import parse_workload
+from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.options import FASTER, Options
-from rlgraph.passes.placement.search.partitions import partitions
+from rlgraph.passes.placement.search.partitions import component_partitions
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import Search
 from tests.suites import few
@@ -84,9 +84,9 @@ def parted(whole: Component, ops: list[str]) -> tuple[Component, Component, Comp
     reads = tuple(at for at in whole.tasks if ops[at] != "train")
     if whole.work != "train" or not trains or not reads:
         return None
-    trainer = replace(whole, operations=("train",), tasks=trains, apart="chosen", beside=reads)
+    trainer = replace(whole, operations=("train",), tasks=trains, separated_by="chosen", extra_tasks=reads)
     read = tuple(dict.fromkeys(ops[at] for at in reads))
-    return whole, trainer, replace(trainer, work="read", operations=read, tasks=reads, beside=trains)
+    return whole, trainer, replace(trainer, work="read", operations=read, tasks=reads, extra_tasks=trains)
 
 
 def plans(
@@ -95,9 +95,11 @@ def plans(
     """Of each way, with the options of each component. Who reads apart is where anything else is done, too."""
     for problem in ways.problems:
         case = Case(problem, fixed)
-        readers = {number for number, each in enumerate(problem.components) if each.apart and each.work == "read"}
-        trainers = {target: source for source, target in problem.syncs if target in readers}
-        for blocks in partitions(problem.components, problem.cluster, fixed, over=over):
+        readers = {
+            number for number, each in enumerate(problem.components) if each.separated_by and each.work == "read"
+        }
+        trainers = {target: source for source, target in problem.sync_pairs if target in readers}
+        for blocks in component_partitions(problem.components, problem.cluster, fixed, over=over):
             home = {number: at for at, block in enumerate(blocks) for number in block.components}
             alone = any(readers >= {*block.components} and not block.devices for block in blocks)
             if alone or any(home[source] == home[target] for target, source in trainers.items()):
@@ -118,7 +120,7 @@ def options_of(problem: Problem, number: int, islands: tuple[int, ...], devices:
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
         for trainer, reader in product(*(all_of(problem, half, islands, devices) for half in halves)):
-            made = list(problem.options.separations_of(component, trainer, [reader]))
+            made = list(problem.options.separate_options_of_trainer(component, trainer, [reader]))
             assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
             found += made
     return found
@@ -126,9 +128,9 @@ def options_of(problem: Problem, number: int, islands: tuple[int, ...], devices:
 
 def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option) -> list[tuple[float, ...]]:
     """The seconds of all tasks, if some of what is read is there in less than `FASTER` of the time."""
-    together = problem.options.strategy(whole, trainer.strategy.deployment).seconds(trainer.copies)
+    together = problem.options.make_strategy(whole, trainer.strategy.deployment).task_seconds(trainer.copies)
     ends = trainer.deployment, reader.deployment
-    wait = sync_cost(whole.config, *ends, True, problem.constants).seconds
+    wait = weight_sync_cost(whole.config, *ends, True, problem.constants).seconds
     seconds, faster = [], False
     trained, read = iter(trainer.seconds), iter(reader.seconds)
     for number, task in enumerate(whole.tasks):
@@ -136,7 +138,7 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
             seconds.append(next(trained))
             continue
         seconds.append(next(read) + wait)
-        faster |= seconds[-1] < FASTER * together[number] * problem.tasks[task].times
+        faster |= seconds[-1] < FASTER * together[number] * problem.tasks[task].repetitions
         wait = 0.0
     return [tuple(seconds)] if faster and trainer.split != reader.split else []
 
@@ -144,9 +146,9 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
 def all_of(problem: Problem, component: Component, islands: tuple[int, ...], devices: int) -> list[Option]:
     island, options = problem.cluster.join_groups(islands), problem.options
     strategies = [
-        options.whole(component, full)
-        for split in options.splits(component, island)
-        for full in options.knobs(component, split)
+        options.strategy_with_caches(component, full)
+        for split in options.legal_deployments(component, island)
+        for full in options.deployments_with_settings(component, split)
     ]
     return [*(all_of(problem, component, islands[:-1], island.inner.devices) if island.inner else [])] + [
         option
@@ -196,7 +198,7 @@ def compare(seed: int, over: bool = False) -> None:
     assert (found is None) == (least == inf)
     if found is not None:
         assert found.value == pytest.approx(least, rel=1e-9)
-        own = Case(ways.problems[found.way], fixed)
+        own = Case(ways.problems[found.problem_index], fixed)
         assert valued(own, found.blocks, found.devices, found.options) == pytest.approx(found.value, rel=1e-12)
         assert found.bound <= found.value * (1 + 1e-12)
 
@@ -206,7 +208,7 @@ def test_some_of_these_plans_read_apart() -> None:
     apart = parted = False
     for seed in reversed(SEEDS):
         if found := searched(*several(seed, older=max(0, seed % 4 - 2))):
-            apart |= found.way > 0
+            apart |= found.problem_index > 0
             parted |= any(isinstance(option, SeparateOption) for option in found.options)
         if apart and parted:
             return
@@ -215,14 +217,16 @@ def test_some_of_these_plans_read_apart() -> None:
 
 def searched(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> SearchResult | None:
     among = list(
-        partitions(ways.fully_split_problem.components, ways.fully_split_problem.cluster, fixed, ways.readers, over)
+        component_partitions(
+            ways.fully_split_problem.components, ways.fully_split_problem.cluster, fixed, ways.reader_components, over
+        )
     )
     return Search(ways.problems[0], among, 0.0, ways=ways).run()
 
 
 # Plans of programs
 
-LENGTHS = read_workload("300", "mean=120, p99=400")
+LENGTHS = parse_workload("300", "mean=120, p99=400")
 PPO = Path(rlgraph.__file__).parent / "algorithms" / "ppo.rlf"
 BETWEEN = """\
 schedule ppo
@@ -288,13 +292,13 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
     assert (model, trained.name, reads.name) in choice.plan.syncs()
     if schedule is SAMPLED:
         assert reads == choice.plan.role("actor", "generate")
-    assert all(peak.fits for peak in peak_memory(choice).values())
+    assert all(peak.fits for peak in peak_memory_by_pool(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
-    assert seen.seconds == pytest.approx(choice.found.seconds, rel=0.05)
-    told = "\n".join(show_choice(choice, plan_prediction(choice)))
+    assert seen.seconds == pytest.approx(choice.search_result.seconds, rel=0.05)
+    told = "\n".join(show_chosen_plan(choice, plan_prediction(choice)))
     assert re.search(rf"^  {title} .*", told, re.M)
-    stretches = critical_path(choice.problem, choice.found)
-    assert sum(each.seconds for each in stretches) == pytest.approx(choice.found.seconds, rel=1e-6)
+    stretches = critical_path(choice.problem, choice.search_result)
+    assert sum(each.seconds for each in stretches) == pytest.approx(choice.search_result.seconds, rel=1e-6)
     assert all(each.seconds == pytest.approx(sum(each.parts.values())) for each in stretches)
 
 
@@ -307,10 +311,10 @@ def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedu
     found = compiled(schedule, cluster, size)
     choice = found.choice
     assert choice.plan.role("critic", "values").name != choice.plan.role("critic", "train").name
-    assert all(peak.fits for peak in peak_memory(choice).values())
+    assert all(peak.fits for peak in peak_memory_by_pool(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
-    assert seen.seconds == pytest.approx(choice.found.seconds, rel=0.03)
-    for each in critical_path(choice.problem, choice.found):
+    assert seen.seconds == pytest.approx(choice.search_result.seconds, rel=0.03)
+    for each in critical_path(choice.problem, choice.search_result):
         assert each.seconds == pytest.approx(sum(each.parts.values()))
 
 
@@ -327,6 +331,6 @@ def test_explain_tells_of_a_plan_that_reads_apart() -> None:
     chosen = next(each for each in told.alternatives if each.chosen)
     assert chosen.name == "what was chosen" and "critic.values" in chosen.pools
     others = [each.seconds for each in told.alternatives if not each.chosen and each.seconds]
-    assert all(each >= found.choice.found.seconds for each in others)
+    assert all(each >= found.choice.search_result.seconds for each in others)
     assert [each for each in told.changes if each.saves > 0]
-    assert found.what_if("devices=12").points[0].seconds == pytest.approx(found.choice.found.seconds)
+    assert found.what_if("devices=12").points[0].seconds == pytest.approx(found.choice.search_result.seconds)

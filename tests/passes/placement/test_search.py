@@ -21,37 +21,42 @@ from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.schedule import Placement
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.task import ReadValue, Task
 from rlgraph.passes.cost.timetable import TaskOrder
 from rlgraph.passes.placement.search import caches, progress
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
-from rlgraph.passes.placement.search.fusing import Taken, exact_seconds
-from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.placement.search.fusing import Taken, exact_pipeline_seconds
+from rlgraph.passes.placement.search.hosts import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, partitions, used_devices
+from rlgraph.passes.placement.search.partitions import (
+    allowed_pool_sizes,
+    can_pack,
+    component_partitions,
+    used_device_counts,
+)
 from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
 from rlgraph.passes.placement.search.search import Search
 from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
 
 CONSTANTS = replace(
-    defaults("gpu"),
+    default_constants("gpu"),
     reserved=0,
     process={"megatron": 10 << 20, "vllm": 20 << 20, "transformers": 5 << 20},
     communicator=5 << 20,
@@ -105,7 +110,7 @@ class Case:
 
     @property
     def candidates(self) -> list[Blocks]:
-        return list(partitions(self.problem.components, self.problem.cluster, self.fixed, over=self.over))
+        return list(component_partitions(self.problem.components, self.problem.cluster, self.fixed, over=self.over))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -210,9 +215,9 @@ def beside(one: str, other: str, step: Sequence[Task]) -> bool:
     first, second = (
         [at for at, task in enumerate(step) if (task.model, task.op) == (each, "train")] for each in (one, other)
     )
-    order = TaskOrder.of([task.after for task in step])
+    order = TaskOrder.from_dependencies([task.waits_for for task in step])
     a, b = first[0], second[0]
-    return a not in order.above[b] and b not in order.above[a] and step[a].times == step[b].times
+    return a not in order.above[b] and b not in order.above[a] and step[a].repetitions == step[b].repetitions
 
 
 def island(dice: random.Random, shapes: Nodes, slow: bool = False, weak: bool = False) -> NodeGroup:
@@ -328,7 +333,7 @@ def tried(
     for one in plain:
         fastest = inf
         several = in_parts(problem, component, one)
-        for copies in range(one.beyond + 1, one.room(devices) + 1):
+        for copies in range(one.beyond + 1, one.most_replicas(devices) + 1):
             yield one, copies
             totals = [total(problem, component, each, copies) for each in several]
             if totals and min(totals) < fastest * (1 - 1e-12):
@@ -341,43 +346,47 @@ def tried(
 def in_parts(problem: Problem, component: Component, one: Strategy) -> list[Strategy]:
     """The same split in any number of parts, two or more."""
     found, split = [], one.deployment.mesh
-    if component.work == "train" and split.length("pp") > 1:
+    if component.work == "train" and split.axis_size("pp") > 1:
         for chunks in range(2, component.config.shape.layers + 1):
-            divided = mesh(**(dict(split.axes) | {"chunks": chunks}))
+            divided = make_mesh(**(dict(split.axes) | {"chunks": chunks}))
             if not layout_problems(component.config.shape, one.deployment.engine, divided, component.config.kind):
-                found.append(problem.options.strategy(component, replace(one.deployment, mesh=divided)))
+                found.append(problem.options.make_strategy(component, replace(one.deployment, mesh=divided)))
                 found[-1].fuses = False
     return found
 
 
 def total(problem: Problem, component: Component, strategy: Strategy, copies: int) -> float:
     """Seconds of a step."""
-    often = [problem.tasks[number].times for number in component.tasks]
-    return sum(map(mul, strategy.seconds(copies), often))
+    often = [problem.tasks[number].repetitions for number in component.tasks]
+    return sum(map(mul, strategy.task_seconds(copies), often))
 
 
 def sized(option: Option) -> list[Option]:
     """With each of its caches."""
-    return [option.between(cache, cache) for cache in range(option.strategy.cache, option.high.cache + 1)]
+    return [option.with_cache_range(cache, cache) for cache in range(option.strategy.cache, option.high.cache + 1)]
 
 
 @cache
 def strategies(problem: Problem, number: int, islands: tuple[int, ...]) -> list[Strategy]:
     """Of a component on an island, also those that do not fit there."""
     component, options = problem.components[number], problem.options
-    splits = options.splits(component, problem.cluster.join_groups(islands))
-    return [options.whole(component, full) for split in splits for full in options.knobs(component, split)]
+    splits = options.legal_deployments(component, problem.cluster.join_groups(islands))
+    return [
+        options.strategy_with_caches(component, full)
+        for split in splits
+        for full in options.deployments_with_settings(component, split)
+    ]
 
 
 def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
     """Every number of devices of each pool of a partition."""
     islands = case.problem.cluster.islands
-    own = [case.problem.island(block) for block in blocks]
+    own = [case.problem.pool_node_group(block) for block in blocks]
     choices = [
-        (block.devices,) if block.devices else allowed_sizes(each) for block, each in zip(blocks, own, strict=True)
+        (block.devices,) if block.devices else allowed_pool_sizes(each) for block, each in zip(blocks, own, strict=True)
     ]
     for found in product(*choices):
-        taken = zip(used_devices(islands, blocks, found), islands, strict=True)
+        taken = zip(used_device_counts(islands, blocks, found), islands, strict=True)
         if all(count <= whole.devices for count, whole in taken) and can_pack(islands, blocks, found):
             yield found
 
@@ -404,20 +413,23 @@ def valued(
     they may."""
     problem = case.problem
     for block in blocks:
-        if not problem.fits([chosen[number] for number in block.components], problem.island(block)):
+        if not problem.can_share_pool([chosen[number] for number in block.components], problem.pool_node_group(block)):
             return inf
-    if not fits_hosts(problem, blocks, devices, chosen):
+    if not hosts_have_room(problem, blocks, devices, chosen):
         return inf
-    colocation = problem.colocation(blocks)
+    colocation = problem.make_colocation(blocks)
     syncs = [
-        problem.sync((a, b), chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs
+        problem.pair_sync_seconds(
+            (a, b), chosen[a], chosen[b], colocation.pool_of_component[a] == colocation.pool_of_component[b]
+        )
+        for a, b in problem.sync_pairs
     ]
     copies = {number: option.copies for number, option in enumerate(chosen)}
     steps = []
-    for pieces in problem.sharings(blocks, chosen) if taken else [()]:
-        durations = problem.fusing.durations(chosen, pieces, taken or exact_seconds)
-        steps.append(problem.step(durations, syncs, colocation, copies, pieces))
-    return problem.value(min(steps), blocks, devices)
+    for pieces in problem.possible_sharings(blocks, chosen) if taken else [()]:
+        durations = problem.fusing.component_seconds(chosen, pieces, taken or exact_pipeline_seconds)
+        steps.append(problem.step_seconds(durations, syncs, colocation, copies, pieces))
+    return problem.objective_value(min(steps), blocks, devices)
 
 
 def brute(case: Case) -> dict[Blocks, float]:
@@ -468,8 +480,8 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
         device = replace(first.device, host_memory=1.5 * option.host / CONSTANTS.asleep / per_node)
         islands = (replace(first, nodes=nodes, per_node=per_node, device=device),)
         found = Problem(problem.components, replace(cluster, islands=islands), *problem.constructor_arguments[2:])
-        assert all(found.fits([option], islands[0]) for _ in blocks)
-        return fits_hosts(found, blocks, devices, (option, option))
+        assert all(found.can_share_pool([option], islands[0]) for _ in blocks)
+        return hosts_have_room(found, blocks, devices, (option, option))
 
     assert not fits(1, 4, (2, 2)) and not fits(1, 4, (1, 2))
     assert fits(2, 2, (2, 2)) and fits(2, 4, (2, 2)) and fits(2, 4, (4, 4)) and fits(2, 4, (4, 2))
@@ -494,7 +506,9 @@ def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
     """None of those whose options no other ones beat, by lists that are made at once; and none at all, by the lists
     that ranks make, is better than what is proven."""
     case = fused_case(seed)
-    least = min(valued(case, *plan, chosen, exact_seconds) for *plan, own in plans(case) for chosen in product(*own))
+    least = min(
+        valued(case, *plan, chosen, exact_pipeline_seconds) for *plan, own in plans(case) for chosen in product(*own)
+    )
     found = Search(case.problem, case.candidates, 0.0).run()
     assert (found is None) == (least == inf)
     if found is not None:
@@ -503,8 +517,8 @@ def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
             valued(case, *plan, chosen, estimated_seconds) for *plan, own in unbeaten(case) for chosen in product(*own)
         )
         assert found.value == pytest.approx(best, rel=1e-9)
-        again = case.problem.step_with(found.blocks, found.options, found.pieces, estimated_seconds)
-        assert found.value == pytest.approx(case.problem.value(again, found.blocks, found.devices), rel=1e-9)
+        again = case.problem.step_seconds_with_options(found.blocks, found.options, found.pieces, estimated_seconds)
+        assert found.value == pytest.approx(case.problem.objective_value(again, found.blocks, found.devices), rel=1e-9)
 
 
 @pytest.mark.long
@@ -528,9 +542,9 @@ def unbeaten(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[Sequenc
         options: list[Sequence[Option]] = [()] * len(case.problem.components)
         for block, size in zip(blocks, devices, strict=True):
             for number in block.components:
-                component, island = case.problem.components[number], case.problem.island(block)
-                alone = case.problem.options.of(component, island, size)
-                shared = case.problem.options.sharing(component, island, size).values()
+                component, island = case.problem.components[number], case.problem.pool_node_group(block)
+                alone = case.problem.options.undominated_options(component, island, size)
+                shared = case.problem.options.sharing_options(component, island, size).values()
                 options[number] = *alone, *chain(*(undominated_in_pipeline(own) for own in shared))
         yield blocks, devices, options
 
@@ -567,7 +581,7 @@ def test_no_plan_is_better_where_stages_have_parts(seed: int) -> None:
 def test_some_stages_have_parts() -> None:
     cases = [random_case(seed, STAGED, deep=True) for seed in PARTED]
     found = [Search(case.problem, case.candidates, 0.0).run() for case in cases]
-    assert all(each and any(option.deployment.chunks > 1 for option in each.options) for each in found)
+    assert all(each and any(option.deployment.chunks_per_stage > 1 for option in each.options) for each in found)
 
 
 def compare(case: Case) -> None:
@@ -590,7 +604,7 @@ def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
     problem = random_case(seed).problem
     for component in problem.components:
         for island in problem.cluster.islands:
-            for option in problem.options.all(component, island, island.devices):
+            for option in problem.options.all_options(component, island, island.devices):
                 assert all(low <= high for low, high in zip(option.floor, option.key, strict=True))
 
 
@@ -627,7 +641,7 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
 def awake(problem: Problem) -> Problem:
     """The same where no model may sleep."""
     options = Options(problem.tasks, CONSTANTS, problem.options.engines, offload=False, apart=problem.options.apart)
-    return Problem(problem.components, problem.cluster, options, problem.goal, older=problem.older)
+    return Problem(problem.components, problem.cluster, options, problem.goal, older=problem.staleness_steps)
 
 
 @pytest.mark.parametrize("seed", few(range(0, 200, 2), *SOME[::2], *range(100, 140, 10)))
@@ -636,20 +650,24 @@ def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
     calm, full = least(case, TIGHT), least(case, 1.0)
     found = Search(case.problem, case.candidates, 0.0, spare=0.2).run()
     if found is not None:
-        assert found.tight == (calm * 0.8 > full)
-        assert found.value == pytest.approx(full if found.tight else calm, rel=1e-9)
+        assert found.is_tight == (calm * 0.8 > full)
+        assert found.value == pytest.approx(full if found.is_tight else calm, rel=1e-9)
         assert found.bound <= full * (1 + 1e-12)
 
 
 def test_what_is_given_up_for_memory_is_the_spare_and_not_the_gap() -> None:
     cases = map(random_case, range(100))
     found = next(plan for case in cases if (plan := Search(case.problem, case.candidates, 0.0).run()))
-    full, calm = replace(found, value=1.0, tight=True), replace(found, value=1.04, tight=False)
+    full, calm = replace(found, value=1.0, is_tight=True), replace(found, value=1.04, is_tight=False)
     for spare, taken in ((0.0, full), (0.03, full), (0.05, calm)):
         known = Incumbent(0.5, spare)
-        known.offer(full)
-        known.offer(calm)
-        assert known.best is taken and known.proven_bound() == 0.0 and known.lowest == (1.0 if taken is calm else 1.04)
+        known.keep_if_better(full)
+        known.keep_if_better(calm)
+        assert (
+            known.best is taken
+            and known.proven_bound() == 0.0
+            and known.least_pruned_bound == (1.0 if taken is calm else 1.04)
+        )
 
 
 @pytest.mark.long
@@ -657,14 +675,14 @@ def test_some_plans_leave_memory_and_others_do_not() -> None:
     cases = [random_case(seed) for seed in range(0, 200, 2)]
     found = [Search(case.problem, case.candidates, 0.0, spare=spare).run() for case in cases for spare in (0.0, 0.2)]
     pairs = [(exact, calm) for exact, calm in zip(found[::2], found[1::2], strict=True) if exact and calm]
-    assert sum(exact.tight and not calm.tight for exact, calm in pairs) > 5
-    assert sum(calm.tight for _, calm in pairs) > 5
+    assert sum(exact.is_tight and not calm.is_tight for exact, calm in pairs) > 5
+    assert sum(calm.is_tight for _, calm in pairs) > 5
 
 
 def least(case: Case, share: float) -> float:
     """The least value of all plans that need so much of what a device has at most."""
     islands = case.problem.cluster.islands
-    rooms = [share * usable(island, case.problem.constants) for island in islands]
+    rooms = [share * usable_device_bytes(island, case.problem.constants) for island in islands]
     return min(
         (
             valued(case, blocks, devices, chosen)
@@ -702,10 +720,10 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
     for seed in range(10):
         case = random_case(seed)
         for blocks in case.candidates if case.problem.goal == "time" else ():
-            boxes = Boxes(case.problem.cluster, case.candidates)
+            boxes = AllocationBoxes(case.problem.cluster, case.candidates)
             low, high = (boxes.pool_devices(blocks, end) for end in boxes.full_box(blocks))
             bounds = Bounds(case.problem, Incumbent(0.0))
-            if len(blocks) > 1 or low == high or bounds.choices(blocks, high) is None:
+            if len(blocks) > 1 or low == high or bounds.candidates_by_component(blocks, high) is None:
                 continue
             assert AllocationSearch(boxes, bounds, progress.SearchProgress(inf), blocks, low, high).run()
             best, known = bounds.incumbent.best, Search(case.problem, [blocks], 0.0).run()
@@ -717,12 +735,12 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
 def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> None:
     tries = TryBudget()
     for _ in range(LONG - 1):
-        tries.given_up()
-        assert tries.most == FEW_TRIES
-    tries.given_up()
-    assert tries.most == MOST_TRIES
-    tries.given_up()
-    assert tries.most == FEW_TRIES
+        tries.note_given_up()
+        assert tries.max_tries == FEW_TRIES
+    tries.note_given_up()
+    assert tries.max_tries == MOST_TRIES
+    tries.note_given_up()
+    assert tries.max_tries == FEW_TRIES
 
 
 def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_says(
@@ -735,7 +753,7 @@ def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_sa
         for second in (1, 1000):
             monkeypatch.setattr(progress, "monotonic", count_up(0, second).__next__)
             found = Search(case.problem, case.candidates, 0.0, patience=2).run()
-            ends.append(found and (found.value, found.bound, found.looked))
+            ends.append(found and (found.value, found.bound, found.ranges_searched))
             if found is not None and known is not None:
                 assert found.bound <= known.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
                 early += found.gap > 0
@@ -771,17 +789,17 @@ def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: p
     assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", others[-1])
 
 
-class Stopped(Boxes):
+class Stopped(AllocationBoxes):
     """Ctrl-C once there is a plan."""
 
     def __init__(self, search: Search) -> None:
         super().__init__(search.problem.cluster, search.candidates)
         self.incumbent = search.incumbent
 
-    def halves(self, blocks: Blocks, box: Box) -> list[Box]:
+    def halve_box(self, blocks: Blocks, box: Box) -> list[Box]:
         if self.incumbent.best is not None:
             signal.raise_signal(signal.SIGINT)
-        return super().halves(blocks, box)
+        return super().halve_box(blocks, box)
 
 
 def test_ctrl_c_says_what_there_is_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -816,7 +834,11 @@ def test_the_random_problems_are_of_all_kinds() -> None:
     assert sum(tight(case, each) for case, each in zip(cases, found, strict=True)) > 60
     assert sum(bool(case.fixed) for case in cases) > 30
     assert sum(len(case.problem.cluster.islands) > 1 for case in cases) > 15
-    apart = [case for case in cases if any(case.problem.colocation(blocks).trips for blocks in case.candidates)]
+    apart = [
+        case
+        for case in cases
+        if any(case.problem.make_colocation(blocks).group_transfers for blocks in case.candidates)
+    ]
     assert len(apart) > 15
     assert sum(case.problem.goal == "cost" for case in cases) > 30
-    assert sum(bool(case.problem.syncs) for case in cases) > 60
+    assert sum(bool(case.problem.sync_pairs) for case in cases) > 60

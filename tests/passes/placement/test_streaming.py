@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import streaming
-from rlgraph.passes.compilation.overlap import SimulatedSeconds, simulate_seconds
+from rlgraph.passes.compilation.overlap import SimulationCache, simulate_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
@@ -43,7 +43,7 @@ def test_a_table_streams_that_no_line_names(folder: Path) -> None:
     before = simulate_seconds(whole.choice)
     assert before and found.plan_file_sections["predicted"]["seconds"] < (1 - streaming.PAYS) * before
     assert found.plan_file_sections["predicted"]["in_turn_seconds"] >= whole.plan_file_sections["predicted"]["seconds"]
-    assert found.choice.found.bound <= whole.choice.found.seconds
+    assert found.choice.search_result.bound <= whole.choice.search_result.seconds
 
 
 def test_where_it_does_not_pay_the_plan_is_that_of_whole_batches(folder: Path) -> None:
@@ -72,12 +72,12 @@ def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture
         signal.raise_signal(signal.SIGINT)
         return 0.0
 
-    with patch.object(SimulatedSeconds, "seconds", interrupted):
+    with patch.object(SimulationCache, "simulate_once", interrupted):
         found = made(folder)
     assert found.plan.blocks == ()
     assert "interrupted: no table streams that the schedule does not name" in capsys.readouterr().err
 
 
 def test_it_is_not_tried_on_large_clusters(folder: Path) -> None:
-    with patch.object(streaming, "with_streams", None):
+    with patch.object(streaming, "with_best_streams", None):
         assert made(folder, None, "9x8:a100-80gb").plan.blocks == ()

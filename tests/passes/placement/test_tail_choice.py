@@ -85,7 +85,7 @@ def test_without_a_cluster(folder: Path) -> None:
 
 
 def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, count = overlap.run_steps, 0
+    run, count = overlap.simulate_steps, 0
 
     def some(*args: object) -> object:
         nonlocal count
@@ -94,7 +94,7 @@ def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.Captur
             raise KeyboardInterrupt
         return run(*args)  # type: ignore[arg-type]
 
-    with patch.object(overlap, "run_steps", some):
+    with patch.object(overlap, "simulate_steps", some):
         compiled = made(folder, "tail rollout\n")
     assert "interrupted: the tail of `rollout`" in capsys.readouterr().err
     assert compiled.plan.tails == () or compiled.plan.tails[0].on == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from rlgraph.ir.layout import LocalTensor, Piece
+from rlgraph.ir.layout import LocalTensor, TensorPiece
 from rlgraph.ir.transfer import TensorBox
 from rlgraph.passes.resharding.missing import missing_boxes
 
@@ -21,7 +21,7 @@ def drawn(source: random.Random) -> tuple[LocalTensor, ...]:
         for _ in range(source.randrange(3)):
             box = tuple((low := source.randrange(size), source.randrange(low, size + 1)) for size in shape)
             sizes = tuple(high - low for low, high in box)
-            found.append(LocalTensor(name, sizes, (Piece(name, box, (0,) * len(shape)),)))
+            found.append(LocalTensor(name, sizes, (TensorPiece(name, box, (0,) * len(shape)),)))
     return tuple(found)
 
 

@@ -16,12 +16,12 @@ from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.families import parameters as parameters_of
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Box, LocalTensor, Parameter, Piece, even_range, full_box, volume
-from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.layout import Box, LocalTensor, ParameterShape, TensorPiece, box_elements, even_range, full_box
+from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.cells import Layout
 from rlgraph.passes.resharding.describe import describe_transfer
-from rlgraph.passes.resharding.reshard import reshard
+from rlgraph.passes.resharding.reshard import plan_resharding
 from tests.catalog.models.splits import shapes
 from tests.counting import calls
 from tests.suites import few
@@ -33,13 +33,13 @@ ITEM = 4
 
 def local(name: str, *boxes: Box) -> LocalTensor:
     """Boxes of one tensor, as a rank holds them."""
-    return LocalTensor(name, (), tuple(Piece(name, box, (0,) * len(box)) for box in boxes))
+    return LocalTensor(name, (), tuple(TensorPiece(name, box, (0,) * len(box)) for box in boxes))
 
 
 # Emulator
 
 
-def content(parameters: Sequence[Parameter]) -> dict[str, np.ndarray]:
+def content(parameters: Sequence[ParameterShape]) -> dict[str, np.ndarray]:
     """A number of its own for every element."""
     found, start = {}, 0
     for each in parameters:
@@ -66,16 +66,16 @@ def run(transfer: Transfer, source: Side, destination: Side, full: Mapping[str, 
     have = {place: {name: np.where(mask, full[name], -1) for name, mask in before[place].items()} for place in places}
     got = {place: {name: np.zeros(values.shape, int) for name, values in full.items()} for place in places}
     peak = 0
-    for round_ in range(transfer.rounds):
+    for round_ in range(transfer.round_count):
         traffic = dict.fromkeys(places, 0)
         messages = []
         for move in transfer.moves:
             for giver, taker, hop in move.routes:
-                for name, box in transfer.section(move, round_ - hop):
+                for name, box in transfer.section_boxes(move, round_ - hop):
                     at = tuple(slice(*ends) for ends in box)
                     messages.append((taker, name, at, have[giver][name][at].copy()))
                     for end in (giver, taker):
-                        traffic[end] += volume(box) * transfer.itemsize
+                        traffic[end] += box_elements(box) * transfer.itemsize
         peak = max(peak, *traffic.values())
         for taker, name, at, values in messages:
             assert (values >= 0).all(), "a place sends what it does not have"
@@ -117,22 +117,22 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
 
 @st.composite
-def sides(draw: st.DrawFn, parameters: Sequence[Parameter], covering: bool) -> list[tuple[LocalTensor, ...]]:
+def sides(draw: st.DrawFn, parameters: Sequence[ParameterShape], covering: bool) -> list[tuple[LocalTensor, ...]]:
     """Layouts of a mesh's ranks: stages and splits along any dimensions, uneven, of fused and interleaved pieces."""
-    ranks = mesh(*(draw(st.integers(1, 3)) for _ in range(3)))
+    ranks = make_mesh(*(draw(st.integers(1, 3)) for _ in range(3)))
     cuts = []
     for each in parameters:
         dims = st.one_of(st.none(), st.integers(0, len(each.shape) - 1))
-        cuts.append((draw(dims), draw(dims), draw(st.integers(0, ranks.length("pp") - 1)), draw(st.integers(1, 3))))
+        cuts.append((draw(dims), draw(dims), draw(st.integers(0, ranks.axis_size("pp") - 1)), draw(st.integers(1, 3))))
     found = []
-    for rank in range(ranks.size):
+    for rank in range(ranks.rank_count):
         layout = []
         for each, (staged, split, stage, blocks) in zip(parameters, cuts, strict=True):
-            if staged is None and stage != ranks.at(rank, "pp"):
+            if staged is None and stage != ranks.axis_position(rank, "pp"):
                 continue
             box = list(full_box(each.shape))
             if staged is not None:
-                box[staged] = even_range(each.shape[staged], ranks.length("pp"), ranks.at(rank, "pp"))
+                box[staged] = even_range(each.shape[staged], ranks.axis_size("pp"), ranks.axis_position(rank, "pp"))
             layout.append(local(each.name, *_pieces(tuple(box), split, ranks, rank, blocks)))
         found.append(tuple(layout))
     if not covering:
@@ -148,15 +148,15 @@ def _pieces(box: Box, split: int | None, ranks: Mesh, rank: int, blocks: int) ->
     found = []
     for block in range(blocks):
         first, last = even_range(high - low, blocks, block)
-        start, stop = even_range(last - first, ranks.length("tp"), ranks.at(rank, "tp"))
+        start, stop = even_range(last - first, ranks.axis_size("tp"), ranks.axis_position(rank, "tp"))
         if start < stop:
             found.append((*box[:split], (low + first + start, low + first + stop), *box[split + 1 :]))
     return found
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
-    parameters = [Parameter(f"p{index}", tuple(draw(SHAPES))) for index in range(draw(st.integers(1, 4)))]
+def cases(draw: st.DrawFn) -> tuple[list[ParameterShape], Side, Side, Topology, int]:
+    parameters = [ParameterShape(f"p{index}", tuple(draw(SHAPES))) for index in range(draw(st.integers(1, 4)))]
     before, after = draw(sides(parameters, True)), draw(sides(parameters, False))
     shift = draw(st.sampled_from((0, 1, 2, len(before))))  # the same places, overlapping ones, others
     order = draw(st.permutations(range(len(after))))
@@ -172,27 +172,36 @@ def cases(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
-def test_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
+def test_two_layouts(case: tuple[list[ParameterShape], Side, Side, Topology, int], forward: bool) -> None:
     check(*case, forward)
 
 
 @pytest.mark.long
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
-def test_any_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
+def test_any_two_layouts(case: tuple[list[ParameterShape], Side, Side, Topology, int], forward: bool) -> None:
     check(*case, forward)
 
 
 def check(
-    parameters: Sequence[Parameter], source: Side, destination: Side, topology: Topology, bucket: int, forward: bool
+    parameters: Sequence[ParameterShape],
+    source: Side,
+    destination: Side,
+    topology: Topology,
+    bucket: int,
+    forward: bool,
 ) -> None:
     """Every element arrives where it is needed, once, and no byte more than that is sent."""
     full = content(parameters)
     try:
-        transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=bucket, forward=forward)
+        transfer = plan_resharding(
+            source, destination, itemsize=ITEM, topology=topology, bucket=bucket, forward=forward
+        )
     except ValueError as error:
         assert "too small" in str(error)  # checked below
-        transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20, forward=forward)
+        transfer = plan_resharding(
+            source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20, forward=forward
+        )
         bucket = 1 << 20
     run(transfer, source, destination, full)
     assert transfer.peak <= bucket
@@ -202,9 +211,9 @@ def check(
         assert transfer.moved == away
     else:  # The second of two takers on a device may copy it from the first.
         assert transfer.moved <= away
-    assert sum(transfer.sent().values()) == sum(transfer.received().values()) == transfer.moved
-    assert sum(transfer.pairs().values()) == away + beside
-    assert forward or not transfer.forwards
+    assert sum(transfer.sent_bytes().values()) == sum(transfer.received_bytes().values()) == transfer.moved
+    assert sum(transfer.bytes_by_pair().values()) == away + beside
+    assert forward or not transfer.has_forwarding
     assert len(describe_transfer(transfer).splitlines()) <= 40
 
 
@@ -219,14 +228,14 @@ def splits(shape: Shape, engine: str) -> list[dict[str, int]]:
     """Those that an engine can do."""
     sizes = product((1, 2, 3, 4), repeat=len(AXES[engine]))
     found = (dict(zip(AXES[engine], each, strict=True)) for each in sizes)
-    return [split for split in found if not layout_problems(shape, engine, mesh(**split))]
+    return [split for split in found if not layout_problems(shape, engine, make_mesh(**split))]
 
 
 @st.composite
 def ranks_of(draw: st.DrawFn, shape: Shape, engine: str, first: int) -> Side:
     """An engine's ranks, from a place on."""
-    over = mesh(draw(st.integers(1, 2)), **draw(st.sampled_from(splits(shape, engine)[::-1])))
-    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)}
+    over = make_mesh(draw(st.integers(1, 2)), **draw(st.sampled_from(splits(shape, engine)[::-1])))
+    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.rank_count)}
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -241,7 +250,7 @@ def test_from_any_engine_to_any(before: str, after: str, sparse: bool, data: st.
     assume(splits(shape, before) and splits(shape, after))
     source = data.draw(ranks_of(shape, before, 0))
     destination = data.draw(ranks_of(shape, after, data.draw(st.sampled_from((0, 1, len(source))))))
-    topology = Topology.separate(sorted({*source, *destination}), data.draw(st.integers(1, 4)))
+    topology = Topology.one_per_device(sorted({*source, *destination}), data.draw(st.integers(1, 4)))
     check(list(parameters_of(shape)), source, destination, topology, ITEM << 20, data.draw(st.booleans()))
 
 
@@ -250,12 +259,12 @@ def test_from_any_engine_to_any(before: str, after: str, sparse: bool, data: st.
 
 def test_ranks_that_share_tokens_out_send_a_model_once() -> None:
     """They hold the same, as copies do: each element is sent by one of them."""
-    shape, over = Shape("qwen2", 10, 8, 16, 4, 4, 4, 2), mesh(cp=2, tp=2)
-    source = {rank: megatron.layout(shape, over, rank) for rank in range(over.size)}
-    destination = {over.size + rank: vllm.layout(shape, mesh(tp=2), rank) for rank in range(2)}
+    shape, over = Shape("qwen2", 10, 8, 16, 4, 4, 4, 2), make_mesh(cp=2, tp=2)
+    source = {rank: megatron.layout(shape, over, rank) for rank in range(over.rank_count)}
+    destination = {over.rank_count + rank: vllm.layout(shape, make_mesh(tp=2), rank) for rank in range(2)}
     full = content(list(parameters_of(shape)))
-    topology = Topology.separate(sorted({*source, *destination}), 8)
-    transfer = reshard(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20)
+    topology = Topology.one_per_device(sorted({*source, *destination}), 8)
+    transfer = plan_resharding(source, destination, itemsize=ITEM, topology=topology, bucket=1 << 20)
     run(transfer, source, destination, full)
     norms = sum(values.size for name, values in full.items() if "norm" in name)
     assert transfer.moved == transfer.bound == ITEM * (norms + sum(values.size for values in full.values()))
@@ -266,32 +275,32 @@ def replicated(size: int, places: Sequence[int]) -> Side:
 
 
 def plan(source: Side, destination: Side, bucket: int = 1 << 30, per_node: int = 8) -> Transfer:
-    topology = Topology.separate(sorted({*source, *destination}), per_node)
-    return reshard(source, destination, itemsize=ITEM, topology=topology, bucket=bucket)
+    topology = Topology.one_per_device(sorted({*source, *destination}), per_node)
+    return plan_resharding(source, destination, itemsize=ITEM, topology=topology, bucket=bucket)
 
 
 def test_replicas_share_the_sending() -> None:
     """Three have it, two want it: each of the three sends two thirds."""
     size = 3 << 18
     transfer = plan(replicated(size, range(3)), replicated(size, (3, 4)))
-    assert set(transfer.sent().values()) == {2 * size * ITEM // 3}
+    assert set(transfer.sent_bytes().values()) == {2 * size * ITEM // 3}
 
 
 def test_a_holder_on_the_same_node_is_preferred() -> None:
     transfer = plan(replicated(1 << 20, (0, 2)), replicated(1 << 20, (1, 3)), per_node=2)
-    assert transfer.pairs().keys() == {(0, 1), (2, 3)}
+    assert transfer.bytes_by_pair().keys() == {(0, 1), (2, 3)}
 
 
 def test_a_process_on_the_same_device_is_preferred() -> None:
     devices = {0: 0, 1: 1, 2: 0, 3: 1}
-    transfer = reshard(
+    transfer = plan_resharding(
         replicated(1 << 20, (0, 1)),
         replicated(1 << 20, (2, 3)),
         itemsize=ITEM,
         topology=Topology(devices, {0: 0, 1: 0}),
         bucket=1 << 30,
     )
-    assert transfer.pairs().keys() == {(0, 2), (1, 3)}
+    assert transfer.bytes_by_pair().keys() == {(0, 2), (1, 3)}
     assert (transfer.moved, transfer.bound, transfer.copied) == (0, 0, 2 * (1 << 20) * ITEM)
 
 
@@ -299,8 +308,8 @@ def test_what_many_want_is_passed_on() -> None:
     """A sender that had to send the same thing eight times takes longer than takers that pass it on."""
     size = 1 << 26
     transfer = plan(replicated(size, (0,)), replicated(size, range(1, 9)), per_node=16)
-    assert transfer.forwards and max(transfer.sent().values()) <= 2 * size * ITEM
-    direct = reshard(
+    assert transfer.has_forwarding and max(transfer.sent_bytes().values()) <= 2 * size * ITEM
+    direct = plan_resharding(
         replicated(size, (0,)),
         replicated(size, range(1, 9)),
         itemsize=ITEM,
@@ -308,13 +317,13 @@ def test_what_many_want_is_passed_on() -> None:
         bucket=1 << 30,
         forward=False,
     )
-    assert max(direct.sent().values()) == 8 * size * ITEM
+    assert max(direct.sent_bytes().values()) == 8 * size * ITEM
     assert transfer.seconds < direct.seconds / 2
 
 
 def test_a_thing_of_little_size_is_not() -> None:
     transfer = plan(replicated(16, (0,)), replicated(16, range(1, 4)))
-    assert not transfer.forwards
+    assert not transfer.has_forwarding
 
 
 def test_an_all_gather_needs_no_passing_on() -> None:
@@ -322,18 +331,18 @@ def test_an_all_gather_needs_no_passing_on() -> None:
     size = 1 << 22
     source = {place: (local("w", (even_range(size, 4, place),)),) for place in range(4)}
     transfer = plan(source, replicated(size, range(4)))
-    assert not transfer.forwards
-    assert set(transfer.sent().values()) == set(transfer.received().values()) == {size * ITEM * 3 // 4}
+    assert not transfer.has_forwarding
+    assert set(transfer.sent_bytes().values()) == set(transfer.received_bytes().values()) == {size * ITEM * 3 // 4}
 
 
 def test_a_node_gets_a_thing_once() -> None:
     """And its devices get equal parts of it over the network, each with a link of its own."""
     size = 1 << 24
     transfer = plan(replicated(size, range(8)), replicated(size, range(8, 24)), per_node=8)
-    assert sum(transfer.links().values()) == 2 * size * ITEM
+    assert sum(transfer.bytes_between_nodes().values()) == 2 * size * ITEM
     entry: dict[int, int] = {}
-    for (source, destination), bytes_ in transfer.pairs().items():
-        if transfer.topology.node(source) != transfer.topology.node(destination):
+    for (source, destination), bytes_ in transfer.bytes_by_pair().items():
+        if transfer.topology.node_of(source) != transfer.topology.node_of(destination):
             entry[destination] = entry.get(destination, 0) + bytes_
     assert set(entry.values()) == {size * ITEM // 8}
 
@@ -362,21 +371,29 @@ QWEN_72B = Shape("qwen2", 152064, 8192, 29568, 80, 64, 8, 128, qkv_bias=True)
 
 def side(layout, over: Mesh, first: int = 0) -> Side:
     """Copies along dp share their layouts."""
-    known = {(over.at(r, "pp"), over.at(r, "tp")): layout(QWEN_72B, over, r) for r in over.ranks(dp=0)}
-    return {first + rank: known[over.at(rank, "pp"), over.at(rank, "tp")] for rank in range(over.size)}
+    known = {
+        (over.axis_position(r, "pp"), over.axis_position(r, "tp")): layout(QWEN_72B, over, r)
+        for r in over.ranks_at(dp=0)
+    }
+    return {
+        first + rank: known[over.axis_position(rank, "pp"), over.axis_position(rank, "tp")]
+        for rank in range(over.rank_count)
+    }
 
 
 def planned(ranks: int, where: str) -> tuple[Transfer, int]:
     """A large model's way from so many ranks to so many, and how many calls it takes to plan it."""
     first = 0 if where == "same places" else ranks
     source, destination = (
-        side(megatron.layout, mesh(ranks // 64, 8, 8)),
-        side(vllm.layout, mesh(ranks // 8, 1, 8), first),
+        side(megatron.layout, make_mesh(ranks // 64, 8, 8)),
+        side(vllm.layout, make_mesh(ranks // 8, 1, 8), first),
     )
     devices = {place: place % ranks if where == "same devices" else place for place in {*source, *destination}}
     topology = Topology(devices, {device: device // 8 for device in devices.values()})
     made: list[Transfer] = []
-    work = calls(lambda: made.append(reshard(source, destination, itemsize=2, topology=topology, bucket=256 << 20)))
+    work = calls(
+        lambda: made.append(plan_resharding(source, destination, itemsize=2, topology=topology, bucket=256 << 20))
+    )
     return made[0], work
 
 
@@ -388,16 +405,16 @@ def test_a_large_model_on_1024_ranks_is_planned_once_for_all_copies(where: str) 
     assert transfer.moved == transfer.bound
     assert transfer.peak <= 256 << 20
     assert len(describe_transfer(transfer).splitlines()) <= 40
-    received = transfer.received()
+    received = transfer.received_bytes()
     # No link is much busier than the busiest receiver's, which no plan can spare.
-    assert max(transfer.sent().values()) <= 1.15 * max(received.values())
+    assert max(transfer.sent_bytes().values()) <= 1.15 * max(received.values())
 
 
 def test_a_transfer_as_text() -> None:
-    source, destination = side(megatron.layout, mesh(2, 2, 2)), side(vllm.layout, mesh(4, 1, 2), 8)
+    source, destination = side(megatron.layout, make_mesh(2, 2, 2)), side(vllm.layout, make_mesh(4, 1, 2), 8)
     devices = {place: place for place in range(16)}
     topology = Topology(devices, {device: device // 8 for device in devices})
-    transfer = reshard(source, destination, itemsize=2, topology=topology, bucket=256 << 20)
+    transfer = plan_resharding(source, destination, itemsize=2, topology=topology, bucket=256 << 20)
     who = {place: ("actor", place) if place < 8 else ("rollout", place - 8) for place in range(16)}
     text = describe_transfer(transfer, who)
     assert text.startswith(

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from programs_on_disk import write_tiny
 
 import rlgraph
-from rlgraph.backends.enginespec.registry import engines
-from rlgraph.cli import status
+from rlgraph.backends.enginespec.registry import engines_by_name
+from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.ir.text.text import print_program
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.compilation.saved import Origin, PlanFile
-from rlgraph.runs.planfiles.file import print_plan_file, read_plan_file
-from rlgraph.runs.planfiles.format import ranges
+from rlgraph.passes.compilation.saved import PlanFile, ProgramOrigin
+from rlgraph.runs.planfiles.file import plan_file_text, read_plan_file
+from rlgraph.runs.planfiles.format import format_ranges
 
 ALGORITHMS = sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf"))
 
@@ -56,7 +56,7 @@ def test_every_algorithm_is_read_back(path: Path) -> None:
     file = read(made.plan_json())
     assert file.program == made.program and print_program(file.program) == made.text()
     assert file.plan == made.plan
-    assert print_plan_file(file) == made.plan_json()
+    assert plan_file_text(file) == made.plan_json()
 
 
 def test_the_document_can_be_read_by_a_person() -> None:
@@ -117,37 +117,39 @@ def test_the_document_can_be_read_by_a_person() -> None:
 def plans(draw: st.DrawFn, program: Program) -> Plan:
     """Any legal one: each piece of work on any pool, by any engine that can, split in any way, on any devices."""
     pools = [Pool(f"pool{number}", draw(st.integers(1, 8))) for number in range(draw(st.integers(1, 3)))]
-    groups: dict[str, Group] = {HOST: Group(HOST, HOST, HOST, mesh(), ())}
+    groups: dict[str, Group] = {HOST: Group(HOST, HOST, HOST, make_mesh(), ())}
     roles: list[Role] = []
     for model, work in model_operations(program).items():
         for operation in sorted(work):
             pool = draw(st.sampled_from(pools))
             engine = draw(
-                st.sampled_from([name for name, engine in engines().items() if operation in engine.operations])
+                st.sampled_from([name for name, engine in engines_by_name().items() if operation in engine.operations])
             )
             left, axes = pool.devices, []
             for axis in draw(st.permutations(("dp", "pp", "tp"))):
-                able = axis in engines()[engine].splits and engines()[engine].supports(operation, (axis,))
+                able = axis in engines_by_name()[engine].axes_inner_first and engines_by_name()[engine].supports(
+                    operation, (axis,)
+                )
                 size = draw(st.integers(1, left)) if able else 1
                 left //= size
                 axes.append((axis, size))
             split = Mesh(tuple(axes))
-            devices = tuple(draw(st.permutations(range(pool.devices)))[: split.size])
-            group = Group(f"{pool.name}.{engine}.{split}.{ranges(devices)}", pool.name, engine, split, devices)
+            devices = tuple(draw(st.permutations(range(pool.devices)))[: split.rank_count])
+            group = Group(f"{pool.name}.{engine}.{split}.{format_ranges(devices)}", pool.name, engine, split, devices)
             known = groups.get(group.name, group)
             groups[group.name] = replace(known, models=tuple(dict.fromkeys((*known.models, model))))
             roles.append(Role(model, operation, group.name))
     owners = {role.model: role.group for role in draw(st.permutations(roles))}
     held = [(model, group.name) for group in groups.values() for model in group.models]
     holdings = [
-        Holding(
+        ModelHolding(
             model,
             group,
             draw(st.integers(0, 1 << 20)),
             draw(st.booleans()),
-            draw(st.sampled_from(["", *engines()[groups[group].engine].attention])),
-            draw(st.sampled_from(["", *engines()[groups[group].engine].adapters])),
-            draw(st.sampled_from(["", *engines()[groups[group].engine].gather])),
+            draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].attention])),
+            draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].adapters])),
+            draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].gather])),
             draw(st.booleans()),
             draw(st.integers(0, 1 << 40)),
         )
@@ -161,7 +163,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     if judged:
         cpus = draw(st.integers(1, 9))
         placed = [*placed, Pool("judges", 0, cpus=cpus)]
-        groups["j"] = Group("j", "judges", "python", mesh(dp=cpus), tuple(range(cpus)), code=tuple(judged))
+        groups["j"] = Group("j", "judges", "python", make_mesh(dp=cpus), tuple(range(cpus)), code=tuple(judged))
     return Plan(
         program.name,
         (Pool(HOST, 0), *placed),
@@ -180,7 +182,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=8,
 )
-ORIGIN = Origin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x85"'})
+ORIGIN = ProgramOrigin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x85"'})
 
 
 @settings(max_examples=25)
@@ -205,10 +207,10 @@ def written_and_read(data: st.DataObject) -> None:
     if plan.cluster:
         sections["cluster"] = {"text": plan.cluster, "devices": 24}
     file = PlanFile(program, plan, ORIGIN, sections)
-    text = print_plan_file(file)
+    text = plan_file_text(file)
     assert read(text) == file
     assert len(text.splitlines()) == text.count("\n")
-    assert print_plan_file(read(text)) == text
+    assert plan_file_text(read(text)) == text
     # What a person writes with another layout says the same.
     assert read(json.dumps(json.loads(text), indent=4)) == file
 
@@ -429,7 +431,7 @@ def broken(seed: int, name: str) -> None:
         assert all(each.message and each.code.startswith("E095") for each in error.diagnostics)
         assert str(error)
     else:
-        assert read(print_plan_file(file)) == file
+        assert read(plan_file_text(file)) == file
 
 
 # Running
@@ -474,9 +476,9 @@ def test_run_takes_a_plan_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_tiny(tmp_path)
-    assert status(["compile", "tiny.rlf", "--emit", "plan", "-o", "plans"]) == 0
+    assert run_command(["compile", "tiny.rlf", "--emit", "plan", "-o", "plans"]) == 0
     for file, folder in (("tiny.rlf", "a"), ("plans/tiny.plan.json", "b")):
-        assert status(["run", file, "--steps", "2", "--seed", "5", "--threads", "1", "--out", folder]) == 0
+        assert run_command(["run", file, "--steps", "2", "--seed", "5", "--threads", "1", "--out", folder]) == 0
     assert "saved b/models/actor" in capsys.readouterr().err
     rewards = [
         [json.loads(line)["reward"] for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
@@ -490,7 +492,7 @@ def test_run_takes_a_plan_file(
     assert (tmp_path / "a/models/actor/model.safetensors").read_bytes() == (
         tmp_path / "b/models/actor/model.safetensors"
     ).read_bytes()
-    assert status(["run", "tiny.rlf", "--steps", "1", "--threads", "1", "--out", "b", "--overwrite"]) == 0
+    assert run_command(["run", "tiny.rlf", "--steps", "1", "--threads", "1", "--out", "b", "--overwrite"]) == 0
     assert (tmp_path / "b/program.rlf").exists() and not (tmp_path / "b/plan.json").exists()
 
 
@@ -505,9 +507,9 @@ def test_what_a_plan_file_holds_can_be_looked_at(
     assert capsys.readouterr().out == made.text()
     assert (again.plan, again.transfers(), again.plan_json()) == (made.plan, made.transfers(), made.plan_json())
     assert "<svg" in again.to_svg() and "<html" in again.to_html()
-    from rlgraph.api.summary import summary
+    from rlgraph.api.summary import summary_text
 
-    assert "megatron, pp2 x tp4" in summary(again)
+    assert "megatron, pp2 x tp4" in summary_text(again)
 
 
 def test_a_program_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,7 +601,7 @@ def test_a_cache_that_is_too_large_for_its_devices(tmp_path: Path, capsys: pytes
     [refused] = found.value.diagnostics
     assert refused.code == "E0958" and refused.span.text == "500000000000"
     for command in ("simulate", "compile", "run"):
-        assert status([command, str(path)]) == 1
+        assert run_command([command, str(path)]) == 1
         assert "error[E0958]" in capsys.readouterr().err
     [most] = re.findall(r"at most (\d+) fits", refused.hint)
     assert rlgraph.load_plan(edited(int(most))).plan.cluster
@@ -611,7 +613,7 @@ def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.
     made = rlgraph.compile(ALGORITHMS[0].parent / "grpo.rlf", {"base": '"Qwen/Qwen2.5-1.5B"'}, cluster="1x8:h20-96gb")
     path = tmp_path / "grpo.plan.json"
     path.write_text(made.plan_json())
-    assert status(["simulate", str(path), "--cluster", "1x8:l4(memory=8GiB)"]) == 1
+    assert run_command(["simulate", str(path), "--cluster", "1x8:l4(memory=8GiB)"]) == 1
     assert "error[E0958]" in capsys.readouterr().err
 
 
@@ -636,7 +638,7 @@ def test_a_plan_whose_hosts_have_too_little_memory(tmp_path: Path, capsys: pytes
     made = asleep()
     path = tmp_path / "ppo.plan.json"
     path.write_text(made.plan_json(tmp_path))
-    assert status(["simulate", str(path), "--cluster", "2x8:a100-80gb(host_memory=8GB/node)"]) == 1
+    assert run_command(["simulate", str(path), "--cluster", "2x8:a100-80gb(host_memory=8GB/node)"]) == 1
     assert "error[E0958]" in capsys.readouterr().err
     path.write_text(path.read_text().replace("2x8:a100-80gb", "2x8:a100-80gb(host_memory=1GB)"))
     with pytest.raises(ProgramError) as found:

@@ -16,7 +16,7 @@ import pytest
 import rlgraph
 from rlgraph.errors import ProgramError, Source
 from rlgraph.runs.planfiles.file import read_plan_file
-from rlgraph.runs.planfiles.format import schema
+from rlgraph.runs.planfiles.format import document_schema
 from tests.suites import few
 
 ALGORITHMS = sorted((Path(rlgraph.__file__).parent / "algorithms").glob("*.rlf"))
@@ -71,11 +71,11 @@ def documents() -> dict[str, Any]:
 
 
 def test_the_file_is_made_of_the_readers_own_declaration(request: pytest.FixtureRequest) -> None:
-    made = json.dumps(schema(), indent=1) + "\n"
+    made = json.dumps(document_schema(), indent=1) + "\n"
     if request.config.getoption("--update-golden"):
         FILE.write_text(made, "utf-8")
     assert FILE.read_text("utf-8") == made
-    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.Draft202012Validator.check_schema(document_schema())
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rlgraph.explain.choice import headline
+from rlgraph.explain.choice import step_lines
 from rlgraph.runs.planfiles.diff import Difference, _whose
 
 SEARCHED = {"seconds": 43.3, "gap": 0.0, "tokens": 100.0, "bound_seconds": 43.3}
@@ -13,9 +13,9 @@ SIMULATED = {"seconds": 30.0, "gap": 0.0, "tokens": 100.0, "bound_seconds": 43.3
 
 
 def test_where_a_step_has_two_clocks_it_is_said_why_they_differ() -> None:
-    [line] = headline("1x1:x", 1, SEARCHED)
+    [line] = step_lines("1x1:x", 1, SEARCHED)
     assert "43.3 s a step by the search" in line
-    first, second, why = headline("1x1:x", 1, SIMULATED)
+    first, second, why = step_lines("1x1:x", 1, SIMULATED)
     assert "30 s a step by the simulator" in first and "43.3 s by the search" in second
     assert why.startswith("the simulator fires each node on rows of their own lengths") and "the search counts" in why
 

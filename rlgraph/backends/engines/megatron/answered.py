@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from rlgraph.backends.engines.megatron.shim import device
+from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.ir.mesh import Mesh
 
@@ -22,13 +22,13 @@ class SharedAnswers:
     micro-batches."""
 
     def __init__(self, mesh: Mesh, rank: int, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
-        self._ranks, self._index = mesh.length("ep"), mesh.at(rank, "ep")
-        self._is_last_stage = mesh.at(rank, "pp") == mesh.length("pp") - 1
+        self._ranks, self._index = mesh.axis_size("ep"), mesh.axis_position(rank, "ep")
+        self._is_last_stage = mesh.axis_position(rank, "pp") == mesh.axis_size("pp") - 1
         self._blocks, self._micro = blocks, micro
         self._own_answers: list[list[Tensor]] = []
         """The answers computed here, in the micro-batches' order."""
 
-    def micro(self, block: Any) -> MicroBatch:
+    def micro_batch_keeping_answers(self, block: Any) -> MicroBatch:
         """Return a block's micro-batch, keeping its answers."""
         part = self._micro(block)
         if self._ranks == 1 or block is None:
@@ -47,7 +47,7 @@ class SharedAnswers:
             return
         parts = [self._micro(block) for block in self._blocks]
         sizes = [_answer_size(call) for part in parts for call in part.calls]
-        numbers = torch.zeros(sum(sizes), dtype=dtype, device=device())
+        numbers = torch.zeros(sum(sizes), dtype=dtype, device=model_device())
         of_calls = iter(numbers.split(sizes))
         answers = [[next(of_calls) for _ in part.calls] for part in parts]
         for own_answers, stored in zip(answers[self._index :: self._ranks], self._own_answers, strict=True):
@@ -61,4 +61,4 @@ class SharedAnswers:
 
 def _answer_size(call: ModelCall) -> int:
     """Return how many numbers the model gives for a call."""
-    return len(call.sequences) if call.op == "score" else int(call.sequences.counts().sum())
+    return len(call.sequences) if call.op == "score" else int(call.sequences.scored_counts().sum())

@@ -36,7 +36,7 @@ class WeightGather:
             if needed := sorted({group_of[id(weight)] for weight in parameters if id(weight) in group_of}):
                 part.register_forward_pre_hook(partial(self._wait_before, needed))
 
-    def start(self) -> None:
+    def start_gather(self) -> None:
         """Start gathering after an update, of which every rank has computed its part."""
         assert not self._pending, "an update waits for the weights of the one before"
         for at, group in enumerate(self._groups):
@@ -47,7 +47,7 @@ class WeightGather:
             for weight in group.params:
                 weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
 
-    def wait(self, groups: Iterable[int] | None = None) -> None:
+    def wait_for_weights(self, groups: Iterable[int] | None = None) -> None:
         """Wait until the weights of some groups have arrived, or all. Raises PartialUpdate, also for later calls, where
         they do not come."""
         for at in list(self._pending) if groups is None else groups:
@@ -64,4 +64,4 @@ class WeightGather:
 
     def _wait_before(self, groups: list[int], part: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._pending:
-            self.wait(groups)
+            self.wait_for_weights(groups)

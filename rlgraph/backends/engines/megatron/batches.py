@@ -21,7 +21,7 @@ def _unchanged(table: int, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CallRows:
     """The rows of some calls; rows that several of them ask for exist once."""
 
     calls: tuple[ModelCall, ...]
@@ -29,34 +29,34 @@ class Batch:
     """int64 [1, T]: the rows' tokens that are read, at least one token."""
     lengths: list[int]
     """Tokens of each row that is read, none of them 0."""
-    places: Tensor
+    output_positions: Tensor
     """int64 [M]: the places among the T whose hidden states the answers are made of; at least one."""
-    tokens: Tensor
+    next_tokens: Tensor
     """int64 [M]: the tokens that follow there; fewer where a place was only made up for a pass to have one."""
-    spans: dict[int, slice]
+    table_spans: dict[int, slice]
     """For a table of sequences, by its `id`, its places among the M."""
-    together: Callable[[int, Tensor], Tensor] = _unchanged
+    merge_ranks: Callable[[int, Tensor], Tensor] = _unchanged
     """Turns what is computed at a table's places, [m], into the results of all ranks that have some of them."""
 
-    def answers(self, output: Tensor, head: Head) -> list[Tensor]:
+    def answers_to_calls(self, output: Tensor, head: Head) -> list[Tensor]:
         """Return the model's answer to each call, from its output at the places: hidden states, [M, size], or [M, 1]
         scalars; float32 at least."""
         cached: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         answers = []
         for call in self.calls:
             table = id(call.sequences)
-            part = output[self.spans[table]]
+            part = output[self.table_spans[table]]
             if call.op in ("values", "score"):
-                answers.append(self.together(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
+                answers.append(self.merge_ranks(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
                 continue
             key = table, call.temperature
             if key not in cached:
-                cached[key] = head(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
-            answers.append(self.together(table, cached[key][call.op == "entropy"]))
+                cached[key] = head(part, self.next_tokens[self.table_spans[table]].to(part.device), call.temperature)
+            answers.append(self.merge_ranks(table, cached[key][call.op == "entropy"]))
         return answers
 
 
-def batch_of(calls: Sequence[ModelCall], pad_id: int) -> Batch:
+def merge_calls(calls: Sequence[ModelCall], pad_id: int) -> CallRows:
     """Return the batch of some calls. Raises EngineError for a scored token with nothing before it, and for the score
     of a row without tokens."""
     tables = {id(call.sequences): call.sequences for call in calls}
@@ -78,7 +78,7 @@ def batch_of(calls: Sequence[ModelCall], pad_id: int) -> Batch:
         # All ranks take part in a pass, even one that has no answers.
         ids, lengths, places = [torch.full((1,), pad_id)], [1], [torch.zeros(1, dtype=torch.long)]
     empty = torch.zeros(0, dtype=torch.long)
-    return Batch(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([empty, *tokens]), spans)
+    return CallRows(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([empty, *tokens]), spans)
 
 
 def _places(table: Sequences, op: str) -> tuple[Tensor, Tensor, Tensor]:

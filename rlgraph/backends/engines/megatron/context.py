@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rlgraph.backends.engines.megatron.batches import Batch
-from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.megatron.batches import CallRows
+from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.varlen import AttentionOptions, repeat_kv_heads
 
 
@@ -28,27 +28,27 @@ from rlgraph.backends.engines.varlen import AttentionOptions, repeat_kv_heads
 class TokenShard:
     """A rank's part of T tokens: S of them, the same number on each rank, of which the last ones may be padding."""
 
-    size: int
+    tokens_per_rank: int
     """The number S of tokens of each rank."""
     group: dist.ProcessGroup
-    own: Tensor
+    token_indices: Tensor
     """int64 [S at most]: its tokens among the T, in its order."""
-    order: Tensor
+    gathered_positions: Tensor
     """int64 [T]: where each token is among those of all ranks, which lie one rank behind the other, S each."""
     lengths: Sequence[int]
     """Tokens of each row."""
-    pieces: Sequence[Sequence[tuple[int, int]]]
+    row_ranges: Sequence[Sequence[tuple[int, int]]]
     """For each row its stretches here, from one token to before another, none of them empty."""
     _masks: list[Tensor] = field(default_factory=list)
     """On a CPU, one mask for each piece that does not begin its row: all layers use the same."""
 
-    def take_part(self, whole: Tensor, fill: int = 0) -> Tensor:
+    def shard_tokens(self, whole: Tensor, fill: int = 0) -> Tensor:
         """Return this rank's part, [S], of [T]."""
-        return pad(whole[self.own], (0, self.size - len(self.own)), value=fill)
+        return pad(whole[self.token_indices], (0, self.tokens_per_rank - len(self.token_indices)), value=fill)
 
     def to(self, device: torch.device) -> TokenShard:
         """Return the share with the tensors that attention reads on a device."""
-        return replace(self, order=self.order.to(device))
+        return replace(self, gathered_positions=self.gathered_positions.to(device))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
         """Return the causal attention of this rank's tokens to all of their rows', [S, heads, size].
@@ -58,17 +58,21 @@ class TokenShard:
         """
         keys_values = torch.cat([key, value], -1)
         # The backward pass sums over the ranks, and each gets its tokens' part.
-        keys_values = gather_from_sequence_parallel_region(keys_values, group=self.group).index_select(0, self.order)
+        keys_values = gather_from_sequence_parallel_region(keys_values, group=self.group).index_select(
+            0, self.gathered_positions
+        )
         keys, values = (repeat_kv_heads(query, states) for states in keys_values.chunk(2, -1))
         rows = zip(
             *(states.transpose(0, 1)[None].split(list(self.lengths), 2) for states in (keys, values)), strict=True
         )
-        piece_lengths = [stop - start for pieces in self.pieces for start, stop in pieces]
+        piece_lengths = [stop - start for pieces in self.row_ranges for start, stop in pieces]
         # Padding needs some output: its queries are returned as they are.
-        *queries, padding = query.transpose(0, 1)[None].split([*piece_lengths, self.size - sum(piece_lengths)], 2)
+        *queries, padding = query.transpose(0, 1)[None].split(
+            [*piece_lengths, self.tokens_per_rank - sum(piece_lengths)], 2
+        )
         remaining, masks = iter(queries), self._masks_of(query)
         outputs = []
-        for (k, v), pieces in zip(rows, self.pieces, strict=True):
+        for (k, v), pieces in zip(rows, self.row_ranges, strict=True):
             for start, stop in pieces:
                 mask = {"attn_mask": next(masks)} if start else {"is_causal": True}
                 visible = k[:, :, :stop], v[:, :, :stop]
@@ -82,7 +86,7 @@ class TokenShard:
 
     def _masks_of(self, query: Tensor) -> Iterator[Tensor]:
         """Return for each piece that does not begin its row which tokens each one sees."""
-        later = [(start, stop) for pieces in self.pieces for start, stop in pieces if start]
+        later = [(start, stop) for pieces in self.row_ranges for start, stop in pieces if start]
         if query.is_cuda:
             # CUDA's kernels need no mask in memory.
             return (causal_lower_right(stop - start, stop) for start, stop in later)
@@ -101,7 +105,7 @@ class ContextParallel:
         self._rank = parallel_state.get_context_parallel_rank()
         self._tp = parallel_state.get_tensor_model_parallel_world_size()
 
-    def part(self, batch: Batch, pad_id: int) -> tuple[Batch, TokenShard | None]:
+    def shard_batch(self, batch: CallRows, pad_id: int) -> tuple[CallRows, TokenShard | None]:
         """Return this rank's part of a batch: its answers are those of all ranks, in the batch's order, and in the
         backward pass each rank takes its own of the gradients that all of them have. Where ranks also split tokens
         among tensor-parallel ones, each has as many: padding behind the last row changes nothing in it."""
@@ -113,21 +117,21 @@ class ContextParallel:
             )
             return replace(batch, ids=ids, lengths=lengths), None
         share = self._make_share(batch.lengths)
-        at = share.order[batch.places]
-        ranks, is_own = at // share.size, at // share.size == self._rank
-        places = at[is_own] % share.size
+        at = share.gathered_positions[batch.output_positions]
+        ranks, is_own = at // share.tokens_per_rank, at // share.tokens_per_rank == self._rank
+        places = at[is_own] % share.tokens_per_rank
         spans, combine = {}, {}
-        for table, span in batch.spans.items():
+        for table, span in batch.table_spans.items():
             first = int(is_own[: span.start].sum())
             spans[table] = slice(first, first + int(is_own[span].sum()))
             combine[table] = _combiner(ranks[span], self._ranks, share.group)
         part = replace(
             batch,
-            ids=share.take_part(batch.ids[0], pad_id)[None],
-            places=places if len(places) else torch.zeros(1, dtype=torch.long),
-            tokens=batch.tokens[is_own[: len(batch.tokens)]],
-            spans=spans,
-            together=lambda table, values: combine[table](values),
+            ids=share.shard_tokens(batch.ids[0], pad_id)[None],
+            output_positions=places if len(places) else torch.zeros(1, dtype=torch.long),
+            next_tokens=batch.next_tokens[is_own[: len(batch.next_tokens)]],
+            table_spans=spans,
+            merge_ranks=lambda table, values: combine[table](values),
         )
         return part, share
 
@@ -135,7 +139,7 @@ class ContextParallel:
         sizes = np.array(lengths)
         stretches = [_bounds(sizes, self._ranks, rank) for rank in range(self._ranks)]
         starts = (sizes.cumsum() - sizes)[:, None]
-        parts = [ragged_places((starts + a).ravel(), (b - a).ravel()) for a, b in stretches]
+        parts = [ragged_positions((starts + a).ravel(), (b - a).ravel()) for a, b in stretches]
         most = max(map(len, parts))
         size = most + -most % self._tp
         order = np.empty(int(sizes.sum()), np.int64)

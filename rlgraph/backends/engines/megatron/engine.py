@@ -16,13 +16,13 @@ from torch import Tensor
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.errors import NoRows
 from rlgraph.backends.engines.megatron.answered import SharedAnswers
-from rlgraph.backends.engines.megatron.batches import batch_of
+from rlgraph.backends.engines.megatron.batches import merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.engines.megatron.model import build
 from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
-from rlgraph.backends.engines.megatron.pipeline import Pipeline, gradients
-from rlgraph.backends.engines.megatron.shim import device, on_cpu
+from rlgraph.backends.engines.megatron.pipeline import Pipeline, accumulate_gradients
+from rlgraph.backends.engines.megatron.shim import model_device, redirect_cuda_to_cpu
 from rlgraph.backends.engines.megatron.source import read_source
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
@@ -31,11 +31,11 @@ from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.rank_weights import RankWeights
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.roles import PipelineNeighbours, Training
-from rlgraph.backends.engines.scoring import RowScores
+from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.weights import fill_tensors, locals_of
+from rlgraph.backends.engines.weights import fill_tensors, tensors_by_layer
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
@@ -43,7 +43,7 @@ from rlgraph.ir.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Options:
+class MegatronOptions:
     """How an engine computes, and trains."""
 
     distributed_optimizer: bool = True
@@ -61,7 +61,7 @@ class Options:
     the devices that the spec says."""
 
 
-class MegatronEngine(RankWeights, RowScores):
+class MegatronEngine(RankWeights, ScoringMixin):
     """One rank's part of a model. It implements `Scores` and `FusesPipelines`.
 
     All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
@@ -70,13 +70,15 @@ class MegatronEngine(RankWeights, RowScores):
     gradients. All ranks of the last stage have results, not the one alone that `has_results`.
     """
 
-    def __init__(self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: Options) -> None:
+    def __init__(
+        self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: MegatronOptions
+    ) -> None:
         """Build the model with weights that are all zeros; `open` reads them."""
         self.spec, self.codec, self._options, stages = spec, codec, options, Stages(options.turned)
         self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), options.recompute, stages)
-        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if options.turned else rank
+        self._shape, self._mesh, self._rank = shape, mesh, mesh.mirrored_rank(rank, "pp") if options.turned else rank
         self._pipeline = Pipeline(
-            self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.length("chunks")
+            self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.axis_size("chunks")
         )
         self._trainer: Trainer | None = None
         self.offloader = Offloader()
@@ -86,17 +88,17 @@ class MegatronEngine(RankWeights, RowScores):
         """The loss of the gradients that were added up, and whether there were rows."""
 
     @classmethod
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     def open(cls, spec: ModelSpec, mesh: Mesh, **options: Any) -> MegatronEngine:
-        """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join`.
+        """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join_process_group`.
 
-        options: the fields of `Options`. Raises EngineError for a source that cannot be used, a family that is not
+        options: the fields of `MegatronOptions`. Raises EngineError for a source that cannot be used, a family that is not
         known, and a mesh that does not fit the model or this process.
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)
         shape, weights = read_source(spec)
-        engine = cls(spec, codec, shape, mesh, rank, Options(**options))
+        engine = cls(spec, codec, shape, mesh, rank, MegatronOptions(**options))
         fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
 
@@ -107,42 +109,45 @@ class MegatronEngine(RankWeights, RowScores):
         and return its `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A replica may have no
         blocks."""
         self.clear_gradients()
-        add_gradients([(self, blocks, micro)], last=True)
+        add_joint_gradients([(self, blocks, micro)], last=True)
         return self.apply_gradients(options, step)
 
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     @torch.enable_grad()
     def clear_gradients(self) -> None:
         """Forget the gradients that were added up."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
             self.offloader.mark_changed()
-        self._trainer.clear()
+        self._trainer.clear_gradients()
         self._loss, self._has_rows, self._has_gradients = 0.0, False, False
 
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones, after `clear_gradients`.
         Only the ranks of this replica take part."""
-        add_gradients([(self, blocks, micro)])
+        add_joint_gradients([(self, blocks, micro)])
 
     def add_gradients_jointly(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
         """Add the gradients of several models of this process, or of others beside it, in one pipeline."""
-        add_gradients(trainings, beside=beside)
+        add_joint_gradients(trainings, beside=beside)
 
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     @torch.enable_grad()
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """Make one update with `scale` times the gradients of all replicas."""
         assert self._trainer is not None
-        reports = self._is_last_stage and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
+        reports = (
+            self._is_last_stage
+            and self._mesh.axis_position(self._rank, "tp") == self._mesh.axis_position(self._rank, "cp") == 0
+        )
         report = [self._loss, float(self._has_rows)] if reports else [0.0, 0.0]
-        total = torch.tensor(report, dtype=torch.float64, device=device())
+        total = torch.tensor(report, dtype=torch.float64, device=model_device())
         dist.all_reduce(total)
         loss, rows = total.tolist()
         self._has_gradients = False
         if not rows:
             # Zero gradients that are already travelling to other ranks have to arrive.
-            self._trainer.sum()
+            self._trainer.sum_gradients()
             raise NoRows
         self.offloader.mark_changed()
         return {"loss": scale * loss, **self._trainer.step(options, step, scale)}
@@ -150,7 +155,7 @@ class MegatronEngine(RankWeights, RowScores):
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there
         are as many rows."""
-        side = self._mesh.length("pp") * self._mesh.length("ep")
+        side = self._mesh.axis_size("pp") * self._mesh.axis_size("ep")
         return plan_blocks(lengths, token_budget or self._options.block_tokens, side, packed=True)
 
     @property
@@ -169,7 +174,9 @@ class MegatronEngine(RankWeights, RowScores):
     @property
     def has_results(self) -> bool:
         """Whether this is its replica's last stage, and the first rank there along tp, cp and ep."""
-        return self._is_last_stage and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
+        return self._is_last_stage and not any(
+            self._mesh.axis_position(self._rank, axis) for axis in ("tp", "cp", "ep")
+        )
 
     def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds."""
@@ -180,8 +187,8 @@ class MegatronEngine(RankWeights, RowScores):
         the first `train_step`."""
         return self.offloader.on_device_or_host(dict(self.model.named_parameters()))
 
-    @on_cpu()
-    def weights_were_written(self) -> None:
+    @redirect_cuda_to_cpu()
+    def note_weights_written(self) -> None:
         """Copy the weights into the optimizer's wide copies."""
         if self.offloader.mark_changed() and self._trainer is not None:
             self._trainer.refresh_master_weights()
@@ -192,17 +199,19 @@ class MegatronEngine(RankWeights, RowScores):
         weights, trainer = list(self.model.parameters()), self._trainer
         if trainer is None:
             return self.offloader.sleep(weights, lost=() if keep else weights)
-        lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
-        return self.offloader.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
+        lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradient_buffers())]
+        return self.offloader.sleep(
+            [*weights, *trainer.optimizer_tensors()], once=trainer.gradient_buffers(), lost=lost
+        )
 
     def moments(self) -> Moments:
         """Return what this rank's optimizer keeps, live; nothing before the first update."""
         if self._trainer is None:
             return Moments()
         parameters = dict(self.model.named_parameters())
-        return moments(self._trainer.adam, parameters, locals_of(self.layout(), parameters), self.offloader)
+        return moments(self._trainer.adam, parameters, tensors_by_layer(self.layout(), parameters), self.offloader)
 
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     @torch.enable_grad()
     def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
@@ -212,7 +221,7 @@ class MegatronEngine(RankWeights, RowScores):
         self.offloader.mark_changed()
         return self.moments()
 
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     def copy(self) -> MegatronEngine:
         """Return the same model with weights of its own and no optimizer."""
         duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options)
@@ -220,38 +229,38 @@ class MegatronEngine(RankWeights, RowScores):
         return duplicate
 
     def _new_trainer(self) -> Trainer:
-        kind: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
+        kind: DeviceKind = "gpu" if model_device().type == "cuda" else "cpu"
         later = kind in SPEC.gathers_later if self._options.later is None else self._options.later
         return Trainer(self._model, self._options.distributed_optimizer, later)
 
     @property
     def _is_last_stage(self) -> bool:
-        return self._mesh.at(self._rank, "pp") == self._mesh.length("pp") - 1
+        return self._mesh.axis_position(self._rank, "pp") == self._mesh.axis_size("pp") - 1
 
-    @on_cpu()
+    @redirect_cuda_to_cpu()
     def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
         """Return the answers of some operations for the same rows, from one pass."""
         for op in ops:
             self._require(op)
-        counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.counts()
+        counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.scored_counts()
         used = counts.nonzero()[:, 0]
         plan = self._own_blocks([used[rows] for rows in self.plan_blocks(sequences.lengths[used])])
         calls = [
             [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
-        outputs = self._pipeline.answers([batch_of(batch_calls, self.codec.pad_id) for batch_calls in calls])
+        outputs = self._pipeline.compute_answers([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
-        results = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
+        results = [torch.zeros(int(counts.sum()), dtype=wide, device=model_device()) for _ in ops]
         if outputs:
             order, starts = (
                 torch.cat([used[:0], *(rows for rows in plan if rows is not None)]),
                 counts.cumsum(0) - counts,
             )
-            places = ragged_index(starts[order], counts[order]).to(device())
+            places = ragged_index(starts[order], counts[order]).to(model_device())
             for index, result in enumerate(results):
                 result[places] = torch.cat([result[:0], *(answers[index] for answers in outputs if answers)])
-                if self._mesh.length("ep") > 1:
+                if self._mesh.axis_size("ep") > 1:
                     # Each rank has the answers to its own rows.
                     dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
         return results
@@ -259,7 +268,7 @@ class MegatronEngine(RankWeights, RowScores):
     def _checked_micro(self, micro: Callable[[Any], MicroBatch]) -> Callable[[Any], MicroBatch]:
         def checked(block: Any) -> MicroBatch:
             if block is None:
-                return MicroBatch((), lambda answers: torch.zeros((), device=device()))
+                return MicroBatch((), lambda answers: torch.zeros((), device=model_device()))
             part = micro(block)
             for call in part.calls:
                 self._require(call.op)
@@ -271,13 +280,13 @@ class MegatronEngine(RankWeights, RowScores):
     def _own_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         """Return this rank's part of the blocks, which all ranks along ep get. All of them have experts that each one
         needs, so each has as many blocks: None where there is none left."""
-        ep, at = self._mesh.length("ep"), self._mesh.at(self._rank, "ep")
+        ep, at = self._mesh.axis_size("ep"), self._mesh.axis_position(self._rank, "ep")
         blocks_here = list(blocks[at::ep])
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
 
 
-@on_cpu()
-def add_gradients(
+@redirect_cuda_to_cpu()
+def add_joint_gradients(
     trainings: Sequence[Training], *, last: bool = False, beside: PipelineNeighbours | None = None
 ) -> None:
     """Do what `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other:
@@ -293,12 +302,12 @@ def add_gradients(
         for engine, blocks, micro in trainings
     ]
     parts = [
-        (engine._pipeline, engine._own_blocks(blocks), shared_answers.micro)
+        (engine._pipeline, engine._own_blocks(blocks), shared_answers.micro_batch_keeping_answers)
         for (engine, blocks, _), shared_answers in zip(trainings, shared, strict=True)
     ]
     trainers = [engine._trainer for engine, _, _ in trainings]
     assert all(trainers)
-    losses = gradients(parts, trainers[0].expect_last_gradients if last and trainers[0] else None, beside)
+    losses = accumulate_gradients(parts, trainers[0].expect_last_gradients if last and trainers[0] else None, beside)
     for (engine, _, _), shared_answers, loss in zip(trainings, shared, losses, strict=True):
         shared_answers.exchange_answers(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._has_gradients = True

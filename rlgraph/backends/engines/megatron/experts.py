@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.megatron.modules import Gate
+from rlgraph.backends.engines.megatron.modules import GatedActivation
 from rlgraph.backends.engines.megatron.weights import replicated_parameter, split_parameter
 from rlgraph.catalog.models.latent import ExpertRouting
 from rlgraph.catalog.models.shape import Shape
@@ -51,7 +51,7 @@ class Experts(nn.Module):
                 self.shared_gate = replicated_parameter(1, shape.hidden, self._split)
         if shape.routing:
             self.correction = nn.Parameter(torch.zeros(shape.experts), requires_grad=False)
-        self._gate = Gate(config)
+        self._gate = GatedActivation(config)
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""

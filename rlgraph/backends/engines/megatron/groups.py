@@ -22,9 +22,11 @@ def initialize_groups(mesh: Mesh) -> int:
     Models of one process share the mesh. Raises EngineError where the process has joined no group or one of another
     size, or has settled on another mesh.
     """
-    if not dist.is_initialized() or dist.get_world_size() != mesh.size:
+    if not dist.is_initialized() or dist.get_world_size() != mesh.rank_count:
         present = dist.get_world_size() if dist.is_initialized() else "no"
-        raise EngineError(f"a mesh of {mesh} needs a process group of {mesh.size} ranks: there are {present} ranks")
+        raise EngineError(
+            f"a mesh of {mesh} needs a process group of {mesh.rank_count} ranks: there are {present} ranks"
+        )
     if not parallel_state.model_parallel_is_initialized():
         _initialize(mesh)
         # Megatron asks for its generators, though only dropout, which is off, uses them.
@@ -32,7 +34,7 @@ def initialize_groups(mesh: Mesh) -> int:
             model_parallel_cuda_manual_seed(1)
     rank = dist.get_rank()
     place = {
-        "dp": parallel_state.get_data_parallel_rank() // mesh.length("ep"),
+        "dp": parallel_state.get_data_parallel_rank() // mesh.axis_size("ep"),
         "cp": parallel_state.get_context_parallel_rank(),
         "ep": parallel_state.get_expert_model_parallel_rank(),
         "pp": parallel_state.get_pipeline_model_parallel_rank(),
@@ -44,10 +46,12 @@ def initialize_groups(mesh: Mesh) -> int:
         "cp": parallel_state.get_context_parallel_world_size(),
         "ep": parallel_state.get_expert_model_parallel_world_size(),
     }
-    if any(mesh.length(axis) != size for axis, size in split.items()):
+    if any(mesh.axis_size(axis) != size for axis, size in split.items()):
         current = ", ".join(f"{axis}={size}" for axis, size in split.items())
         raise EngineError(f"this process has a model split over {current}: one over {mesh} needs processes of its own")
-    assert all(mesh.at(rank, axis) == at for axis, at in place.items()), f"Megatron counts ranks otherwise: {place}"
+    assert all(mesh.axis_position(rank, axis) == at for axis, at in place.items()), (
+        f"Megatron counts ranks otherwise: {place}"
+    )
     return rank
 
 
@@ -81,14 +85,14 @@ class Stages:
         at = self.rank() + by
         return self._ranks[at] if 0 <= at < len(self._ranks) else None
 
-    def collection(self) -> ProcessGroupCollection:
+    def process_groups(self) -> ProcessGroupCollection:
         """Return Megatron's groups, with this object as the pipeline's if the stages are reversed."""
         collection = ProcessGroupCollection.use_mpu_process_groups()
         if self.turned:
             collection.pp = self
         return collection
 
-    def channel(self, tag: int) -> dist.ProcessGroup:
+    def message_group(self, tag: int) -> dist.ProcessGroup:
         """Return the group that carries a tag's messages for `rlgraph.backends.engines.pipelined`."""
         if dist.get_backend(self._group) == "gloo" or len(self._ranks) == 1:
             return self._group
@@ -104,10 +108,10 @@ def _initialize(mesh: Mesh) -> None:
     parallel_state.RankGenerator = partial(_MeshRanks, mesh)
     try:
         parallel_state.initialize_model_parallel(
-            mesh.length("tp"),
-            mesh.length("pp"),
-            context_parallel_size=mesh.length("cp"),
-            expert_model_parallel_size=mesh.length("ep"),
+            mesh.axis_size("tp"),
+            mesh.axis_size("pp"),
+            context_parallel_size=mesh.axis_size("cp"),
+            expert_model_parallel_size=mesh.axis_size("ep"),
             order="tp-cp-ep-dp-pp",
             # Only Megatron's own checkpoints need gloo groups beside those for computing.
             create_gloo_process_groups=False,
@@ -123,8 +127,8 @@ class _MeshRanks:
     def __init__(self, mesh: Mesh, *, ep: int, cp: int, **_: Any) -> None:
         """Take the sizes of the axes for experts, which have cp=1, or for everything else, which has ep=1."""
         self._mesh = mesh
-        self._copies = {"dp"} | {axis for axis, size in (("ep", ep), ("cp", cp)) if mesh.length(axis) != size}
-        self.world_size = mesh.size
+        self._copies = {"dp"} | {axis for axis, size in (("ep", ep), ("cp", cp)) if mesh.axis_size(axis) != size}
+        self.world_size = mesh.rank_count
 
     def get_ranks(self, token: str) -> list[list[int]]:
         """Return groups of those ranks that differ along some axes only: `tp-dp`."""
@@ -132,7 +136,7 @@ class _MeshRanks:
         if "dp" in along:
             along |= self._copies
         groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self._mesh.size):
+        for rank in range(self._mesh.rank_count):
             place = self._mesh.coordinates(rank)
             groups.setdefault(tuple(at for axis, at in place.items() if axis not in along), []).append(rank)
         return list(groups.values())

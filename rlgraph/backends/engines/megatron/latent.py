@@ -46,7 +46,7 @@ class LatentAttention(nn.Module):
 
     def forward(self, hidden: Tensor, *, packed_seq_params: PackedRows, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""
-        x, latent, share = hidden[:, 0], self._latent, packed_seq_params.share
+        x, latent, share = hidden[:, 0], self._latent, packed_seq_params.token_shard
         low, turned = (x @ self.keys_down.t()).split([latent.keys, latent.turned], -1)
         queries = self.queries_norm(x @ self.queries_down.t()) if latent.queries else x
         low = self.keys_norm(low)
@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
             sizes = [part.shape[1] for part in (queries, low, turned)]
             gathered = gather_from_sequence_parallel_region(torch.cat([queries, low, turned], 1))
             queries, low, turned = gathered.split(sizes, 1)
-        query, key, value = self._read(queries, low, turned, packed_seq_params.turns[0])
+        query, key, value = self._read(queries, low, turned, packed_seq_params.rotations[0])
         if share:
             attended = share.attend(query, key, value, self._how)
         else:

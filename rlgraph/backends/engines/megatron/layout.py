@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, Part, expert_rows, rows_of, sparse_layers
+from rlgraph.catalog.models.families import (
+    CORRECTION,
+    EMBEDDING,
+    ModelKind,
+    Part,
+    expert_layer_prefix,
+    gate_up_rows,
+    rows_of_part,
+)
 from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.catalog.models.slices import RankSlicer, Slice
@@ -19,44 +27,48 @@ from rlgraph.ir.mesh import Mesh
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
     every replica along `dp` has the same."""
-    cuts = RankSlicer.of(shape, mesh, rank, kind)
-    stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
+    cuts = RankSlicer.for_rank(shape, mesh, rank, kind)
+    stages, stage = mesh.axis_size("pp"), mesh.axis_position(rank, "pp")
     tensors: list[LocalTensor] = []
     if stage == 0:
-        tensors.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
+        tensors.append(
+            cuts.split_padded_tensor("embedding.word_embeddings.weight", EMBEDDING, padded_vocab_size(shape, cuts.tp))
+        )
     tensors += _layers(shape, cuts)
     if stage == stages - 1:
-        tensors.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
+        tensors.append(cuts.whole_tensor("decoder.final_layernorm.weight", "model.norm.weight"))
         tensors += _head(shape, cuts, kind, stages)
     return tuple(tensors)
 
 
-def padded_vocab(shape: Shape, tp: int) -> int:
+def padded_vocab_size(shape: Shape, tp: int) -> int:
     """Return the vocabulary's size, raised to a multiple of the tensor-parallel ranks: each has as many rows."""
     return -(-shape.vocab // tp) * tp
 
 
 def _layers(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.", "model.layers.*."
-    yield cuts.entire(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight")
+    yield cuts.whole_tensor(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight")
     yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
     yield from _norms(shape, cuts)
     if shape.experts:
         yield from _experts(shape, cuts)
         return
-    columns = cuts.part(shape.ffn)
-    yield cuts.join(f"{megatron}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
-    yield cuts.split(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
+    columns = cuts.rank_range(shape.ffn)
+    yield cuts.concatenate_slices(
+        f"{megatron}mlp.linear_fc1.weight", [rows_of_part(shape, part, *columns) for part in ("gate", "up")]
+    )
+    yield cuts.split_tensor(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
 
 
 def _attention(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
-        yield cuts.join(f"{megatron}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+        yield cuts.concatenate_slices(f"{megatron}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
     if shape.qk_norm:
-        yield cuts.entire(f"{megatron}q_layernorm.weight", f"{hf}q_norm.weight")
-        yield cuts.entire(f"{megatron}k_layernorm.weight", f"{hf}k_norm.weight")
-    yield cuts.split(f"{megatron}linear_proj.weight", f"{hf}o_proj.weight", dim=1)
+        yield cuts.whole_tensor(f"{megatron}q_layernorm.weight", f"{hf}q_norm.weight")
+        yield cuts.whole_tensor(f"{megatron}k_layernorm.weight", f"{hf}k_norm.weight")
+    yield cuts.split_tensor(f"{megatron}linear_proj.weight", f"{hf}o_proj.weight", dim=1)
 
 
 def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
@@ -64,13 +76,13 @@ def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
     makes what heads share."""
     megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     if latent.queries:
-        yield cuts.entire(f"{megatron}queries_down", f"{hf}q_a_proj.weight")
-        yield cuts.entire(f"{megatron}queries_norm.weight", f"{hf}q_a_layernorm.weight")
-    yield cuts.split(f"{megatron}queries_up", f"{hf}q_{'b_' if latent.queries else ''}proj.weight")
-    yield cuts.entire(f"{megatron}keys_down", f"{hf}kv_a_proj_with_mqa.weight")
-    yield cuts.entire(f"{megatron}keys_norm.weight", f"{hf}kv_a_layernorm.weight")
-    yield cuts.split(f"{megatron}keys_up", f"{hf}kv_b_proj.weight")
-    yield cuts.split(f"{megatron}linear_proj", f"{hf}o_proj.weight", dim=1)
+        yield cuts.whole_tensor(f"{megatron}queries_down", f"{hf}q_a_proj.weight")
+        yield cuts.whole_tensor(f"{megatron}queries_norm.weight", f"{hf}q_a_layernorm.weight")
+    yield cuts.split_tensor(f"{megatron}queries_up", f"{hf}q_{'b_' if latent.queries else ''}proj.weight")
+    yield cuts.whole_tensor(f"{megatron}keys_down", f"{hf}kv_a_proj_with_mqa.weight")
+    yield cuts.whole_tensor(f"{megatron}keys_norm.weight", f"{hf}kv_a_layernorm.weight")
+    yield cuts.split_tensor(f"{megatron}keys_up", f"{hf}kv_b_proj.weight")
+    yield cuts.split_tensor(f"{megatron}linear_proj", f"{hf}o_proj.weight", dim=1)
 
 
 def _norms(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
@@ -79,28 +91,28 @@ def _norms(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
         ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
     )
     for norm, hf in zip(megatron, shape.norms[1:], strict=True):
-        yield cuts.entire(f"decoder.layers.*.{norm}.weight", f"model.layers.*.{hf}.weight")
+        yield cuts.whole_tensor(f"decoder.layers.*.{norm}.weight", f"model.layers.*.{hf}.weight")
 
 
 def _experts(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     """Yield the tensors of `rlgraph.backends.engines.megatron.experts`: some experts for each rank along ep, some
     columns of them for each along tp. Layers without experts may come before."""
-    megatron, hf = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
+    megatron, hf = "decoder.layers.*.mlp.", f"{expert_layer_prefix(shape)}mlp."
     if shape.dense:
         first = "model.layers.*.mlp."
-        yield cuts.split(f"{megatron}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
-        yield cuts.split(f"{megatron}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
-    yield cuts.entire(f"{megatron}router", f"{hf}gate.weight")
+        yield cuts.split_tensor(f"{megatron}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
+        yield cuts.split_tensor(f"{megatron}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
+    yield cuts.whole_tensor(f"{megatron}router", f"{hf}gate.weight")
     if shape.routing:
-        yield cuts.entire(f"{megatron}correction", f"{hf}gate.{CORRECTION}")
-    yield cuts.join(f"{megatron}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
-    yield cuts.split(f"{megatron}linear_fc2", f"{hf}experts.down_proj", dim=2)
+        yield cuts.whole_tensor(f"{megatron}correction", f"{hf}gate.{CORRECTION}")
+    yield cuts.concatenate_slices(f"{megatron}linear_fc1", gate_up_rows(shape, *cuts.rank_range(shape.ffn)), dim=1)
+    yield cuts.split_tensor(f"{megatron}linear_fc2", f"{hf}experts.down_proj", dim=2)
     if shape.shared_ffn:
-        gate_up = [f"{hf}{shape.shared}.{name}_proj.weight" for name in ("gate", "up")]
-        yield cuts.split(f"{megatron}shared_fc1", *gate_up)
-        yield cuts.split(f"{megatron}shared_fc2", f"{hf}{shape.shared}.down_proj.weight", dim=1)
+        gate_up = [f"{hf}{shape.shared_expert_name}.{name}_proj.weight" for name in ("gate", "up")]
+        yield cuts.split_tensor(f"{megatron}shared_fc1", *gate_up)
+        yield cuts.split_tensor(f"{megatron}shared_fc2", f"{hf}{shape.shared_expert_name}.down_proj.weight", dim=1)
         if not shape.routing:
-            yield cuts.entire(f"{megatron}shared_gate", f"{hf}{shape.shared}_gate.weight")
+            yield cuts.whole_tensor(f"{megatron}shared_gate", f"{hf}{shape.shared_expert_name}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
@@ -110,7 +122,7 @@ def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
     With more ranks than key-value heads the range of a rank begins or ends within a head's rows (megatron-core gathers
     the fused activations there), else it is that of whole heads.
     """
-    start, stop = cuts.part((shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    start, stop = cuts.rank_range((shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     queries = shape.heads // shape.kv_heads * shape.head_dim
     at = 0
     for head in range(shape.kv_heads):
@@ -118,7 +130,7 @@ def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
         for part, size in sizes:
             low, high = max(start - at, 0), min(stop - at, size)
             if low < high:
-                yield rows_of(shape, part, head * size + low, head * size + high, field)
+                yield rows_of_part(shape, part, head * size + low, head * size + high, field)
             at += size
 
 
@@ -128,7 +140,7 @@ def _head(shape: Shape, cuts: RankSlicer, kind: ModelKind, stages: int) -> Itera
     if kind != "causal_lm":
         for source in ("score.weight", "score.bias"):
             if source in cuts.shapes:
-                yield cuts.entire(source.replace("score", "output_layer"), source)
+                yield cuts.whole_tensor(source.replace("score", "output_layer"), source)
     elif not shape.tied or stages > 1:
         source = EMBEDDING if shape.tied else "lm_head.weight"
-        yield cuts.split_padded("output_layer.weight", source, padded_vocab(shape, cuts.tp))
+        yield cuts.split_padded_tensor("output_layer.weight", source, padded_vocab_size(shape, cuts.tp))

@@ -14,9 +14,9 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.megatron.experts import Experts
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.latent import LatentAttention
-from rlgraph.backends.engines.megatron.layout import padded_vocab
-from rlgraph.backends.engines.megatron.modules import HiddenOutput, ScalarHead, layers
-from rlgraph.backends.engines.megatron.shim import device
+from rlgraph.backends.engines.megatron.layout import padded_vocab_size
+from rlgraph.backends.engines.megatron.modules import HiddenStatesOutput, ScalarHead, stage_layer_specs
+from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
@@ -30,8 +30,8 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     recompute: for its backward pass each layer keeps its input only.
     """
     faults = layout_problems(shape, "megatron", mesh, kind)
-    tp = mesh.length("tp")
-    rows = padded_vocab(shape, tp)
+    tp = mesh.axis_size("tp")
+    rows = padded_vocab_size(shape, tp)
     if rows - shape.vocab >= rows // tp:
         faults.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
     if faults:
@@ -40,11 +40,11 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     model = GPTModel(
         config,
         # A `ModuleSpec` would have to name all modules.
-        layers(
+        stage_layer_specs(
             config,
             shape,
             stages.rank(),
-            mesh.length("chunks"),
+            mesh.axis_size("chunks"),
             SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None,
             SimpleNamespace(module=LatentAttention, params={"shape": shape}) if shape.latent else None,
         ),
@@ -55,11 +55,11 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
         # Attention rotates queries and keys itself.
         position_embedding_type="none",
-        pg_collection=stages.collection(),
+        pg_collection=stages.process_groups(),
     )
     if model.post_process:
         if kind == "causal_lm":
-            model.output_layer.__class__ = HiddenOutput
+            model.output_layer.__class__ = HiddenStatesOutput
         else:
             model.output_layer = ScalarHead(shape.hidden, bias=kind == "value_lm")
     if model.pre_process and shape.pad_id is not None:
@@ -68,7 +68,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         # The scale is rounded to the dtype of the weights, as in transformers.
         scale = float(torch.tensor(shape.embedding_scale, dtype=dtype))
         model.embedding.register_forward_hook(lambda module, args, output: output * scale)
-    return model.to(device(), dtype)
+    return model.to(model_device(), dtype)
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
@@ -114,10 +114,10 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        tensor_model_parallel_size=mesh.length("tp"),
+        tensor_model_parallel_size=mesh.axis_size("tp"),
         # Ranks split by tokens what they do not split by columns (arXiv 2205.05198, section 4.2.2).
-        sequence_parallel=mesh.length("tp") > 1,
-        pipeline_model_parallel_size=mesh.length("pp"),
+        sequence_parallel=mesh.axis_size("tp") > 1,
+        pipeline_model_parallel_size=mesh.axis_size("pp"),
         # Each micro-batch is as long as its rows together.
         variable_seq_lengths=True,
         # Megatron dispatches nothing to experts here, but refuses the default beside lengths that vary.

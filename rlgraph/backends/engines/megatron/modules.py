@@ -27,7 +27,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import even_range
 
 
-def layers(
+def stage_layer_specs(
     config: TransformerConfig, shape: Shape, rank: int, chunks: int, network: Any = None, attention: Any = None
 ) -> TransformerBlockSubmodules:
     """Return the layers of a stage, with the parameters of Megatron-core's local specification. network, attention:
@@ -39,19 +39,19 @@ def layers(
         for number in range(*even_range(config.num_layers, parts, part))
     ]
     specs = [_layer(config, shape, number, network if number >= shape.dense else None, attention) for number in numbers]
-    return TransformerBlockSubmodules(specs, WideNorm if shape.wide_norms else Norm)
+    return TransformerBlockSubmodules(specs, UnitOffsetNorm if shape.wide_norms else Norm)
 
 
 def _layer(config: TransformerConfig, shape: Shape, number: int, network: Any, attention: Any) -> Any:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    parts, norm = layer.submodules, WideNorm if shape.wide_norms else Norm
+    parts, norm = layer.submodules, UnitOffsetNorm if shape.wide_norms else Norm
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     if shape.residual_scale != 1 or len(shape.norms) > 2:
         extra_norm = norm if len(shape.norms) > 2 else None
         parts.self_attn_bda = parts.mlp_bda = _spec(
             ResidualSum, config=config, scale=shape.residual_scale, norm=extra_norm
         )
-    parts.mlp.submodules.activation_func = Gate
+    parts.mlp.submodules.activation_func = GatedActivation
     parts.mlp = network or parts.mlp
     if attention:
         parts.self_attention = attention
@@ -77,10 +77,10 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Rows that lie one behind the other, T tokens together."""
 
     lengths: Sequence[int] = ()
-    turns: Sequence[Turn] = ()
+    rotations: Sequence[Turn] = ()
     """Cosine and sine of the angles by which each token's queries and keys are rotated; the second ones are those of
     layers with a window, where these rotate differently."""
-    share: TokenShard | None = None
+    token_shard: TokenShard | None = None
     """This rank's part of their tokens, if it has not all: T counts its own."""
 
 
@@ -104,10 +104,10 @@ class RotaryAngles:
         ]
         self._dtype = config.params_dtype
 
-    def of(self, lengths: Sequence[int], share: TokenShard | None, device: torch.device) -> PackedRows:
+    def packed_rows(self, lengths: Sequence[int], share: TokenShard | None, device: torch.device) -> PackedRows:
         """Return packed rows of these lengths, with their angles."""
         places = torch.cat([torch.arange(length) for length in lengths])
-        places = share.take_part(places) if share else places
+        places = share.shard_tokens(places) if share else places
 
         def turn(rotary: RotaryEmbedding) -> Turn:
             angles = rotary.get_freqs_non_repeated(max(lengths))
@@ -115,7 +115,7 @@ class RotaryAngles:
             return cos, sin
 
         turns = [turn(rotary) for rotary in self._rotary]
-        return PackedRows("thd", lengths=lengths, turns=turns, share=share.to(device) if share else None)
+        return PackedRows("thd", lengths=lengths, rotations=turns, token_shard=share.to(device) if share else None)
 
 
 class Attention(nn.Module):
@@ -134,7 +134,7 @@ class Attention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRows, **_: Any
     ) -> Tensor:
         """Return [T, heads, size]. query: [T, heads, size]. key, value: [T, groups, size]."""
-        share, turn = packed_seq_params.share, packed_seq_params.turns[self._turn]
+        share, turn = packed_seq_params.token_shard, packed_seq_params.rotations[self._turn]
         query, key = (rotate(x.chunk(2, -1), turn) for x in (query, key))
         if share:
             return share.attend(query, key, value, self._how)
@@ -185,7 +185,7 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight, self._eps)
 
 
-class WideNorm(Norm):
+class UnitOffsetNorm(Norm):
     """Root-mean-square normalization times one more than the weight, in float32 at least."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class WideNorm(Norm):
         return rms_norm(wide, 1 + self.weight.to(wide.dtype), self._eps).to(x.dtype)
 
 
-class Gate(nn.Module):
+class GatedActivation(nn.Module):
     """SiLU of the first half of the columns, or their GELU by tanh, times the second half."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -254,7 +254,7 @@ class ScalarHead(nn.Linear):
         return super().forward(hidden), None
 
 
-class HiddenOutput(ColumnParallelLinear):  # type: ignore[misc]
+class HiddenStatesOutput(ColumnParallelLinear):  # type: ignore[misc]
     """An output layer that returns hidden states as they are: losses multiply them with its weight."""
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
@@ -262,7 +262,7 @@ class HiddenOutput(ColumnParallelLinear):  # type: ignore[misc]
         return hidden, None
 
 
-class OutputPlaces:
+class OutputPositions:
     """Makes an output layer read the hidden states of some places only: most tokens of a row need no logits."""
 
     def __init__(self, model: GPTModel) -> None:
@@ -271,7 +271,7 @@ class OutputPlaces:
         if model.post_process:
             model.output_layer.register_forward_pre_hook(self._pick)
 
-    def set(self, places: Tensor) -> None:
+    def set_positions(self, places: Tensor) -> None:
         """Set the places that the next pass reads, int64 [M]; its output is [1, M, outputs]."""
         self._read_places = places
 
@@ -279,12 +279,12 @@ class OutputPlaces:
         hidden, *rest = args  # [tokens / tp, 1, hidden]
         if self._split:
             # The gradients of a vocabulary's parts are added up; those of a scalar are the same on each rank.
-            parts = isinstance(layer, HiddenOutput)
+            parts = isinstance(layer, HiddenStatesOutput)
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=parts)
         return (hidden[self._read_places], *rest)
 
 
-def vocabulary_weight(model: GPTModel, vocab: int) -> tuple[Tensor, int]:
+def output_weight_rows(model: GPTModel, vocab: int) -> tuple[Tensor, int]:
     """Return this rank's rows of the output layer on the last stage, without those that pad the vocabulary, and the
     number of the first."""
     weight = model.output_layer.weight

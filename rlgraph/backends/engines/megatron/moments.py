@@ -13,7 +13,7 @@ from torch import Tensor
 from rlgraph.backends.engines.moments import MASTER, Moments, flat_range_boxes
 from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.optimizer import STEP
-from rlgraph.ir.layout import LocalTensor, cut_tensor, volume
+from rlgraph.ir.layout import LocalTensor, box_elements, cut_tensor
 
 _KINDS = ("exp_avg", "exp_avg_sq")
 
@@ -37,9 +37,9 @@ def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[LocalT
             name = f"{local.name}#{number}"
             parts.append(cut_tensor(local, box, name))
             for kind, tensor in state_tensors.items():
-                part = tensor.detach().reshape(-1)[offset : offset + volume(box)]
+                part = tensor.detach().reshape(-1)[offset : offset + box_elements(box)]
                 kinds.setdefault(kind, {})[name] = part.view(parts[-1].shape)
-            offset += volume(box)
+            offset += box_elements(box)
     return Moments(tuple(parts), kinds, steps)
 
 

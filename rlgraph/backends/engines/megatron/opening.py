@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
     """Open this rank's part of a model, on the mesh of its group. Raises EngineError."""
-    prepare()
+    import_megatron()
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     rank.join()
     engine = MegatronEngine.open(
-        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.blocks()
+        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.block_options()
     )
-    engine.offloader = Offloader(rank.arenas)
+    engine.offloader = Offloader(rank.memory_counters)
     return engine
 
 
-def prepare() -> None:
+def import_megatron() -> None:
     """Import megatron-core. Raises EngineError without it."""
     # It warns of packages that it does without, and torch warns of the calls that it makes.
     warnings.filterwarnings("ignore", module=r"megatron\.core")

@@ -26,9 +26,9 @@ class GradientOverlap:
         self._final: set[int] = set()
         """The ids of weights that get no more gradients after the next ones."""
         self._hooks = [self._watch(weight, at) for at, group in enumerate(self._groups) for weight in group.params]
-        self.clear()
+        self.forget_started_buckets()
 
-    def clear(self) -> None:
+    def forget_started_buckets(self) -> None:
         """Forget what was started; Megatron itself never starts a bucket."""
         self._started = 0
         self._final.clear()
@@ -40,7 +40,7 @@ class GradientOverlap:
         """Note that the gradients added from now on are the last of a step for a part's weights."""
         self._final.update(map(id, part.parameters()))
 
-    def finish(self) -> None:
+    def start_remaining_buckets(self) -> None:
         """Start the buckets that were not started."""
         self._final.clear()
         for group in self._groups[self._started :]:

@@ -16,7 +16,7 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 @contextmanager
-def on_cpu() -> Iterator[None]:
+def redirect_cuda_to_cpu() -> Iterator[None]:
     """Surround a call into megatron-core, in the thread that calls; it may be nested. Does nothing where CUDA is
     available."""
     if torch.cuda.is_available():
@@ -30,7 +30,7 @@ def on_cpu() -> Iterator[None]:
         _leave()
 
 
-def device() -> torch.device:
+def model_device() -> torch.device:
     """Return the device of this process's model."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlgraph.backends.engines.errors import EngineError, NoHead
+from rlgraph.backends.engines.errors import EngineError, MissingHead
 from rlgraph.backends.engines.sources import ModelSpec, load
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
 from rlgraph.backends.enginespec.legal import explain_unsupported
@@ -19,8 +19,8 @@ def read_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
     try:
         if isinstance(spec.source, str) and Path(spec.source).is_dir():
             weights = FolderWeights(spec.source)
-            if spec.begins_with_head and not weights.has_head:
-                raise NoHead(spec.kind, spec.source)
+            if spec.needs_saved_head and not weights.has_head:
+                raise MissingHead(spec.kind, spec.source)
             return shape_of(find_config(spec.source) or {}), weights
         model = load(spec).model
         return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
-from rlgraph.backends.enginespec.memory import Memory
+from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.catalog.clusters.cluster import DeviceKind
@@ -20,7 +20,7 @@ _ROPE = {
 """The one scaling of rotary positions that megatron-core's GPTModel has; its factor is free."""
 
 
-def faults(shape: Shape) -> list[str]:
+def unsupported_features(shape: Shape) -> list[str]:
     """Return what the engine cannot compute of a model."""
     scaling = dict(shape.rope_scaling)
     scaling.pop("factor", None)
@@ -58,7 +58,7 @@ SPEC = EngineSpec(
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "pp", "chunks", "cp", "ep", "tp"),
     misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_misfits, "tp": _tp_misfits},
-    faults=faults,
+    faults=unsupported_features,
     experts=True,
     layout=layout,
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
@@ -69,15 +69,15 @@ SPEC = EngineSpec(
     shards_optimizer=True,
     gathers_later=frozenset({"cpu", "gpu"}),
     packs=True,
-    memory=Memory(
-        network=3,
-        angles=1,
+    memory=EngineMemory(
+        network_columns=3,
+        angle_numbers=1,
         row_by_row=True,
         splits_tokens=True,
         split_head=True,
         keeps_fused=False,
         fused_norms=_fused_norms,
-        wide_norms=4,
+        wide_norm_bytes=4,
         gradients_stay=True,
     ),
     # Shares of the rates of the largest products and long copies, and of its exchange what travels beside them: for

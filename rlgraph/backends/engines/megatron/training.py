@@ -17,10 +17,10 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
-from rlgraph.backends.engines.errors import NotFinite, PartialUpdate
+from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.megatron.arrival import WeightGather
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
-from rlgraph.backends.engines.optimizer import adamw
+from rlgraph.backends.engines.optimizer import adamw_settings
 from rlgraph.backends.engines.records import TrainOptions
 
 BUCKET: int | None = None
@@ -75,59 +75,61 @@ class Trainer:
         """Megatron's optimizer."""
         return self._adam
 
-    def clear(self) -> None:
+    def clear_gradients(self) -> None:
         """Forget the gradients."""
         self.chunk.zero_grad_buffer()
         self._adam.zero_grad()
-        self._overlap.clear()
+        self._overlap.forget_started_buckets()
 
     def wait_for_weights(self) -> None:
         """Wait until the weights are those of the last update. Raises HalfChanged where they do not come."""
         if self._arrival:
-            self._arrival.wait()
+            self._arrival.wait_for_weights()
 
     def expect_last_gradients(self, part: nn.Module) -> None:
         """Note that the next backward pass through a part of the model is the last one before the step: gradients
         travel as it makes them."""
         self._overlap.expect_last_gradients(part)
 
-    def sum(self) -> None:
+    def sum_gradients(self) -> None:
         """Add up all ranks' parts of each gradient."""
-        self._overlap.finish()
+        self._overlap.start_remaining_buckets()
         finalize_model_grads([self.chunk])
 
     def step(self, options: TrainOptions, number: int, scale: float = 1.0) -> dict[str, float]:
         """Update the weights with `scale` times the sum of all ranks' gradients, and return its norm before clipping
         and the learning rate.
 
-        A gradient that is not finite raises `NotFinite` on every rank and leaves the weights as they are.
+        A gradient that is not finite raises `NonFiniteGradient` on every rank and leaves the weights as they are.
         """
-        self.sum()
+        self.sum_gradients()
         self._adam.prepare_grads()
         if scale != 1:
             self._scale(scale)
         norm = float(self._adam.get_grad_norm())
         if not math.isfinite(norm):
             # All ranks raise the same message, as none of them sees all of the gradient.
-            raise NotFinite(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
+            raise NonFiniteGradient(
+                f"the gradient is not finite (its norm is {norm}): the weights were left as they are"
+            )
         if options.clip_norm and norm > options.clip_norm:
             self._scale(options.clip_norm / norm)
         rate = options.learning_rate(number)
         # All groups get the same decay: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
-            group.update(lr=rate, **adamw(options))
+            group.update(lr=rate, **adamw_settings(options))
         # The weights that it writes may still be travelling.
         self.wait_for_weights()
         try:
             self._adam.step_with_ready_grads()
             if self._arrival:
-                self._arrival.start()
+                self._arrival.start_gather()
         except RuntimeError as error:
             # Each replica updates a part, and the others get it from there.
             raise PartialUpdate(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": norm, "lr": rate}
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def optimizer_tensors(self) -> Iterator[torch.Tensor]:
         """Yield what the optimizer keeps: moments, and the wide copies of narrow weights."""
         for optimizer in getattr(self._adam, "chained_optimizers", [self._adam]):
             if (inner := optimizer.optimizer) is not None:
@@ -136,7 +138,7 @@ class Trainer:
                     value for state in inner.state.values() for value in state.values() if torch.is_tensor(value)
                 )
 
-    def gradients(self) -> list[torch.Tensor]:
+    def gradient_buffers(self) -> list[torch.Tensor]:
         """Return the buffers of gradients."""
         return [buffer.grad_data for buffer in (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)]
 

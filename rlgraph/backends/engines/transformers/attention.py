@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from rlgraph.backends.engines import varlen
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.transformers.packing import PackedSpan
-from rlgraph.backends.engines.varlen import by_queries, cap_scores, capped_attention, causal_mask, pad_width
+from rlgraph.backends.engines.varlen import attend_by_queries, cap_scores, capped_attention, causal_mask, pad_width
 
 _NAME = "rlgraph_sdpa"
 _GROUPED = torch.__version__ >= "2.13"
@@ -58,7 +58,7 @@ _current = _Current()
 
 
 @contextmanager
-def packed_rows(spans: Sequence[PackedSpan]) -> Iterator[None]:
+def reading_packed_rows(spans: Sequence[PackedSpan]) -> Iterator[None]:
     """Make what this thread feeds to a model meanwhile one row, in which rows lie as `Packing` says."""
     _current.spans = tuple(spans)
     try:
@@ -77,10 +77,10 @@ def use_attention(model: PreTrainedModel, wanted: str) -> None:
         except (ValueError, ImportError) as error:
             reason = first_line(error)
             raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {reason}") from error
-    use_own_attention(model)
+    use_packing_attention(model)
 
 
-def use_own_attention(model: PreTrainedModel) -> bool:
+def use_packing_attention(model: PreTrainedModel) -> bool:
     """Make a model that uses torch's attention kernel read packed rows, and decode on a CPU with two batched products;
     return whether that is possible.
 
@@ -100,7 +100,7 @@ def use_own_attention(model: PreTrainedModel) -> bool:
     return True
 
 
-def knows_layers(model: PreTrainedModel) -> bool:
+def supports_layers(model: PreTrainedModel) -> bool:
     """Return whether the model uses this attention, and all its layers are of kinds that packed rows are supported
     for."""
     config = model.config.get_text_config()
@@ -199,27 +199,27 @@ def _attend_packed(
 ) -> Tensor:
     """Return the attention of packed queries, keys and values, [1, heads, T, size] each, as [1, T, heads, size]. Rows
     that are alike are one call."""
-    beginnings = [span.families * span.beginning for span in spans]
-    ends = [span.families * rows * length for span in spans for rows, length in span.ends]
+    beginnings = [span.family_count * span.prefix_tokens for span in spans]
+    ends = [span.family_count * rows * length for span in spans for rows, length in span.suffixes]
     split = [part[0].split([*beginnings, *ends], 1) for part in parts]
     begin_parts = [[part[at] for part in split] for at in range(len(spans))]
     end_parts = iter([part[at] for part in split] for at in range(len(spans), len(split[0])))
     begin_outputs, end_outputs = [], []
     for span, tensors in zip(spans, begin_parts, strict=True):
-        families = [tensor.unflatten(1, (span.families, span.beginning)).transpose(0, 1) for tensor in tensors]
-        if span.ends:
+        families = [tensor.unflatten(1, (span.family_count, span.prefix_tokens)).transpose(0, 1) for tensor in tensors]
+        if span.suffixes:
             # Views would keep all keys and values for the gradient.
             families[1:] = [tensor.contiguous() for tensor in families[1:]]
         begin_outputs.append(_attend_rows(module, families, causal.window, scale, softcap, more).flatten(0, 1))
-        for rows, length in span.ends:
+        for rows, length in span.suffixes:
             query, *states = next(end_parts)
-            count = span.families * rows
+            count = span.family_count * rows
             # Each row of a family sees what the family begins with, and then itself.
             states_seen = [
                 torch.cat(
                     [
                         common[:, None].expand(-1, rows, -1, -1, -1),
-                        state.unflatten(1, (span.families, rows, length)).permute(1, 2, 0, 3, 4),
+                        state.unflatten(1, (span.family_count, rows, length)).permute(1, 2, 0, 3, 4),
                     ],
                     3,
                 ).flatten(0, 1)
@@ -228,7 +228,7 @@ def _attend_packed(
             queries = query.unflatten(1, (count, length)).transpose(0, 1)
             mask = None
             if softcap is None and length <= varlen.QUERIES:
-                mask = causal.mask(span.beginning, length, min(span.ends[-1][1], varlen.QUERIES), query)
+                mask = causal.mask(span.prefix_tokens, length, min(span.suffixes[-1][1], varlen.QUERIES), query)
             end_outputs.append(
                 _attend_rows(module, [queries, *states_seen], causal.window, scale, softcap, more, mask).flatten(0, 1)
             )
@@ -266,5 +266,5 @@ def _attend_rows(
         return sdpa_attention_forward(module, query, key, value, visible, 0.0, scale, **more)[0]
 
     keeps = softcap is None and window is None and query.shape[2] <= varlen.QUERIES
-    outputs = by_queries(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
+    outputs = attend_by_queries(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
     return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]

@@ -10,11 +10,11 @@ from transformers.cache_utils import DynamicLayer
 
 from rlgraph.backends.enginespec.memory import GrowingCache
 
-_FIRST_ROOM = GrowingCache().first
+_FIRST_ROOM = GrowingCache().spare_places
 """The most places that are allocated beyond the prompt at first."""
 
 
-class RoomyLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """A layer that writes new keys and values in place, where transformers' own copies the whole cache for each token.
 
     Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short.
@@ -80,5 +80,5 @@ def make_cache(config: PretrainedConfig, room: int) -> DynamicCache:
     Sliding-window, recurrent and other special layers stay as transformers makes them.
     """
     cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

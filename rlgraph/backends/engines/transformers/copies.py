@@ -41,13 +41,13 @@ class Replicas:
             for hook in hooks:
                 hook.remove()
 
-    def sum(
+    def sum_over_replicas(
         self, total: float, busy: int, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
     ) -> tuple[float, int, list[Tensor | None]]:
         """Return the loss, how many micro-batches have rows, and the gradients, added up over all replicas, the same
         bits on each. A replica without rows has None."""
         buckets, self._pending = self._pending or _Buckets(like, self._group), None
-        return buckets.send_rest(total, busy, gradients)
+        return buckets.send_remaining_buckets(total, busy, gradients)
 
 
 class _Buckets:
@@ -73,7 +73,7 @@ class _Buckets:
         ):
             self._send([self._parts.pop(at) for at in self._buckets[len(self._flat)]])
 
-    def send_rest(
+    def send_remaining_buckets(
         self, total: float, busy: int, gradients: Sequence[Tensor | None]
     ) -> tuple[float, int, list[Tensor | None]]:
         """Send the buckets that were not sent, and return the sums."""

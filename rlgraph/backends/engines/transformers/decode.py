@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.roles import WeightRefresh
-from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start
+from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start_token
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
@@ -25,7 +25,7 @@ _DROP_AT = 0.75
 
 
 @dataclass(frozen=True)
-class EndTokens:
+class SpecialTokens:
     """The tokens that begin and end rows."""
 
     eos_ids: tuple[int, ...]
@@ -57,7 +57,7 @@ def generate(
     n: int,
     sampling: Sampling,
     row_keys: np.ndarray,
-    ends: EndTokens,
+    ends: SpecialTokens,
     *,
     pool: Executor | None = None,
     threads: int = 1,
@@ -75,9 +75,9 @@ def generate(
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     check_row_keys(keys, prompts, n)
-    prompts = with_start(prompts, ends.start_id)
+    prompts = with_start_token(prompts, ends.start_id)
     lengths = torch.repeat_interleave(prompts.lengths, n)
-    together = n if sampling.first else 1
+    together = n if sampling.samples_wanted else 1
     blocks = _blocks(_order(lengths, n, expected), lengths, sampling.max_tokens, threads, block_tokens, together)
     if any(_is_ragged(lengths[rows]) for rows in blocks) and not network.can_pad_left:
         blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
@@ -86,7 +86,7 @@ def generate(
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def run(rows: Tensor) -> _Rows:
-        with nullcontext() if pause is None else pause.decoding():
+        with nullcontext() if pause is None else pause.count_as_decoding():
             return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
@@ -155,7 +155,7 @@ def _decode(
     ids, mask = _left_padded(prompts.take(picked), pad_id)
     width, ragged = ids.shape[1], not bool(mask.all())
     start = mask.sum(1)
-    version = None if pause is None else pause.version()
+    version = None if pause is None else pause.wait_for_version()
     logits, cache = _read(network, ids, mask, limit)
     if picked.shape[0] != count:
         logits = logits.index_select(0, local.to(device))
@@ -169,7 +169,7 @@ def _decode(
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
     for place in range(limit):
         if pause is not None and versions is not None:
-            if (newest := pause.version()) != version:
+            if (newest := pause.wait_for_version()) != version:
                 version, read_ids = newest, torch.cat([ids[local[active]], tokens[active, :place]], 1)
                 read_mask = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
                 logits, cache = _read(network, read_ids, read_mask, limit - place)
@@ -185,10 +185,10 @@ def _decode(
         alive = ~(finished | given_up)[active]
         lengths[active] += alive
         finished[active] |= alive & is_stop[token]
-        if sampling.first:
+        if sampling.samples_wanted:
             # All rows have as many tokens: those that have not ended will have more than those that have.
             ended = torch.bincount(local[finished], minlength=picked.shape[0])
-            given_up |= (ended >= sampling.first)[local] & ~finished
+            given_up |= (ended >= sampling.samples_wanted)[local] & ~finished
         alive = ~(finished | given_up)[active]
         running = int(alive.sum())
         if not running or place + 1 == limit:
@@ -199,7 +199,7 @@ def _decode(
             cache.batch_select_indices(keep.to(device))
             seen = None if seen is None else seen[keep.to(device)]
         positions = (start + place)[:, None] if ragged else torch.tensor([[width + place]])
-        logits = network.step(
+        logits = network.decode_step(
             sampled[:, None], cache, positions.to(device), None if seen is None else seen[:, : width + place + 1]
         )
     return _Rows(tokens, logprobs, lengths, finished, versions)
@@ -211,7 +211,7 @@ def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tenso
     ragged, cache = not bool(mask.all()), make_cache(network.model.config, room)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(ids.shape[1])[None]
     seen = mask.to(network.device) if ragged else None
-    return network.step(ids.to(network.device), cache, positions.to(network.device), seen), cache
+    return network.decode_step(ids.to(network.device), cache, positions.to(network.device), seen), cache
 
 
 def _left_padded(prompts: Sequences, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +240,7 @@ def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Row
     starts = (prompt_lengths + lengths).cumsum(0) - (prompt_lengths + lengths)
     flat = torch.empty(int((prompt_lengths + lengths).sum()), dtype=torch.long)
     scored = torch.zeros(flat.shape[0], dtype=torch.bool)
-    in_prompts = torch.repeat_interleave(prompts.starts, n)
+    in_prompts = torch.repeat_interleave(prompts.row_starts, n)
     flat[ragged_index(starts, prompt_lengths)] = prompts.tokens[ragged_index(in_prompts, prompt_lengths)]
     responses = ragged_index(starts + prompt_lengths, lengths)
     flat[responses] = tokens[valid]

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.adapters import attach, duplicate, share_base, trained
+from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
 from rlgraph.backends.engines.blocks import plan_blocks
-from rlgraph.backends.engines.device import device_here
+from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
@@ -24,29 +24,29 @@ from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.rank_weights import RankWeights
 from rlgraph.backends.engines.records import Generation, MicroBatch, Rank, Sampling, State, TrainOptions
 from rlgraph.backends.engines.roles import WeightRefresh
-from rlgraph.backends.engines.scoring import RowScores
+from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_of
+from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_in_config
 from rlgraph.backends.engines.transformers.attention import use_attention
 from rlgraph.backends.engines.transformers.copies import Replicas
-from rlgraph.backends.engines.transformers.decode import EndTokens, generate
+from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.gradients import sum_gradients
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
-from rlgraph.backends.engines.transformers.linear import use_onednn
+from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
-from rlgraph.backends.engines.transformers.norm import use_lean_norms
-from rlgraph.backends.engines.transformers.probe import probe, refusing
-from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs
+from rlgraph.backends.engines.transformers.norm import use_manual_norm_gradients
+from rlgraph.backends.engines.transformers.probe import check_causality, refuse_on_error
+from rlgraph.backends.engines.transformers.reading import NetworkReader, entropy, logprobs
 from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
-from rlgraph.backends.engines.vocabulary import tempered
+from rlgraph.backends.engines.vocabulary import apply_temperature
 from rlgraph.backends.enginespec.memory import GrowingCache
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 
 T = TypeVar("T")
 
@@ -54,14 +54,14 @@ T = TypeVar("T")
 def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     """Open a replica of a model or a rank's part of it, which takes its optimizer's steps together with those of the
     other ranks. Raises EngineError."""
-    device = device_here(rank.device)
+    device = choose_visible_device(rank.device)
     copies = apart = None
-    if rank.mesh.size > 1:
+    if rank.mesh.rank_count > 1:
         rank.join()
-    if rank.mesh.copy_size > 1:
+    if rank.mesh.replica_size > 1:
         apart = SplitReplica(rank.mesh, rank.number, device)
-    if rank.mesh.length("dp") > 1:
-        copies = Replicas(apart.copies if apart else None)
+    if rank.mesh.axis_size("dp") > 1:
+        copies = Replicas(apart.same_part_group if apart else None)
     # Micro-batches run side by side on CPU cores alone: one fills a GPU, and several would fill its memory.
     threads = rank.threads if device == "cpu" and apart is None else 1
     engine = TransformersEngine.open(
@@ -74,13 +74,13 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         copies=copies,
         apart=apart,
         beside=rank.base_engine,
-        **rank.blocks(),
+        **rank.block_options(),
     )
-    engine.offloader = Offloader(rank.arenas)
+    engine.offloader = Offloader(rank.memory_counters)
     return engine
 
 
-class TransformersEngine(RankWeights, RowScores):
+class TransformersEngine(RankWeights, ScoringMixin):
     """An engine with one model. It implements `Embedded`; `open` makes one from a source.
 
     Where the ranks of a replica shard it they get the same calls with the same rows, in the same order, and each has
@@ -98,7 +98,7 @@ class TransformersEngine(RankWeights, RowScores):
         gather: str = "",
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
-        cache_tokens: int = GrowingCache().places,
+        cache_tokens: int = GrowingCache().max_decoded_tokens,
         copies: Replicas | None = None,
         apart: SplitReplica | None = None,
     ) -> None:
@@ -125,8 +125,8 @@ class TransformersEngine(RankWeights, RowScores):
             logit_numbers,
             cache_tokens,
         )
-        use_onednn(self.model)
-        use_lean_norms(self.model)
+        use_onednn_linears(self.model)
+        use_manual_norm_gradients(self.model)
         use_attention(self.model, attention)
         if recompute:
             use_recomputation(self.model)
@@ -144,7 +144,7 @@ class TransformersEngine(RankWeights, RowScores):
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
         places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
-        self._reader = Reader(self._network, block_tokens, places, threads, self._pool, self._shards)
+        self._reader = NetworkReader(self._network, block_tokens, places, threads, self._pool, self._shards)
 
     @classmethod
     def open(
@@ -165,18 +165,18 @@ class TransformersEngine(RankWeights, RowScores):
         # It is loaded and split on the host, since all of it may have no room on a device.
         loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
         if apart is not None:
-            apart.split(loaded.model, spec.kind, lent=beside is not None)
-        with refusing(loaded.model):
+            apart.split_model(loaded.model, spec.kind, lent=beside is not None)
+        with refuse_on_error(loaded.model):
             engine = cls(loaded, spec, apart=apart, **options)
             generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
-            engine._run_model(lambda: probe(engine._network, generates))
+            engine._run_model(lambda: check_causality(engine._network, generates))
         return engine
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
         settings = getattr(self.model, "generation_config", None)
-        return self.codec.end_ids(getattr(settings, "eos_token_id", None))
+        return self.codec.end_token_ids(getattr(settings, "eos_token_id", None))
 
     def generate(
         self,
@@ -192,8 +192,8 @@ class TransformersEngine(RankWeights, RowScores):
         prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
         self._require("generate")
         assert self._shards is None, "the spec says that it does not"
-        ends = EndTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
-        with nullcontext() if weights is None else self.weights(weights):
+        ends = SpecialTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
+        with nullcontext() if weights is None else self.temporary_weights(weights):
             return generate(
                 self._network,
                 prompts,
@@ -205,7 +205,7 @@ class TransformersEngine(RankWeights, RowScores):
                 threads=self.threads,
                 block_tokens=self._cache_tokens,
                 refresh=refresh,
-                agreed=self._split.all_ready if self._split else bool,
+                agreed=self._split.are_all_ranks_ready if self._split else bool,
                 expected=expected,
             )
 
@@ -222,7 +222,7 @@ class TransformersEngine(RankWeights, RowScores):
             if "values" in ops:
                 return [outputs[:, 0]]
             if self._split is not None:
-                results = self._split.logprobs_and_entropies(tempered(outputs, temperature), tokens)
+                results = self._split.logprobs_and_entropies(apply_temperature(outputs, temperature), tokens)
                 return [results[op == "entropy"] for op in ops]
             plain = {
                 "logprobs": lambda: logprobs(outputs, tokens, temperature),
@@ -230,7 +230,7 @@ class TransformersEngine(RankWeights, RowScores):
             }
             return [plain[op]() for op in ops]
 
-        return self._reader.read_tokens(sequences, read, len(ops))
+        return self._reader.read_scored_tokens(sequences, read, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -267,7 +267,7 @@ class TransformersEngine(RankWeights, RowScores):
         loss, busy, gradients = self._loss, self._with_rows, self._gradients or [None] * len(parameters)
         self.clear_gradients()
         if self.copies is not None:
-            loss, busy, gradients = self.copies.sum(loss, busy, gradients, parameters)
+            loss, busy, gradients = self.copies.sum_over_replicas(loss, busy, gradients, parameters)
         if not busy:
             raise NoRows
         if self._optimizer is None:
@@ -292,7 +292,7 @@ class TransformersEngine(RankWeights, RowScores):
         """Continue after so many updates, with what is written into what this returns."""
         self._optimizer = self._new_optimizer()
         self.offloader.mark_changed()
-        self._optimizer.begin(kinds, steps)
+        self._optimizer.resume(kinds, steps)
         return self.moments()
 
     def save(self, folder: str | Path) -> None:
@@ -306,14 +306,14 @@ class TransformersEngine(RankWeights, RowScores):
         """Load the model of `spec` on this one's base."""
         model = share_base(self.model, spec.kind)
         if spec.adapters is not None:
-            attach(model, spec.adapters, spec.kind)
+            attach_adapters(model, spec.adapters, spec.kind)
         return LoadedModel(model, self.codec, self.new_parameters)
 
     def copy(self) -> TransformersEngine:
         """Return the same model with weights of its own, except a base that adapters share, and no optimizer."""
         assert self._apart is None, "each rank opens its part"
         return TransformersEngine(
-            LoadedModel(duplicate(self.model), self.codec, self.new_parameters),
+            LoadedModel(copy_with_shared_base(self.model), self.codec, self.new_parameters),
             self.spec,
             threads=self.threads,
             recompute=self._recompute,
@@ -326,21 +326,21 @@ class TransformersEngine(RankWeights, RowScores):
     @property
     def longest_row(self) -> int | None:
         """The most tokens of a row; None: positions have no end."""
-        return max_positions_of(self.model.config)
+        return max_positions_in_config(self.model.config)
 
     @property
     def has_results(self) -> bool:
         """Whether this rank has results: it is a whole replica, or the first one of those that split a replica."""
-        return self._apart is None or self._apart.speaks
+        return self._apart is None or self._apart.is_first_rank
 
     def layout(self) -> tuple[LocalTensor, ...]:
         """Return all of every tensor, or this rank's part; in the terms of its family where that is known, else each by
         its own name."""
-        split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (mesh(), 0)
+        split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (make_mesh(), 0)
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
         except UnsupportedModel:
-            shapes = self._shards.shapes if self._shards else {}
+            shapes = self._shards.full_shapes if self._shards else {}
             return tuple(
                 local_tensor(name, shapes[name], shard_range(split, rank, shapes[name][0]))
                 if name in shapes
@@ -354,7 +354,7 @@ class TransformersEngine(RankWeights, RowScores):
         these: the others are the same everywhere."""
         return self.offloader.on_device_or_host(self._held if self.spec.adapters is None else self._trained)
 
-    def weights_were_written(self) -> None:
+    def note_weights_written(self) -> None:
         """Copy the weights into the optimizer's wide copies."""
         if self.offloader.mark_changed() and self._optimizer is not None:
             self._optimizer.refresh_master_weights()
@@ -362,7 +362,10 @@ class TransformersEngine(RankWeights, RowScores):
     def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
         lost = () if keep else self.tensors().values()
-        copied_tensors = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
+        copied_tensors = [
+            *self._held.values(),
+            *(self._optimizer.state_tensors() if self._optimizer is not None else ()),
+        ]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
         return self.offloader.sleep(copied_tensors, once=gradients, lost=lost)
 
@@ -377,11 +380,11 @@ class TransformersEngine(RankWeights, RowScores):
     @property
     def _trained(self) -> dict[str, Tensor]:
         """This rank's part of the parameters that are trained, by name."""
-        return self._apart.trained(self.model) if self._apart else trained(self.model)
+        return self._apart.local_trained_parameters(self.model) if self._apart else trained_parameters(self.model)
 
     def _new_optimizer(self) -> Optimizer:
         replicated, replicas = (self._split.common, self._split.size) if self._split else ((), 1)
-        return Optimizer(self._trained, self._apart.sum if self._apart else None, replicated, replicas)
+        return Optimizer(self._trained, self._apart.sum_over_ranks if self._apart else None, replicated, replicas)
 
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gather_logits} if self._split and self.spec.kind == "causal_lm" else {}
@@ -393,5 +396,5 @@ class TransformersEngine(RankWeights, RowScores):
 
     def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
         if self._apart:
-            return self._apart.gradients(loss, self._trained)
+            return self._apart.local_gradients(loss, self._trained)
         return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)

@@ -17,7 +17,7 @@ _WORTH = 1 << 20
 """Products with fewer multiplications stay with MKL, which starts sooner."""
 
 
-def use_onednn(model: nn.Module) -> int:
+def use_onednn_linears(model: nn.Module) -> int:
     """Make the plain linear layers of a float32 CPU model multiply with oneDNN, and return how many were changed.
 
     Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or does not

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
-from rlgraph.backends.engines.transformers.attention import knows_layers, packed_rows
+from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_layers
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
@@ -54,7 +54,7 @@ class Network:
         self._backbone: nn.Module = model.base_model
         self._head = self._find_head()
 
-    def hidden(self, rows: Sequences, places: Tensor, beginnings: Tensor | None = None) -> Tensor:
+    def hidden_at(self, rows: Sequences, places: Tensor, beginnings: Tensor | None = None) -> Tensor:
         """Return what `head` needs at some places, float [M, ...]: int64 [M], which increase, among the tokens of all
         rows.
 
@@ -69,25 +69,25 @@ class Network:
         if packing is None and self.can_pack and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
             packing = pack_separately(rows)
         if packing is not None:
-            index, states = packing.place_of[places], self.packed_states(rows, packing)
+            index, states = packing.place_of_token[places], self.packed_states(rows, packing)
         else:
             index = rows.row_of_token[places] * longest + rows.token_positions[places]
-            states = self.states(rows.padded(self._pad_id)[0].to(self.device))
+            states = self.hidden_states(rows.padded(self._pad_id)[0].to(self.device))
         flat = states.flatten(0, 1)
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
 
     def packed_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it
         `can_pack`."""
-        tokens, positions = rows.tokens[packing.taken], rows.token_positions[packing.taken]
-        with packed_rows(packing.spans):
-            return self.states(tokens[None].to(self.device), positions[None].to(self.device))
+        tokens, positions = rows.tokens[packing.token_at_place], rows.token_positions[packing.token_at_place]
+        with reading_packed_rows(packing.spans):
+            return self.hidden_states(tokens[None].to(self.device), positions[None].to(self.device))
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def apply_head(self, hidden: Tensor) -> Tensor:
         """Return the model's output where its hidden states are these, float [M, outputs]."""
         return hidden if self._head is None else self._head(hidden)
 
-    def step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def decode_step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Return the logits after the last of the new tokens `ids`, int64 [N, T], as float [N, V], and append the
         tokens to the cache.
 
@@ -96,7 +96,7 @@ class Network:
         module = self.model if self._head is None else self._backbone
         arguments = {
             "input_ids": ids,
-            cache_name(module): cache,
+            cache_argument_name(module): cache,
             "position_ids": positions,
             "attention_mask": mask,
             "use_cache": True,
@@ -105,7 +105,7 @@ class Network:
             return self._gathered(module(**arguments, logits_to_keep=1).logits[:, -1])
         return self._gathered(self._head(module(**arguments).last_hidden_state[:, -1]))
 
-    def states(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    def hidden_states(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's states at every position before its head, float [N, T, H]; behind the head where that
         cannot be run alone."""
         if self._head is None:
@@ -122,7 +122,7 @@ class Network:
             )
         return out
 
-    def logits(self, ids: Tensor) -> Tensor:
+    def all_logits(self, ids: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary at every position, [N, T, V]."""
         return self._gathered(self.all_outputs(ids))
 
@@ -138,8 +138,8 @@ class Network:
         mask[1, :3] = False
         both = torch.cat([ids, ids])
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        padded = self.step(both, make_cache(self.model.config, 1), positions, mask)[1]
-        alone = self.step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
+        padded = self.decode_step(both, make_cache(self.model.config, 1), positions, mask)[1]
+        alone = self.decode_step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
         return bool((padded - alone).abs().max() <= _tolerance(alone))
 
     @cached_property
@@ -148,7 +148,7 @@ class Network:
         """Whether rows that lie one behind the other give what each gives alone."""
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
-        return knows_layers(self.model) and self._reads_same(rows, pack_separately(rows))
+        return supports_layers(self.model) and self._reads_same(rows, pack_separately(rows))
 
     @cached_property
     @torch.no_grad()
@@ -165,10 +165,10 @@ class Network:
         """Return whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or
         of float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
         try:
-            together = self.packed_states(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
+            together = self.packed_states(rows, packing)[0][packing.place_of_token].split(rows.lengths.tolist())
         except Exception:
             return False
-        alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
+        alone = [self.hidden_states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
         coarser = max(alone[0].dtype, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
         return all(
             bool((packed_states - single).abs().max() <= _tolerance(single.to(coarser)))
@@ -252,7 +252,7 @@ def _is_range(index: Tensor, size: int) -> bool:
     return index.shape[0] == size and bool((index == torch.arange(size)).all())
 
 
-def cache_name(model: nn.Module) -> str:
+def cache_argument_name(model: nn.Module) -> str:
     """Return the name by which a model takes its cache. With the old one newer versions warn for each token, and later
     refuse."""
     return _cache_name(type(model).forward)

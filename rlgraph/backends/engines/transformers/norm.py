@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rlgraph.backends.engines.norm import rms_norm
 
 
-def use_lean_norms(model: nn.Module) -> int:
+def use_manual_norm_gradients(model: nn.Module) -> int:
     """Make the RMS normalizations of a float32 CPU model compute their gradient by hand, and return how many were
     changed.
 

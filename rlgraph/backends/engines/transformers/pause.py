@@ -23,7 +23,7 @@ class RefreshBarrier:
         self._failure: BaseException | None = None
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
+    def count_as_decoding(self) -> Iterator[None]:
         """Count this thread as one that decodes meanwhile: the others wait for it before they take new weights."""
         with self._condition:
             self._condition.wait_for(lambda: not self._stopped or self._failure is not None)
@@ -35,10 +35,10 @@ class RefreshBarrier:
                 self._decoding -= 1
                 self._take()
 
-    def version(self) -> int:
+    def wait_for_version(self) -> int:
         """Return the version of the weights that sample the next token of this thread's rows."""
         with self._condition:
-            if self._stopped or self._all_ranks_wait(self._refresh.can_take):
+            if self._stopped or self._all_ranks_wait(self._refresh.can_take_weights):
                 taken = self._taken
                 self._stopped += 1
                 self._take()
@@ -54,7 +54,7 @@ class RefreshBarrier:
         try:
             # Tensors made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
-                self._version = self._refresh.take()
+                self._version = self._refresh.take_weights()
         except BaseException as error:
             self._failure = error
         self._stopped, self._taken = 0, self._taken + 1

@@ -26,7 +26,7 @@ never more than this. Of 27 architectures, tiny ones with random weights, the fa
 nearest of those that compute something else were so by 0.005 of the spread, and most by 0.3 and more."""
 
 
-def probe(network: Network, generates: bool) -> None:
+def check_causality(network: Network, generates: bool) -> None:
     """Raise ModelRefused where a later token changes what an earlier one gives; where the model `generates`, also where
     a token at a time gives something else than one pass over all of them."""
     ids = _trial_rows(network)
@@ -36,7 +36,7 @@ def probe(network: Network, generates: bool) -> None:
             _check_decoding(network, ids)
 
 
-def distance(some: Tensor, others: Tensor) -> float:
+def logits_distance(some: Tensor, others: Tensor) -> float:
     """Return how far two [..., V] are apart at the middle one of their places, in units of the spread of `others`
     there.
 
@@ -48,7 +48,7 @@ def distance(some: Tensor, others: Tensor) -> float:
     return float(gaps.flatten().sort().values[gaps.numel() // 2])
 
 
-def tolerance(dtype: torch.dtype) -> float:
+def rounding_tolerance(dtype: torch.dtype) -> float:
     """Return the largest `distance` of numbers that are the same but for rounding.
 
     No dtype counts as finer than float32, in which many models compute norms and softmax whatever their dtype is.
@@ -68,9 +68,9 @@ def _trial_rows(network: Network) -> Tensor:
 def _check_causal(network: Network, ids: Tensor) -> None:
     changed = ids.clone()
     changed[:, _PROMPT:] = ids[:, _PROMPT:].flip(1, 0)
-    before, after = (network.states(tokens)[:, :_PROMPT] for tokens in (ids, changed))
-    gap = distance(after, before)
-    if not gap <= tolerance(network.model.dtype):
+    before, after = (network.hidden_states(tokens)[:, :_PROMPT] for tokens in (ids, changed))
+    gap = logits_distance(after, before)
+    if not gap <= rounding_tolerance(network.model.dtype):
         raise ModelRefused(
             f"{_name(network)} is no causal model: a later token changes what an earlier one gives, "
             f"by {gap:.2g} of its spread"
@@ -79,12 +79,12 @@ def _check_causal(network: Network, ids: Tensor) -> None:
 
 def _check_decoding(network: Network, ids: Tensor) -> None:
     """Decode as `decode.py` does: prompts once, a row for each response, and rows that have ended leave."""
-    expected = network.logits(ids)
+    expected = network.all_logits(ids)
     cache = make_cache(network.model.config, _LENGTH)
 
     def step(rows: Tensor, start: int, end: int) -> Tensor:
         positions = torch.arange(start, end, device=ids.device)[None]
-        return network.step(ids[rows, start:end], cache, positions, None)
+        return network.decode_step(ids[rows, start:end], cache, positions, None)
 
     prompts = torch.tensor([0, 2], device=ids.device)
     pairs = [(step(prompts, 0, _PROMPT), expected[prompts, _PROMPT - 1])]
@@ -95,8 +95,8 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
         if place == _PROMPT:
             rows = rows[1:]
             cache.batch_select_indices(rows)
-    gap = distance(torch.cat([stepwise for stepwise, _ in pairs]), torch.cat([full for _, full in pairs]))
-    if not gap <= tolerance(network.model.dtype):
+    gap = logits_distance(torch.cat([stepwise for stepwise, _ in pairs]), torch.cat([full for _, full in pairs]))
+    if not gap <= rounding_tolerance(network.model.dtype):
         raise ModelRefused(
             f"{_name(network)} does not decode with a cache: a token at a time it gives other numbers than in one "
             f"pass, by {gap:.2g} of their spread"
@@ -104,7 +104,7 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
 
 
 @contextmanager
-def refusing(model: nn.Module) -> Iterator[None]:
+def refuse_on_error(model: nn.Module) -> Iterator[None]:
     """Turn errors inside the model's own code into a ModelRefused."""
     try:
         yield

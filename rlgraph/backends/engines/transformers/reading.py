@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.blocks import plan_blocks
-from rlgraph.backends.engines.chunks import in_chunks
+from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import ParameterShards
-from rlgraph.backends.engines.vocabulary import tempered
+from rlgraph.backends.engines.vocabulary import apply_temperature
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
 each."""
 
 
-class Reader:
+class NetworkReader:
     """Reads blocks of rows with a network, in threads or on ranks that shard the model."""
 
     def __init__(
@@ -39,21 +39,21 @@ class Reader:
         self._network, self._block_tokens, self._places = network, block_tokens, places
         self._threads, self._pool, self._shards = threads, pool, shards
 
-    def read_tokens(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
+    def read_scored_tokens(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
         if bool(((sequences.token_positions == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
-        counts = sequences.counts()
+        counts = sequences.scored_counts()
 
         def block(rows: Tensor) -> Sequence[Tensor]:
             part = sequences.take(rows)
             positions = part.scored.nonzero()[:, 0]
             # The last scored token of a row, and what follows it, need not be read.
-            inputs = part.truncate(part.token_positions[positions[part.counts().cumsum(0) - 1]])
-            before = inputs.starts[part.row_of_token[positions]] + part.token_positions[positions] - 1
+            inputs = part.truncate(part.token_positions[positions[part.scored_counts().cumsum(0) - 1]])
+            before = inputs.row_starts[part.row_of_token[positions]] + part.token_positions[positions] - 1
             # The rows of a group have in common what stands before a row's first scored token.
-            ends = part.counts().cumsum(0)
-            prompts = part.token_positions[positions[ends - part.counts()]]
+            ends = part.scored_counts().cumsum(0)
+            prompts = part.token_positions[positions[ends - part.scored_counts()]]
             return self._read_block(inputs, before, part.tokens[positions], read, prompts)
 
         return self._in_blocks(sequences.lengths, counts, block, results)
@@ -63,8 +63,8 @@ class Reader:
 
         def block(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
-            hidden = self._network.hidden(part, part.lengths.cumsum(0) - 1)
-            return (_wide(self._network.head(hidden))[:, 0],)
+            hidden = self._network.hidden_at(part, part.lengths.cumsum(0) - 1)
+            return (_wide(self._network.apply_head(hidden))[:, 0],)
 
         return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
 
@@ -72,9 +72,9 @@ class Reader:
         self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
     ) -> Sequence[Tensor]:
         """Return `read` at some places of one block, in chunks, so that there are never more logits than allowed."""
-        hidden = self._network.hidden(rows, places, beginnings)
-        return in_chunks(
-            lambda part, follow: read(_wide(self._network.head(part)), follow),
+        hidden = self._network.hidden_at(rows, places, beginnings)
+        return compute_in_chunks(
+            lambda part, follow: read(_wide(self._network.apply_head(part)), follow),
             self._places,
             hidden,
             tokens.to(hidden.device),
@@ -142,12 +142,12 @@ class Reader:
 
 def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """Return log softmax(logits / temperature) of some tokens."""
-    return -torch.nn.functional.cross_entropy(tempered(logits, temperature), tokens, reduction="none")
+    return -torch.nn.functional.cross_entropy(apply_temperature(logits, temperature), tokens, reduction="none")
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
     """Return the entropy of each distribution in nats."""
-    log_p = tempered(logits, temperature).log_softmax(1)
+    log_p = apply_temperature(logits, temperature).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlgraph.backends.engines.adapters import trained
+from rlgraph.backends.engines.adapters import trained_parameters
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.transformers.shards import ParameterShards
 from rlgraph.backends.engines.transformers.tensors import TensorParallel
@@ -24,51 +24,51 @@ class SplitReplica:
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
         """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
-        self.tensors = TensorParallel(mesh, rank, device) if mesh.length("tp") > 1 else None
-        self.shards = ParameterShards(mesh, rank, device) if mesh.length("fsdp") > 1 else None
+        self.tensors = TensorParallel(mesh, rank, device) if mesh.axis_size("tp") > 1 else None
+        self.shards = ParameterShards(mesh, rank, device) if mesh.axis_size("fsdp") > 1 else None
         self._device = device
 
     @property
-    def speaks(self) -> bool:
+    def is_first_rank(self) -> bool:
         """Whether this is the replica's first rank."""
-        return self.rank % self.mesh.copy_size == 0
+        return self.rank % self.mesh.replica_size == 0
 
     @property
-    def copies(self) -> dist.ProcessGroup:
+    def same_part_group(self) -> dist.ProcessGroup:
         """The ranks that have the same part of the other replicas."""
         return device_mesh(self.mesh, self._device)["dp"].get_group()
 
-    def split(self, model: PreTrainedModel, kind: ModelKind, lent: bool) -> None:
+    def split_model(self, model: PreTrainedModel, kind: ModelKind, lent: bool) -> None:
         """Keep this rank's part of a model that is on the host. Raises EngineError for one that cannot be split.
 
         lent: its base is split already, and on the device; what is trained of it is not.
         """
         if self.tensors is not None:
             if lent:
-                self.tensors.split_trained(model)
+                self.tensors.split_trained_parameters(model)
             else:
-                self.tensors.split(model, kind)
+                self.tensors.split_model(model, kind)
         if self.shards is not None:
             self.shards.shard_parameters(model)
         else:
             model.to(self._device)  # type: ignore[arg-type]
 
-    def gradients(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> Sequence[Tensor | None]:
+    def local_gradients(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> Sequence[Tensor | None]:
         """Return this rank's part of the gradients of the trained parameters, summed over ranks that shard the rows."""
         if self.shards is not None:
-            gradients = self.shards.gradients(loss)
+            gradients = self.shards.local_gradients(loss)
         else:
             gradients = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
         if self.tensors is not None:
-            self.tensors.add_up_gradients(dict(zip(parameters, gradients, strict=True)))
+            self.tensors.sum_partial_gradients(dict(zip(parameters, gradients, strict=True)))
         return gradients
 
-    def trained(self, model: PreTrainedModel) -> dict[str, Tensor]:
+    def local_trained_parameters(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return this rank's part of the parameters that training changes, by name."""
-        parameters = trained(model)
+        parameters = trained_parameters(model)
         return parameters if self.shards is None else {name: self.shards.parameters[name] for name in parameters}
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks, each of which has other parts of the parameters."""
         for part in (self.shards, self.tensors):
             if part is not None:

@@ -33,7 +33,7 @@ class ParameterShards:
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
         """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
-        self.size, self.index = mesh.length("fsdp"), mesh.at(rank, "fsdp")
+        self.size, self.index = mesh.axis_size("fsdp"), mesh.axis_position(rank, "fsdp")
         self._mesh = device_mesh(mesh, device)["fsdp"]
         self.group = self._mesh.get_group()
         """The ranks of this replica; where its layers are split, too, those that have the same part of them."""
@@ -64,7 +64,7 @@ class ParameterShards:
             self.parameters = {key: parameter.to_local().detach() for key, parameter in self._dtensors.items()}
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def full_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters before they were sharded."""
         return {name: tuple(parameter.shape) for name, parameter in self._dtensors.items()}
 
@@ -98,7 +98,7 @@ class ParameterShards:
         root.set_reshard_after_forward(not stays)
         root.set_reshard_after_backward(not stays)
 
-    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+    def local_gradients(self, loss: Tensor) -> list[Tensor | None]:
         """Return this rank's part of the sum over all ranks of the gradients of `loss`, for the parameters that are
         trained, in their order."""
         finished, trained = False, [parameter for parameter in self._dtensors.values() if parameter.requires_grad]

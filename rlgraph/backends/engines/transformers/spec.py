@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.transformers.layout import layout
 from rlgraph.backends.enginespec.legal import tensor_misfits
-from rlgraph.backends.enginespec.memory import GrowingCache, Memory
-from rlgraph.backends.enginespec.spec import Attention, EngineSpec, PrefixSharing
+from rlgraph.backends.enginespec.memory import EngineMemory, GrowingCache
+from rlgraph.backends.enginespec.spec import AttentionKind, EngineSpec, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
@@ -18,9 +18,9 @@ def _fused_norms(device: DeviceKind, dtype: str) -> bool:
 SHARES = PrefixSharing(
     # For the gradient only keys and values of a beginning exist once for each row: with an eighth less tokens a layer
     # keeps less in all, also where as many heads have keys as queries and the network has no gate.
-    worth=1 / 8,
+    min_saved_share=1 / 8,
     # In longer rows attention is much of the work, and torch's kernel is slower where queries begin in a row's midst.
-    longest=4096,
+    max_suffix_tokens=4096,
     # With a mask torch's kernels for GPUs want keys and values for each head.
     devices=frozenset({"cpu"}),
 )
@@ -45,28 +45,28 @@ SPEC = EngineSpec(
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},
     # Generating would gather all parameters for each token.
-    whole={"fsdp": frozenset({"generate", "interact"})},
+    unsplit_operations={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,
     experts=True,
     every_model=True,
     packs=True,
-    shares=SHARES,
+    prefix_sharing=SHARES,
     attention={
-        "sdpa": Attention(),
-        "eager": Attention(packs=False, scores=True),
-        "flash_attention_2": Attention(packs=False, devices=frozenset({"gpu"})),
+        "sdpa": AttentionKind(),
+        "eager": AttentionKind(packs=False, scores=True),
+        "flash_attention_2": AttentionKind(packs=False, devices=frozenset({"gpu"})),
     },
     threads=True,
-    orders=True,
+    longest_first=True,
     rereads=True,
     accumulates=True,
     keeps_moments=True,
     sleeps=True,
     saves=True,
     adapters=("apart",),
-    own_adapters=True,
+    lays_out_adapters=True,
     gather=("layer", "update"),
-    memory=Memory(fused_norms=_fused_norms, cache=GrowingCache()),
+    memory=EngineMemory(fused_norms=_fused_norms, cache=GrowingCache()),
     settings=frozenset({"recompute"}),
     preference=1,
     embedded=True,

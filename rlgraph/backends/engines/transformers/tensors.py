@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlgraph.backends.engines.adapters import trained
+from rlgraph.backends.engines.adapters import trained_parameters
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
@@ -41,7 +41,7 @@ class TensorParallel:
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
         """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
-        self.size, self.index = mesh.length("tp"), mesh.at(rank, "tp")
+        self.size, self.index = mesh.axis_size("tp"), mesh.axis_position(rank, "tp")
         self.group = device_mesh(mesh, device)["tp"].get_group()
         """The ranks of this replica; where its parameters are sharded, too, those that have the same shard of them."""
         self.common: set[str] = set()
@@ -55,7 +55,7 @@ class TensorParallel:
         """Return itself: a model's copy has the same ranks."""
         return self
 
-    def split(self, model: PreTrainedModel, kind: ModelKind) -> None:
+    def split_model(self, model: PreTrainedModel, kind: ModelKind) -> None:
         """Keep this rank's part of the parameters alone. Raises EngineError for a model that cannot be split."""
         try:
             shape = shape_of(model.config.get_text_config().to_dict())
@@ -71,9 +71,9 @@ class TensorParallel:
                 module.register_forward_pre_hook(self._enter_split, with_kwargs=True)
         self._split_vocabulary(model)
 
-    def split_trained(self, model: PreTrainedModel) -> None:
+    def split_trained_parameters(self, model: PreTrainedModel) -> None:
         """Split only what is trained of a model, whose base is that of another one, which was split."""
-        self._keep_parts(model, _plan_words(model), trained(model))
+        self._keep_parts(model, _plan_words(model), trained_parameters(model))
         embedding: Any = model.get_input_embeddings()
         self._vocab, self._first = embedding.ranks._vocab, embedding.first
 
@@ -169,7 +169,7 @@ class TensorParallel:
         dist.all_gather(parts, nn.functional.pad(logits, (0, max(sizes) - logits.shape[-1])), group=self.group)
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 
-    def all_ready(self, ready: bool) -> bool:
+    def are_all_ranks_ready(self, ready: bool) -> bool:
         """Return whether all ranks are ready."""
         ready_ranks = torch.tensor(int(ready))
         dist.all_reduce(ready_ranks, dist.ReduceOp.MIN, group=self.group)
@@ -177,7 +177,7 @@ class TensorParallel:
 
     # Gradients
 
-    def add_up_gradients(self, gradients: Mapping[str, Tensor | None]) -> None:
+    def sum_partial_gradients(self, gradients: Mapping[str, Tensor | None]) -> None:
         """Add up in place the gradients of parameters of which each rank has a part of the sum."""
         parts = [part for name, part in gradients.items() if name in self._summed_gradients and part is not None]
         if parts:

@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlgraph.backends.engines.adapters import base_of, is_adapter, save
-from rlgraph.backends.engines.sources import ModelSpec, quiet_transformers, saving_on_any_rank
+from rlgraph.backends.engines.adapters import base_location, is_adapter, save
+from rlgraph.backends.engines.sources import ModelSpec, quiet_transformers, save_on_any_rank
 from rlgraph.backends.engines.tokenizers import Codec
 
 
@@ -23,7 +23,7 @@ def save_model(
 ) -> None:
     """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
     adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
-    with quiet_transformers(), saving_on_any_rank(model):
+    with quiet_transformers(), save_on_any_rank(model):
         if spec.adapters is None:
             model.save_pretrained(str(folder), state_dict=dict(held))
         else:
@@ -34,7 +34,7 @@ def save_model(
 
 def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, codec: Codec, folder: Path) -> str:
     """Return where the base of saved adapters is; one that was made here is saved beside them."""
-    base, writes_base = base_of(spec.source, folder)
+    base, writes_base = base_location(spec.source, folder)
     if writes_base:
         weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
         model.save_pretrained(base, state_dict=weights)

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.first_done import is_decided
 from rlgraph.backends.engines.rank_weights import RankWeights
-from rlgraph.backends.engines.vllm.calls import CallQueue, RowCall, Sample
-from rlgraph.backends.engines.vllm.layout import ranks
+from rlgraph.backends.engines.vllm.calls import NumberedCalls, RowCall, Sample
+from rlgraph.backends.engines.vllm.layout import layer_split
 from rlgraph.ir.mesh import Mesh
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.vllm.sampling import Row
+    from rlgraph.backends.engines.vllm.sampling import SampledRow
 
 _NO_CALL = 1 << 62
 """More than the number of any call."""
@@ -35,7 +35,7 @@ class CallSampler(RankWeights):
         self._calls: dict[int, RowCall] = {}
         """The calls whose rows are being generated, in the order in which they began."""
         self._numbers = count()
-        self._desk = CallQueue()
+        self._desk = NumberedCalls()
         self._lora_request: Any = None
         """vLLM's name for the adapters, where they are apart from the weights."""
 
@@ -46,14 +46,14 @@ class CallSampler(RankWeights):
             for _ in call.keys:
                 while call.samples.empty():
                     self._step()
-                yield call.next()
+                yield call.next_sample()
         finally:
             self._drop(call)
 
     def sample_until_done(self, number: int) -> None:
         """Sample until nothing more comes of the call of this number, once its rows are handed over; rows of calls that
         join come in between two tokens."""
-        call = self._desk.wait(number)
+        call = self._desk.wait_for_call(number)
         try:
             if call is not None:
                 self._drive(number, call)
@@ -69,7 +69,7 @@ class CallSampler(RankWeights):
 
     def _drive(self, number: int, call: RowCall) -> None:
         if call.weights is not None:
-            with self.weights(call.weights):
+            with self.temporary_weights(call.weights):
                 self._finish(number)
         else:
             self._finish(number)
@@ -79,7 +79,7 @@ class CallSampler(RankWeights):
             if self._calls:
                 self._step()
             else:
-                self._desk.await_more(number)
+                self._desk.wait_for_startable(number)
 
     def give_up_rows(self, number: int) -> None:
         """Make the call of this number give up its unfinished rows."""
@@ -91,7 +91,7 @@ class CallSampler(RankWeights):
 
     def dismiss_call(self, number: int) -> None:
         """Note that the caller of the call of this number is done with it, or failed to make it."""
-        self._desk.dismiss(number)
+        self._desk.dismiss_call(number)
 
     def _admit_next(self, driven: int) -> bool:
         """Admit the rows of the next call that may begin, once all ranks have them; return whether the driven call is
@@ -102,37 +102,37 @@ class CallSampler(RankWeights):
         leaving = _NO_CALL if leaving is None else leaving
         limited, tokens = self._desk.first_limited_call() or (_NO_CALL, 0)
         local = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
-        first, last, least, most, *limits, over = self._least([*local, int(self._desk.is_ended(driven))])
+        first, last, least, most, *limits, over = self._least([*local, int(self._desk.is_call_over(driven))])
         if limits[0] == -limits[1] < _NO_CALL and limits[2] == -limits[3]:
             admission = self._desk.note_limit_agreed(limits[0], limits[2]).admission
             assert admission is not None
-            admission.limit = limits[2]
+            admission.token_limit = limits[2]
         if least == -most < _NO_CALL:
             self._give_up(self._desk.note_given_up(least))
             return bool(over)
         if first == -last < _NO_CALL:
-            call = self._desk.wait(first)
+            call = self._desk.wait_for_call(first)
             assert call is not None
             self._admit(call)
         return bool(over)
 
     def _admit(self, call: RowCall) -> None:
         """Begin a call: its rows come behind those of earlier ones."""
-        from rlgraph.backends.engines.vllm.sampling import Row
+        from rlgraph.backends.engines.vllm.sampling import SampledRow
 
         number, call.begun = next(self._numbers), True
-        call.waiting = {
-            f"{number}/{index}": Row(call.batch, index, key, [*before.logprobs], before.tokens)
+        call.unfinished_by_request = {
+            f"{number}/{index}": SampledRow(call.batch, index, key, [*before.logprobs], before.tokens)
             for index, key in enumerate(call.keys)
-            if not (before := call.begun_part(index)).over
+            if not (before := call.partial_row(index)).needs_no_more
         }
-        if call.waiting:
+        if call.unfinished_by_request:
             self._calls[number] = call
-        call.pending_samples.extend(call.requests_in_turn())
+        call.pending_samples.extend(call.ordered_requests())
 
     def _give_up(self, call: RowCall) -> None:
         """Give up a call's unfinished rows, with which somebody else goes on."""
-        if call.waiting:
+        if call.unfinished_by_request:
             given_up = call.unfinished_rows()
             self._drop(call)
             call.samples.put(given_up)
@@ -141,50 +141,52 @@ class CallSampler(RankWeights):
         """Hand rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
         that have ended, and do not slow the others down. Rows that others have begun come beside them."""
         width = max((len(call.keys) for call in self._calls.values()), default=0)
-        width += sum(len(call.keys) for call in self._calls.values() if call.is_continued)
-        in_vllm = sum(len(call.waiting) - len(call.pending_samples) for call in self._calls.values())
+        width += sum(len(call.keys) for call in self._calls.values() if call.has_begun_parts)
+        in_vllm = sum(len(call.unfinished_by_request) - len(call.pending_samples) for call in self._calls.values())
         for call in self._calls.values():
             names = [call.pending_samples.popleft() for _ in range(min(len(call.pending_samples), width - in_vllm))]
-            self._add(call, {name: call.waiting[name] for name in names})
+            self._add(call, {name: call.unfinished_by_request[name] for name in names})
             in_vllm += len(names)
 
     def _step(self) -> None:
         """Sample a token for all rows that are being generated."""
         refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
-        if refresh is not None and self._all_ranks(refresh.can_take):
-            refresh.take()
+        if refresh is not None and self._all_ranks(refresh.can_take_weights):
+            refresh.take_weights()
         for call in self._calls.values():
             # Somebody may have brought new weights since the last step, too.
             if call.refresh is not None:
-                call.gets_sample[self.version] = call.refresh.version
+                call.version_by_count[self.version] = call.refresh.version
         self._feed()
         outputs = self._engine.step()
-        for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
+        for call in [call for call in self._calls.values() if call.batch.failure is not None or call.is_abandoned]:
             if call.batch.failure is not None:
                 call.samples.put(call.batch.failure)
             self._drop(call)
         for output in outputs:
             owner = self._calls.get(int(output.request_id.partition("/")[0]))
             if owner is not None:
-                sample = _sample(owner.waiting.pop(output.request_id), output.outputs[0])
-                owner.ended.setdefault(sample.row // owner.n, []).append(len(sample.tokens))
+                sample = _sample(owner.unfinished_by_request.pop(output.request_id), output.outputs[0])
+                owner.ended_lengths.setdefault(sample.row // owner.n, []).append(len(sample.tokens))
                 owner.samples.put(sample)
         for number, call in list(self._calls.items()):
-            limit = None if call.admission is None else call.admission.limit
-            if call.batch.sampling.first or limit is not None:
-                given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first, limit)
+            limit = None if call.admission is None else call.admission.token_limit
+            if call.batch.sampling.samples_wanted or limit is not None:
+                given_up = _given_up(
+                    call.unfinished_by_request, call.ended_lengths, call.n, call.batch.sampling.samples_wanted, limit
+                )
                 self._engine.abort_request(given_up)
                 call.pending_samples = deque(name for name in call.pending_samples if name not in given_up)
                 for name in given_up:
-                    call.samples.put(Sample(call.waiting.pop(name).index, [], [], False, ()))
-            if not call.waiting:
+                    call.samples.put(Sample(call.unfinished_by_request.pop(name).index, [], [], False, ()))
+            if not call.unfinished_by_request:
                 del self._calls[number]
 
     def _drop(self, call: RowCall) -> None:
         """Give up the unfinished rows of a call."""
         self._calls = {number: other for number, other in self._calls.items() if other is not call}
-        self._engine.abort_request(list(call.waiting))
-        call.waiting = {}
+        self._engine.abort_request(list(call.unfinished_by_request))
+        call.unfinished_by_request = {}
         call.pending_samples.clear()
 
     def _all_ranks(self, holds: bool) -> bool:
@@ -193,7 +195,7 @@ class CallSampler(RankWeights):
 
     def _least(self, local: list[int]) -> list[int]:
         """Return for each number the least that any rank of this replica has; all ask before the same step."""
-        if ranks(self._mesh, self._rank)[0] == 1:
+        if layer_split(self._mesh, self._rank)[0] == 1:
             return local
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -201,11 +203,11 @@ class CallSampler(RankWeights):
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
         return [int(number) for number in least]
 
-    def _add(self, call: RowCall, rows: Mapping[str, Row]) -> None:
+    def _add(self, call: RowCall, rows: Mapping[str, SampledRow]) -> None:
         for name, row in rows.items():
             # Only rows that began with the same weights share keys and values.
-            prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
-            self._engine.add_request(name, prompt, row.request(), lora_request=self._lora_request)
+            prompt = {"prompt_token_ids": call.prompt_and_begun_tokens(row), "cache_salt": str(self.version)}
+            self._engine.add_request(name, prompt, row.sampling_params(), lora_request=self._lora_request)
 
     def _drop_cache(self) -> None:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are
@@ -216,7 +218,7 @@ class CallSampler(RankWeights):
                     call,
                     {
                         name: row
-                        for name, row in call.waiting.items()
+                        for name, row in call.unfinished_by_request.items()
                         if not row.logprobs and name not in call.pending_samples
                     },
                 )
@@ -232,7 +234,7 @@ class CallSampler(RankWeights):
 
 
 def _given_up(
-    waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int, limit: int | None
+    waiting: Mapping[str, SampledRow], ended: Mapping[int, list[int]], n: int, first: int, limit: int | None
 ) -> list[str]:
     """Return the requests that can be ended: of prompts of which it is certain which samples end first, and those with
     as many tokens as the limit says. `ended` has the tokens of the rows of each prompt that have."""
@@ -249,8 +251,8 @@ def _given_up(
     return list(dict.fromkeys([*chain.from_iterable(decided_names), *at_limit]))
 
 
-def _sample(row: Row, output: Any) -> Sample:
+def _sample(row: SampledRow, output: Any) -> Sample:
     """Make a sample from vLLM's record of an output."""
-    tokens = [*row.begun, *output.token_ids]
+    tokens = [*row.begun_tokens, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
     return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)

@@ -13,7 +13,7 @@ from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandone
 from rlgraph.backends.engines.roles import WeightRefresh
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.vllm.sampling import Batch, Row
+    from rlgraph.backends.engines.vllm.sampling import CallSampling, SampledRow
 
 
 _NOTHING = PartialRow([], [])
@@ -37,68 +37,70 @@ class Sample:
 class RowCall:
     """The rows of one call."""
 
-    batch: Batch
+    batch: CallSampling
     prompts: list[list[int]]
     n: int
     keys: list[int]
     refresh: WeightRefresh | None
-    gets_sample: dict[int, int]
+    version_by_count: dict[int, int]
     """For the engine's count of its weights the versions that they are, where somebody tells them."""
     admission: Admission | None
     weights: State | None
     """Weights in place of the engine's own."""
     expected: Sequence[float] | None = None
     """For each prompt the tokens that its rows are expected to have."""
-    waiting: dict[str, Row] = field(default_factory=dict)
+    unfinished_by_request: dict[str, SampledRow] = field(default_factory=dict)
     """Rows that have not ended, by their request."""
     pending_samples: deque[str] = field(default_factory=deque)
     """Requests of these rows that vLLM does not have yet."""
-    ended: dict[int, list[int]] = field(default_factory=dict)
+    ended_lengths: dict[int, list[int]] = field(default_factory=dict)
     """For each prompt the tokens of its rows that have ended."""
     samples: SimpleQueue[Sample | BaseException] = field(default_factory=SimpleQueue)
     """Rows that have ended, or why nothing more will come."""
     begun: bool = False
     """The engine has its rows."""
-    dropped: bool = False
+    is_abandoned: bool = False
     """Nobody wants the other rows."""
 
-    def prompt(self, row: Row) -> list[int]:
+    def prompt_and_begun_tokens(self, row: SampledRow) -> list[int]:
         """Return a row's prompt and the tokens with which its response began."""
-        return [*self.prompts[row.index // self.n], *row.begun]
+        return [*self.prompts[row.index // self.n], *row.begun_tokens]
 
-    def requests_in_turn(self) -> list[str]:
+    def ordered_requests(self) -> list[str]:
         """Return the requests that have not ended, in the order in which they begin: rows that are expected to be long
         first."""
         if self.expected is None:
-            return list(self.waiting)
+            return list(self.unfinished_by_request)
         expected = self.expected
-        return sorted(self.waiting, key=lambda name: -expected[self.waiting[name].index // self.n])
+        return sorted(
+            self.unfinished_by_request, key=lambda name: -expected[self.unfinished_by_request[name].index // self.n]
+        )
 
     @property
-    def is_continued(self) -> bool:
+    def has_begun_parts(self) -> bool:
         """Whether others have begun its rows."""
-        return self.admission is not None and self.admission.begun is not None
+        return self.admission is not None and self.admission.partial_rows is not None
 
-    def begun_part(self, index: int) -> PartialRow:
+    def partial_row(self, index: int) -> PartialRow:
         """Return what existed of a row."""
-        if self.admission is None or self.admission.begun is None:
+        if self.admission is None or self.admission.partial_rows is None:
             return _NOTHING
-        return self.admission.begun[index]
+        return self.admission.partial_rows[index]
 
     def deliver_finished(self) -> None:
         """Deliver the rows of which nobody wants more."""
         for index in range(len(self.keys)):
-            begun = self.begun_part(index)
-            if begun.over:
+            begun = self.partial_row(index)
+            if begun.needs_no_more:
                 self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, ()))
                 if begun.tokens:
-                    self.ended.setdefault(index // self.n, []).append(len(begun.tokens))
+                    self.ended_lengths.setdefault(index // self.n, []).append(len(begun.tokens))
 
     def unfinished_rows(self) -> RowsAbandoned:
         """Return what exists of the rows that have not ended."""
-        return RowsAbandoned({row.index: row.progress() for row in self.waiting.values()})
+        return RowsAbandoned({row.index: row.partial_row() for row in self.unfinished_by_request.values()})
 
-    def next(self) -> Sample:
+    def next_sample(self) -> Sample:
         """Wait for the next of its rows that ends. Raises the reason where there is none."""
         sample = self.samples.get()
         if isinstance(sample, BaseException):
@@ -106,7 +108,7 @@ class RowCall:
         return sample
 
 
-class CallQueue:
+class NumberedCalls:
     """Keeps calls until the thread that samples takes them."""
 
     def __init__(self) -> None:
@@ -120,13 +122,13 @@ class CallQueue:
         """Numbers of tokens at which rows of calls are to be given up, where that has not happened yet."""
         self._condition = Condition()
 
-    def hand_over(self, number: int, call: RowCall) -> None:
+    def hand_over_call(self, number: int, call: RowCall) -> None:
         """Hand a call over in place of the one before, whose rows have ended."""
         with self._condition:
             self._calls[number] = call
             self._condition.notify_all()
 
-    def dismiss(self, number: int) -> None:
+    def dismiss_call(self, number: int) -> None:
         """Note that the caller of a call is done with it."""
         with self._condition:
             if number in self._driven:
@@ -135,7 +137,7 @@ class CallQueue:
                 self._dismissed.add(number)
             self._condition.notify_all()
 
-    def wait(self, number: int) -> RowCall | None:
+    def wait_for_call(self, number: int) -> RowCall | None:
         """Return the last call of this number, when one has been handed over; None: it was dismissed before."""
         with self._condition:
             self._condition.wait_for(lambda: number in self._calls or number in self._dismissed)
@@ -197,7 +199,7 @@ class CallQueue:
             return self._following(driven)
 
     def _following(self, driven: int) -> int | None:
-        waiting = [number for number, call in self._calls.items() if not (call.begun or call.dropped)]
+        waiting = [number for number, call in self._calls.items() if not (call.begun or call.is_abandoned)]
         allowed = (
             candidate
             for candidate in waiting
@@ -205,14 +207,16 @@ class CallQueue:
         )
         return min(allowed, default=None)
 
-    def is_ended(self, number: int) -> bool:
+    def is_call_over(self, number: int) -> bool:
         """Return whether nothing more will be sampled for a call."""
         with self._condition:
             call = self._calls[number]
-            more = call.admission is not None and call.admission.more
-            return number in self._dismissed or (not more and (call.begun or call.dropped) and not call.waiting)
+            more = call.admission is not None and call.admission.may_continue
+            return number in self._dismissed or (
+                not more and (call.begun or call.is_abandoned) and not call.unfinished_by_request
+            )
 
-    def await_more(self, driven: int) -> None:
+    def wait_for_startable(self, driven: int) -> None:
         """Wait until there are rows that may begin, or the driven call is dismissed."""
         with self._condition:
             self._condition.wait_for(lambda: driven in self._dismissed or self._following(driven) is not None)

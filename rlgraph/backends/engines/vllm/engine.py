@@ -18,26 +18,26 @@ from rlgraph.backends.engines.merging import MergedAdapters, initial_adapters
 from rlgraph.backends.engines.offload import MemoryCounters, OffloadRecord
 from rlgraph.backends.engines.records import Admission, Generation, PartialRow, Rank, RowsAbandoned, Sampling, State
 from rlgraph.backends.engines.roles import WeightRefresh
-from rlgraph.backends.engines.sampling import check_row_keys, with_start
+from rlgraph.backends.engines.sampling import check_row_keys, with_start_token
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.call_sampler import CallSampler
 from rlgraph.backends.engines.vllm.calls import RowCall, Sample
-from rlgraph.backends.engines.vllm.environment import on_cpu, prepare
+from rlgraph.backends.engines.vllm.environment import has_no_gpu, import_vllm
 from rlgraph.backends.engines.vllm.experts import UnpackedExperts
-from rlgraph.backends.engines.vllm.layout import layout, ranks
+from rlgraph.backends.engines.vllm.layout import layer_split, layout
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
-from rlgraph.backends.engines.vllm.offload import cache_tensors, make_offloader, offloaded_weights
+from rlgraph.backends.engines.vllm.offload import kv_cache_tensors, make_offloader, offloaded_weights
 from rlgraph.backends.engines.vllm.source import Source, read_source
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.backends.engines.vllm.start import Limits, cache_for, limits_of, start
+from rlgraph.backends.engines.vllm.start import Limits, limits_of, min_cache_bytes, start_engine
 from rlgraph.backends.engines.weights import fill_tensors
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.ir.plan import Holding
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
 
-_ALONE = mesh()
+_ALONE = make_mesh()
 _VIEW_SUFFIXES = (".W_UV", ".W_UK_T")
 """Parts of the matrix that makes keys and values, in its memory and with names of their own: whoever writes into that
 matrix has written into them."""
@@ -69,7 +69,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     limits = asdict(limits_of(rank.holding))
     engine = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     engine.holding, engine.keeps = rank.holding, rank.holding.keep
-    engine.offloader = make_offloader(engine._engine, rank.arenas)
+    engine.offloader = make_offloader(engine._engine, rank.memory_counters)
     return engine
 
 
@@ -78,12 +78,12 @@ def _adapting(spec: ModelSpec, source: Source, wanted: str) -> str:
     none."""
     if spec.adapters is None:
         return ""
-    device: DeviceKind = "cpu" if on_cpu() else "gpu"
+    device: DeviceKind = "cpu" if has_no_gpu() else "gpu"
     ways = SPEC.adapter_ways(source.shape, spec.dtype, device)
     if (wanted or ways) and (not wanted or wanted in ways):
         return wanted or ways[0]
     tried = [wanted] if wanted else SPEC.adapters
-    reasons = [text for way in tried for text in SPEC.why_not_held(way, source.shape, spec.dtype, device)]
+    reasons = [text for way in tried for text in SPEC.adapter_problems(way, source.shape, spec.dtype, device)]
     raise EngineError(f"the engine vllm {', and '.join(reasons)}")
 
 
@@ -99,7 +99,7 @@ class VllmEngine(CallSampler):
         """Wrap a vLLM engine that is started; `open` does that."""
         super().__init__(engine, mesh, rank)
         self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
-        self.holding = Holding("", "")
+        self.holding = ModelHolding("", "")
         """What the plan says of the model here."""
         self._shape = source.shape
         self._experts = UnpackedExperts(self.model)
@@ -113,11 +113,11 @@ class VllmEngine(CallSampler):
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: of `rlgraph.backends.engines.process_groups.listen`, where the ranks of this replica meet. limits: the
+        address: of `rlgraph.backends.engines.process_groups.open_store`, where the ranks of this replica meet. limits: the
         fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         # vLLM keeps the stack frames of its first import, and their locals with them: these frames have no weights.
-        prepare()
+        import_vllm()
         return cls._load(spec, mesh, rank, address, Limits(**limits))
 
     @classmethod
@@ -126,8 +126,8 @@ class VllmEngine(CallSampler):
         limits = replace(limits, adapters=_adapting(spec, source, limits.adapters))
         beside = limits.adapters == "apart"
         with TemporaryDirectory() as folder:
-            source.describe(folder)
-            engine = start(folder, spec, source.shape, mesh, rank, address, limits)
+            source.write_config(folder)
+            engine = start_engine(folder, spec, source.shape, mesh, rank, address, limits)
         loaded = cls(spec, source, engine, mesh, rank)
         tensors, pieces = loaded._parameters(), layout(loaded._shape, mesh, rank, spec.kind)
         fill_tensors(tensors, pieces, source.weights)
@@ -137,7 +137,7 @@ class VllmEngine(CallSampler):
             loaded._adapted, loaded._lora_request = adapters, adapters.request
         elif spec.adapters is not None:
             loaded._adapted = MergedAdapters(spec.adapters, loaded.layout(), tensors, pieces)
-        loaded._experts.pack()
+        loaded._experts.repack()
         loaded._drop_cache()
         return loaded
 
@@ -152,12 +152,12 @@ class VllmEngine(CallSampler):
         """The most tokens of a row, prompt and response together."""
         return int(self._engine.model_config.max_model_len)
 
-    def larger_cache(self, tokens: int) -> Holding | None:
+    def larger_cache(self, tokens: int) -> ModelHolding | None:
         """Return what a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are
         longer than positions reach."""
         if not self.holding.kv_bytes or tokens > self._shape.positions:
             return None
-        return replace(self.holding, kv_bytes=cache_for(self.spec, self._shape, self._mesh, tokens))
+        return replace(self.holding, kv_bytes=min_cache_bytes(self.spec, self._shape, self._mesh, tokens))
 
     def generate(
         self,
@@ -173,14 +173,14 @@ class VllmEngine(CallSampler):
         """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
         given."""
         if weights is not None and admission is None:
-            with self.weights(weights):
+            with self.temporary_weights(weights):
                 return self.generate(prompts, n, sampling, row_keys, expected=expected)
-        [(_, generation)] = self.parts(
+        [(_, generation)] = self.generate_in_parts(
             prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected
         )
         return generation
 
-    def parts(
+    def generate_in_parts(
         self,
         prompts: Sequences,
         n: int,
@@ -194,7 +194,7 @@ class VllmEngine(CallSampler):
     ) -> Iterator[tuple[int, Generation]]:
         """Yield what `generate` gives in parts, for the first so many prompts, for the next ones, and so on: each part
         when its last row ends, with its number. weights: only with an admission."""
-        starts = with_start(prompts, self.codec.start_id).rows()
+        starts = with_start_token(prompts, self.codec.start_id).rows()
         bounds = [(first * n, last * n) for first, last in pairwise(accumulate(sizes, initial=0))]
         part_of = np.repeat(np.arange(len(sizes)), [last - first for first, last in bounds])
         missing = [last - first for first, last in bounds]
@@ -216,7 +216,7 @@ class VllmEngine(CallSampler):
             }
             progress |= exception.rows
             unfinished = [part for part, rows in enumerate(missing) if rows]
-            admission.left = {part: [progress[row] for row in range(*bounds[part])] for part in unfinished}
+            admission.rows_given_up = {part: [progress[row] for row in range(*bounds[part])] for part in unfinished}
 
     def stream(
         self,
@@ -240,31 +240,31 @@ class VllmEngine(CallSampler):
         tokens.
         """
         keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
-        prompts = with_start(prompts, self.codec.start_id)
+        prompts = with_start_token(prompts, self.codec.start_id)
         self._check(prompts, n, sampling, keys)
         if not sampling.max_tokens or not len(keys):
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
             return
-        from rlgraph.backends.engines.vllm.sampling import Batch
+        from rlgraph.backends.engines.vllm.sampling import CallSampling
 
-        batch = Batch(sampling, self._stops(sampling), admission)
+        batch = CallSampling(sampling, self._stops(sampling), admission)
         known = {} if known is None else known
         call = RowCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
             try:
                 call.deliver_finished()
-                self._desk.hand_over(admission.number, call)
+                self._desk.hand_over_call(admission.number, call)
                 for _ in keys:
-                    yield call.next()
+                    yield call.next_sample()
             finally:
-                call.dropped = True
+                call.is_abandoned = True
             return
         yield from self._sampled(call)
 
     @property
     def has_results(self) -> bool:
         """Whether this is the first rank of its replica: the others generate the same."""
-        return ranks(self._mesh, self._rank)[1] == 0
+        return layer_split(self._mesh, self._rank)[1] == 0
 
     def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds, in global terms; for a model with adapters all of these."""
@@ -284,15 +284,15 @@ class VllmEngine(CallSampler):
         }
         return by_name | {**self._experts.tensors}
 
-    def weights_were_written(self) -> None:
+    def note_weights_written(self) -> None:
         """Take note of new weights: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
         if not self.offloader.mark_changed():
             return
         self.version += 1
         if self._adapted is not None:
-            self._adapted.update_adapters()
-        self._experts.pack()
+            self._adapted.apply_new_adapters()
+        self._experts.repack()
         self._drop_cache()
 
     def sleep(self, keep: bool = True) -> OffloadRecord:
@@ -300,14 +300,14 @@ class VllmEngine(CallSampler):
         kept in any case: others bring adapters alone."""
         assert not self._calls, "rows are being generated"
         self._drop_cache()
-        lost = [*cache_tensors(self._engine), *(() if keep else self.tensors().values())]
+        lost = [*kv_cache_tensors(self._engine), *(() if keep else self.tensors().values())]
         if not keep and self._adapted is None:
             # Packed experts are made again from the new ones.
             lost += self.model.parameters()
         return self.offloader.sleep(offloaded_weights(self.model, self._experts.tensors, self._adapted), lost=lost)
 
     @contextmanager
-    def weights(self, state: State) -> Iterator[None]:
+    def temporary_weights(self, state: State) -> Iterator[None]:
         """Generate with `state` in place of the weights while the context lasts: they are copied in, and back."""
         originals = self.state()
         self.load_state(state)

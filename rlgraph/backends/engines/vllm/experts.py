@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.vllm.environment import on_cpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu
 
 _NAMES = ("w13_weight", "w2_weight")
 
@@ -64,7 +64,7 @@ class UnpackedExperts:
     def __init__(self, model: nn.Module) -> None:
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-        layers = model.named_modules() if on_cpu() else ()
+        layers = model.named_modules() if has_no_gpu() else ()
         self._layers: list[tuple[str, Any]] = [
             (name, layer) for name, layer in layers if isinstance(layer, RoutedExperts)
         ]
@@ -74,7 +74,7 @@ class UnpackedExperts:
         """Unpacked tensors by the names of vLLM's own, which hold them packed."""
 
     @torch.no_grad()
-    def pack(self) -> None:
+    def repack(self) -> None:
         """Make the model compute with what `tensors` are now."""
         for name, layer in self._layers:
             packed = nn.Module()

@@ -25,14 +25,14 @@ _ADAPTER_ID = 1
 """vLLM's id of the adapter: it counts from 1."""
 
 
-def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
+def lora_options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
     """Return the options that vLLM is started with."""
     chosen = adapters.adapted_layers(linear_layers(shape))
     return {
         "enable_lora": True,
         "max_loras": 1,
         "max_cpu_loras": 1,
-        "max_lora_rank": SPEC.adapter_rank(adapters.rank),
+        "max_lora_rank": SPEC.allocated_adapter_rank(adapters.rank),
         "lora_target_modules": sorted({name.rpartition(".")[2] for name in chosen}),
     }
 
@@ -49,16 +49,16 @@ class NativeLora:
         self._layers: list[tuple[Any, list[str]]] = [
             (layer, manager.packed_modules.get(name, [name])) for name, layer in manager.modules.items()
         ]
-        self.update_adapters()
+        self.apply_new_adapters()
 
-    def held_tensors(self) -> Iterator[Tensor]:
+    def all_tensors(self) -> Iterator[Tensor]:
         """Yield all tensors that sampling needs."""
         yield from self.tensors.values()
         for layer, _ in self._layers:
             yield from (*layer.lora_a_stacked, *layer.lora_b_stacked)
 
     @torch.no_grad()
-    def update_adapters(self) -> None:
+    def apply_new_adapters(self) -> None:
         """Give vLLM the adapters again after new ones came."""
         for layer, parts in self._layers:
             pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(factor_names, parts)]

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.merging import MergedAdapters
 from rlgraph.backends.engines.offload import MemoryCounters, Offloader
-from rlgraph.backends.engines.vllm.environment import on_cpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
 
 
 def make_offloader(engine: Any, arenas: MemoryCounters) -> Offloader:
     """Return what offloads an engine. engine: vLLM's own, which was started for it."""
-    if on_cpu():
+    if has_no_gpu():
         return Offloader(arenas)
     return Offloader(arenas, lambda: engine.sleep(level=2), engine.wake_up)
 
 
-def cache_tensors(engine: Any) -> Iterator[Tensor]:
+def kv_cache_tensors(engine: Any) -> Iterator[Tensor]:
     """Yield the cache of keys and values, unless vLLM itself takes care of it."""
-    if on_cpu():
+    if has_no_gpu():
         yield from _flattened(engine.model_executor.driver_worker.worker.model_runner.kv_caches)
 
 
@@ -38,7 +38,7 @@ def offloaded_weights(
     yield from model.parameters()
     yield from plain.values()
     if adapted is not None:
-        yield from adapted.held_tensors()
+        yield from adapted.all_tensors()
 
 
 def _flattened(nested: Any) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from rlgraph.backends.engines.vllm.environment import on_cpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu
 
 _SEGMENTS = Path("/dev/shm")
 
@@ -31,7 +31,7 @@ class RankExecutor(UniProcExecutor):
         # Ranks meet by a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
         rank = int(self._rank_config["rank"])
         # A process that sees one GPU alone has it as its first.
-        return self._rank_config["url"], rank, rank if on_cpu() else rank % torch.cuda.device_count()
+        return self._rank_config["url"], rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
 
     @property
     def _rank_config(self) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from rlgraph.backends.engines.records import Admission, PartialRow, Sampling
 from rlgraph.backends.engines.sampling import sample
 
 _ROW_FIELD = "rlgraph"
-"""The field of a request's `extra_args` that holds its `Row`."""
+"""The field of a request's `extra_args` that holds its `SampledRow`."""
 
 
 @dataclass
-class Batch:
+class CallSampling:
     """The sampling settings of one call's rows. The engine and its logits processor, which are in one process, share
     this object and those of its rows."""
 
@@ -36,31 +36,31 @@ class Batch:
 
 
 @dataclass
-class Row:
+class SampledRow:
     """A row, with what vLLM does not tell of its response."""
 
-    batch: Batch
+    batch: CallSampling
     index: int
     key: int
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of its tokens so far, under the whole distribution."""
-    begun: list[int] = field(default_factory=list)
+    begun_tokens: list[int] = field(default_factory=list)
     """Tokens of its response that it came with."""
     response: list[int] = field(default_factory=list)
     """Tokens that vLLM has added since."""
 
-    def progress(self) -> PartialRow:
+    def partial_row(self) -> PartialRow:
         """Return what exists of the row."""
-        tokens = [*self.begun, *self.response]
+        tokens = [*self.begun_tokens, *self.response]
         # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
         count = min(len(tokens), len(self.logprobs))
         return PartialRow(tokens[:count], self.logprobs[:count])
 
-    def request(self) -> SamplingParams:
+    def sampling_params(self) -> SamplingParams:
         """Return what vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
         return SamplingParams(
             temperature=0,
-            max_tokens=self.batch.sampling.max_tokens - len(self.begun),
+            max_tokens=self.batch.sampling.max_tokens - len(self.begun_tokens),
             stop_token_ids=list(self.batch.stops),
             ignore_eos=True,
             detokenize=False,
@@ -74,9 +74,9 @@ class RowSampling(LogitsProcessor):
     """Samples a token for each row of vLLM's batch, makes it the likeliest, and notes its log-probability."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self._entries: dict[int, tuple[Row, list[int]]] = {}
+        self._entries: dict[int, tuple[SampledRow, list[int]]] = {}
         """Rows by place in the batch; the list is the response so far, which vLLM extends."""
-        self._rows: list[Row] = []
+        self._rows: list[SampledRow] = []
         self._responses: list[list[int]] = []
         self._keys = np.zeros(0, dtype=np.uint64)
         self._batches = self._min_tokens = self._begun_counts = np.zeros(0, dtype=np.int64)
@@ -94,7 +94,7 @@ class RowSampling(LogitsProcessor):
         self._keys = np.array([row.key for row in self._rows], dtype=np.uint64)
         self._min_tokens = np.array([row.batch.sampling.min_tokens for row in self._rows])
         self._batches = np.array([id(row.batch) for row in self._rows])
-        self._begun_counts = np.array([len(row.begun) for row in self._rows], dtype=np.int64)
+        self._begun_counts = np.array([len(row.begun_tokens) for row in self._rows], dtype=np.int64)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Sample for all rows, float32 [N, V]; rows that are sampled in the same way are sampled together."""
@@ -133,7 +133,7 @@ class RowSampling(LogitsProcessor):
             self._rows[row].logprobs[place:] = [logprob]
 
 
-def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[Row, list[int]]:
-    row: Row = (params.extra_args or {})[_ROW_FIELD]
+def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[SampledRow, list[int]]:
+    row: SampledRow = (params.extra_args or {})[_ROW_FIELD]
     row.response = response
     return row, response

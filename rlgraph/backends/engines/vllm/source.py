@@ -29,7 +29,7 @@ class Source:
     """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
     weights: WeightSource
 
-    def describe(self, folder: str) -> None:
+    def write_config(self, folder: str) -> None:
         """Write the `config.json` that vLLM starts from; the weights go straight into its parameters."""
         if self.shape.routing:
             # vLLM needs to be told what this family always does, and transformers has no fields for it.
@@ -47,7 +47,7 @@ def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
         raise EngineError(f"the engine vllm cannot take this model: {explain_unsupported(error, 'vllm')}") from error
     if faults := layout_problems(shape, "vllm", mesh, spec.kind):
         raise EngineError("; ".join(faults))
-    return Source(codec, config, shape, codec.end_ids(of_model), weights)
+    return Source(codec, config, shape, codec.end_token_ids(of_model), weights)
 
 
 def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, WeightSource]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlgraph.backends.engines.vllm.layout import layout, padded_vocab
+from rlgraph.backends.engines.vllm.layout import layout, padded_vocab_size
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
-from rlgraph.backends.enginespec.memory import Memory, ReservedCache
+from rlgraph.backends.enginespec.memory import EngineMemory, ReservedCache
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.catalog.models.shape import Shape
@@ -14,7 +14,7 @@ _DTYPES = frozenset({"float32", "bfloat16"})
 
 
 def _tp_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
-    misfits, rows = tensor_misfits(shape, tp, entire), padded_vocab(shape)
+    misfits, rows = tensor_misfits(shape, tp, entire), padded_vocab_size(shape)
     return [*misfits, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else misfits
 
 
@@ -50,20 +50,24 @@ SPEC = EngineSpec(
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
     adapters=("merged", "apart"),
-    apart_faults=_apart_faults,
+    separate_adapter_faults=_apart_faults,
     adapter_dtypes={"merged": _ROUNDED},
     # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
     adapter_ranks=_RANKS,
     streams=True,
     admits=True,
-    orders=True,
+    longest_first=True,
     rereads=True,
     keeps=True,
     sleeps=True,
     # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
     # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
-    memory=Memory(
-        cache=ReservedCache(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
+    memory=EngineMemory(
+        cache=ReservedCache(),
+        process_bytes=1 << 30,
+        cpu_dtype="float32",
+        cpu_packs_experts=True,
+        cpu_adapters_by_token=True,
     ),
     # Shares of the rates of the largest products and long copies, and seconds of a step's layers and rows, fitted to
     # GA01 to GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The
@@ -81,7 +85,7 @@ SPEC = EngineSpec(
             "generate": Rates(0.4, 0.5, adapted=1.4e-4, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)
         },
     },
-    absorbs=True,
+    absorbs_latent=True,
     settings=frozenset({"kv_bytes"}),
     preference=2,
     requires=("vllm",),

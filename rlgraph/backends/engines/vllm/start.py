@@ -12,15 +12,15 @@ import torch
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import rendezvous_url
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.environment import on_cpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu
 from rlgraph.backends.engines.vllm.experts import use_local_experts
-from rlgraph.backends.engines.vllm.layout import ranks
-from rlgraph.backends.engines.vllm.native_lora import options
+from rlgraph.backends.engines.vllm.layout import layer_split
+from rlgraph.backends.engines.vllm.native_lora import lora_options
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
-from rlgraph.ir.plan import Holding
-from rlgraph.passes.cost.work import cached_bytes, rank_parameters
+from rlgraph.ir.plan import ModelHolding
+from rlgraph.passes.cost.work import rank_kv_bytes, rank_parameters
 
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
@@ -64,15 +64,15 @@ class Limits:
     """The engine will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
 
 
-def limits_of(holding: Holding) -> Limits:
+def limits_of(holding: ModelHolding) -> Limits:
     """Return the limits that a plan says of a model here."""
     return Limits(cache_bytes=holding.kv_bytes or None, sleeps=holding.offload, adapters=holding.adapters)
 
 
-def start(
+def start_engine(
     folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: Limits
 ) -> Any:
-    """Start vLLM's engine in this process, with arbitrary weights; `rlgraph.backends.engines.vllm.environment.prepare`
+    """Start vLLM's engine in this process, with arbitrary weights; `rlgraph.backends.engines.vllm.environment.import_vllm`
     comes first.
 
     folder: with the model's `config.json`.
@@ -80,14 +80,14 @@ def start(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    size, index = ranks(mesh, rank)
+    size, index = layer_split(mesh, rank)
     meeting = _meeting_arguments(size, index, address)
-    if on_cpu():
+    if has_no_gpu():
         _check_kernels(shape)
-        if mesh.length("ep") > 1:
+        if mesh.axis_size("ep") > 1:
             use_local_experts()
-    memory = 0 if on_cpu() else torch.cuda.mem_get_info()[1]
-    engine_arguments = EngineArgs(model=folder, **arguments(spec, shape, mesh, limits, memory), **meeting)
+    memory = 0 if has_no_gpu() else torch.cuda.mem_get_info()[1]
+    engine_arguments = EngineArgs(model=folder, **vllm_arguments(spec, shape, mesh, limits, memory), **meeting)
     if shape.experts:
         _group_experts()
     # vLLM runs the garbage collector several times over all objects, thousands of modules, which takes seconds.
@@ -103,35 +103,35 @@ def start(
     return engine
 
 
-def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
+def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
     """Return the arguments of vLLM on each rank. memory: bytes of its GPU."""
-    size, _ = ranks(mesh, 0)
+    size, _ = layer_split(mesh, 0)
     dtype = _dtype(spec)
     itemsize = getattr(torch, dtype).itemsize
     row_tokens = _row_tokens(shape, size, limits, itemsize)
     cache_bytes = _cache_bytes(shape, size, row_tokens, limits, itemsize)
     share = limits.gpu_memory_utilization
-    if cache_bytes is not None and not on_cpu():
+    if cache_bytes is not None and not has_no_gpu():
         share = min(share, (rank_parameters(shape, spec.kind, 1, size) * itemsize + cache_bytes) / memory)
     return {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "dtype": dtype,
-        "enforce_eager": on_cpu(),
+        "enforce_eager": has_no_gpu(),
         "max_model_len": row_tokens,
-        "max_num_seqs": limits.rows or (_RESERVED.cpu_rows if on_cpu() else _RESERVED.rows),
-        "max_num_batched_tokens": None if on_cpu() else _RESERVED.prompt_tokens,
+        "max_num_seqs": limits.rows or (_RESERVED.cpu_rows if has_no_gpu() else _RESERVED.rows),
+        "max_num_batched_tokens": None if has_no_gpu() else _RESERVED.prompt_tokens,
         "enable_prefix_caching": True,
-        "block_size": _CPU_BLOCK if on_cpu() else None,
+        "block_size": _CPU_BLOCK if has_no_gpu() else None,
         "kv_cache_memory_bytes": cache_bytes,
         "gpu_memory_utilization": share,
-        "enable_sleep_mode": limits.sleeps and not on_cpu(),
-        "enable_expert_parallel": mesh.length("ep") > 1,
+        "enable_sleep_mode": limits.sleeps and not has_no_gpu(),
+        "enable_expert_parallel": mesh.axis_size("ep") > 1,
         # Other backends change the layout of experts' weights.
-        "moe_backend": "auto" if on_cpu() else "triton",
-        **(options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
-        **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
+        "moe_backend": "auto" if has_no_gpu() else "triton",
+        **(lora_options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
+        **(_LATENT_ON_CPU if shape.latent and has_no_gpu() else {}),
         "logits_processors": ["rlgraph.backends.engines.vllm.sampling:RowSampling"],
         # A token's place is the number of those before it, which must be known when it is sampled.
         "async_scheduling": False,
@@ -140,15 +140,15 @@ def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory:
     }
 
 
-def cache_for(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) -> int:
+def min_cache_bytes(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) -> int:
     """Return the bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that
     a plan may say."""
-    size, _ = ranks(mesh, 0)
+    size, _ = layer_split(mesh, 0)
     return _row_bytes(shape, size, row_tokens, getattr(torch, _dtype(spec)).itemsize)
 
 
 def _dtype(spec: ModelSpec) -> str:
-    return "float32" if on_cpu() else spec.dtype
+    return "float32" if has_no_gpu() else spec.dtype
 
 
 def _group_experts() -> None:
@@ -201,7 +201,7 @@ def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
     """Return the tokens of the longest row: vLLM does not start with a cache that has no room for one."""
     longest = limits.row_tokens
     if longest is None and limits.cache_bytes:
-        longest = _RESERVED.row(limits.cache_bytes / cached_bytes(shape, tp, itemsize), on_cpu())
+        longest = _RESERVED.longest_row_tokens(limits.cache_bytes / rank_kv_bytes(shape, tp, itemsize), has_no_gpu())
     return min(longest or shape.positions, shape.positions)
 
 
@@ -209,11 +209,11 @@ def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsiz
     """Return the bytes of keys and values, of one row at least. None: as many as there is room for."""
     size = limits.cache_bytes
     if size is None:
-        if not on_cpu():
+        if not has_no_gpu():
             return None
         size = _CPU_CACHE
     return max(size, _row_bytes(shape, tp, row_tokens, itemsize))
 
 
 def _row_bytes(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
-    return math.ceil(cached_bytes(shape, tp, itemsize) * _RESERVED.room(row_tokens, on_cpu()))
+    return math.ceil(rank_kv_bytes(shape, tp, itemsize) * _RESERVED.room_tokens(row_tokens, has_no_gpu()))

@@ -9,7 +9,7 @@ from itertools import chain, product
 from operator import attrgetter, le
 from types import MappingProxyType
 
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
@@ -34,7 +34,7 @@ class Candidates:
         """The transfers of weights from these to others, which may share their pool."""
 
     @cached_property
-    def least(self) -> Sequence[float]:
+    def least_task_seconds(self) -> Sequence[float]:
         """The least seconds of each task."""
         return (
             self.options[0].seconds
@@ -43,12 +43,12 @@ class Candidates:
         )
 
     @cached_property
-    def copies(self) -> int:
+    def most_replicas(self) -> int:
         """The largest number of replicas of an option."""
         return max(option.copies for option in self.options)
 
     @cached_property
-    def splits(self) -> Sequence[Candidates]:
+    def candidates_by_split(self) -> Sequence[Candidates]:
         """The options in groups whose splits are equal for transfers of weights, which do not depend on the rest."""
         groups: dict[tuple[object, ...], list[Option]] = {}
         for option in self.options:
@@ -70,12 +70,12 @@ class SharedOptions:
         """The least seconds of each task."""
 
     @cached_property
-    def fastest(self) -> Option:
+    def fastest_option(self) -> Option:
         """An option that none of them beats at any task."""
         return self.options[0].with_pipeline_seconds(self.least)
 
     @cached_property
-    def candidates(self) -> Candidates:
+    def undominated_candidates(self) -> Candidates:
         """The options that no other one dominates, each with its least seconds."""
         seconds_of = dict(zip(self.options, self.seconds, strict=True))
         lasting = [option.with_pipeline_seconds(seconds_of[option]) for option in undominated_in_pipeline(self.options)]
@@ -87,7 +87,7 @@ class PoolOptions:
     """The options of the components of one pool."""
 
     choices: Choices
-    alone: Choices
+    unshared: Choices
     """The options where no training shares its pipeline with another one."""
     shared: Mapping[int, Mapping[Ranks, SharedOptions]]
     """For components that may share their pipeline, the options where they do, by how all of a pipeline are split."""
@@ -105,11 +105,11 @@ class Bounds:
         self._lasting: dict[tuple[object, ...], SharedOptions] = {}
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
 
-    def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
+    def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
         """Return the candidates of all components, with so many devices of each pool; None if a pool cannot hold its
         own. A component that has no pool yet may have any of these."""
         result: dict[int, Candidates] = {}
-        if unplaced := self.problem.unplaced(blocks):
+        if unplaced := self.problem.unplaced_components(blocks):
             largest: dict[tuple[int, ...], int] = {}
             for block, size in zip(blocks, devices, strict=True):
                 largest[block.islands] = max(size, largest.get(block.islands, 0))
@@ -117,7 +117,7 @@ class Bounds:
             if not all(candidates.options for candidates in result.values()):
                 return None
         for block, most in zip(blocks, devices, strict=True):
-            pool = self.pool(block, most)
+            pool = self.pool_options(block, most)
             if pool is None:
                 return None
             result |= pool.choices
@@ -127,23 +127,25 @@ class Bounds:
         """Return the options of a component on any of some pools: devices of the largest one on each node group."""
         if (number, devices) not in self._anywhere:
             component, joined = self.problem.components[number], self.problem.cluster.join_groups
-            options = [self.problem.options.of(component, joined(islands), size) for islands, size in devices]
+            options = [
+                self.problem.options.undominated_options(component, joined(islands), size) for islands, size in devices
+            ]
             candidates = Candidates(sorted(chain.from_iterable(options), key=attrgetter("order")), devices)
             self._anywhere[number, devices] = candidates
         return self._anywhere[number, devices]
 
-    def alone(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
+    def unshared_candidates(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
         """Return the candidates where no trainings share a pipeline."""
-        pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
-        return {number: candidates for pool in pools if pool for number, candidates in pool.alone.items()}
+        pools = [self.pool_options(block, most) for block, most in zip(blocks, devices, strict=True)]
+        return {number: candidates for pool in pools if pool for number, candidates in pool.unshared.items()}
 
     def ways_to_share(
         self, blocks: Blocks, devices: Sequence[int]
     ) -> Iterator[tuple[Pieces, Mapping[int, SharedOptions]]]:
         """Yield which trainings may share a pipeline, and how it is split: the options of those that do."""
-        pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
+        pools = [self.pool_options(block, most) for block, most in zip(blocks, devices, strict=True)]
         shared = {number: by_ranks for pool in pools if pool for number, by_ranks in pool.shared.items()}
-        for pieces in self.problem.fusing.sharings([block.components for block in blocks]):
+        for pieces in self.problem.fusing.possible_sharings([block.components for block in blocks]):
             pieces_shared = [[shared.get(number, {}) for number in piece] for piece in pieces]
             splits = [
                 [ranks for ranks in first if all(ranks in by_ranks for by_ranks in rest)]
@@ -153,35 +155,36 @@ class Bounds:
                 split_pieces = zip(pieces, chosen, strict=True)
                 yield pieces, {number: shared[number][ranks] for piece, ranks in split_pieces for number in piece}
 
-    def fitting(self, block: Block, devices: int) -> Choices | None:
+    def fitting_candidates(self, block: Block, devices: int) -> Choices | None:
         """Return for each component of a pool the options that fit next to the least of the others; None if one has
         none."""
-        pool = self.pool(block, devices)
+        pool = self.pool_options(block, devices)
         return None if pool is None else pool.choices
 
-    def pool(self, block: Block, devices: int) -> PoolOptions | None:
+    def pool_options(self, block: Block, devices: int) -> PoolOptions | None:
         """Return the options that fit into a pool, and those where trainings share a pipeline; None if a component has
         none."""
         key = (block.components, block.islands, devices)
         return memo(self._fit, key, lambda: self._fitting(block, devices))
 
     def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
-        island = self.problem.island(block)
+        island = self.problem.pool_node_group(block)
         all_options = {
-            number: self.problem.options.of(self.problem.components[number], island, devices)
+            number: self.problem.options.undominated_options(self.problem.components[number], island, devices)
             for number in block.components
         }
         if not all(all_options.values()):
             return None
         held = {number: self.least_taken_bytes(number, options) for number, options in all_options.items()}
-        room = usable(island, self.problem.constants) - sum(held.values())
+        room = usable_device_bytes(island, self.problem.constants) - sum(held.values())
         offloaded = {number: min(option.host for option in options) for number, options in all_options.items()}
         host_room = self.problem.options.offload_room(island) - sum(offloaded.values())
         fit = {
             number: [
                 fitted
                 for option in options
-                if (fitted := option.within(room + held[number], host=host_room + offloaded[number])) is not None
+                if (fitted := option.with_fitting_caches(room + held[number], host=host_room + offloaded[number]))
+                is not None
             ]
             for number, options in all_options.items()
         }
@@ -192,7 +195,7 @@ class Bounds:
             return PoolOptions(alone, alone, {})
         shared = self._shared(block, devices, {number: room + held[number] for number in fit})
         both = {
-            number: Candidates([*alone[number].options, *(options.fastest for options in by_ranks.values())])
+            number: Candidates([*alone[number].options, *(options.fastest_option for options in by_ranks.values())])
             for number, by_ranks in shared.items()
         }
         return PoolOptions(alone | both, alone, shared)
@@ -209,10 +212,14 @@ class Bounds:
         for number in block.components:
             if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
                 continue
-            component, island, room = self.problem.components[number], self.problem.island(block), rooms[number]
+            component, island, room = (
+                self.problem.components[number],
+                self.problem.pool_node_group(block),
+                rooms[number],
+            )
             fit = {
                 split: [option for option in options if option.peak <= room]
-                for split, options in self.problem.options.sharing(component, island, devices).items()
+                for split, options in self.problem.options.sharing_options(component, island, devices).items()
             }
             splits[number] = {split: options for split, options in fit.items() if options}
         for number, by_split in splits.items():
@@ -222,13 +229,13 @@ class Bounds:
                     other: other_splits[split] for other, other_splits in partners.items() if split in other_splits
                 }:
                     # What all of those that may share a pipeline wait together is counted for the first of them.
-                    others = fusing.others(beside) if number < min(partners) else None
+                    others = fusing.least_of_partners(beside) if number < min(partners) else None
                     result.setdefault(number, {})[split] = self._together(number, options, others)
         return result
 
     def _together(self, number: int, options: Sequence[Option], others: Others | None) -> SharedOptions:
         """Return options of one split as they are in a pipeline with others."""
-        least_of = self.problem.fusing.least
+        least_of = self.problem.fusing.least_shared_seconds
         key = (*map(id, options), others)
         return memo(
             self._lasting,
@@ -245,29 +252,39 @@ class Bounds:
     ) -> float:
         """Return a bound by which each transfer of weights is as fast as the fastest pair of options makes it, too.
         devices: the fewest of each pool. taken: seconds of the tasks of some components."""
-        colocation = self.problem.colocation(blocks)
-        durations = {number: candidates.least for number, candidates in choices.items()}
+        colocation = self.problem.make_colocation(blocks)
+        durations = {number: candidates.least_task_seconds for number, candidates in choices.items()}
         syncs = []
-        for source, target in self.problem.syncs:
-            sync, durations[target] = self.fastest_sync(source, target, choices, colocation.home)
+        for source, target in self.problem.sync_pairs:
+            sync, durations[target] = self.fastest_sync_seconds(source, target, choices, colocation.pool_of_component)
             syncs.append(sync)
         durations |= taken
-        copies = {number: candidates.copies for number, candidates in choices.items()} if colocation.trips else {}
-        return self.problem.value(self.problem.least(durations, syncs, colocation, copies), blocks, devices)
+        copies = (
+            {number: candidates.most_replicas for number, candidates in choices.items()}
+            if colocation.group_transfers
+            else {}
+        )
+        return self.problem.objective_value(
+            self.problem.least_step_seconds(durations, syncs, colocation, copies), blocks, devices
+        )
 
     def sharp_bound(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
         """Return a better bound, with one split for all that a component does. Weights that are brought tie two
         components together: the split of the one that trains decides how fast they come."""
         bound = self.loose_bound(blocks, devices, choices)
-        home = self.problem.colocation(blocks).home
+        home = self.problem.make_colocation(blocks).pool_of_component
         source = next(
-            (source for source, target in self.problem.syncs if self.may_wait_for_weights(target, home)), None
+            (source for source, target in self.problem.sync_pairs if self.may_wait_for_weights(target, home)), None
         )
-        if source is None or bound >= self.incumbent.good_enough_bound() or len(choices[source].splits) == 1:
+        if (
+            source is None
+            or bound >= self.incumbent.good_enough_bound()
+            or len(choices[source].candidates_by_split) == 1
+        ):
             return bound
         targets = [
             (ends, choices[ends[1]], together)
-            for ends in self.problem.syncs
+            for ends in self.problem.sync_pairs
             if ends[0] == source and self.may_wait_for_weights(ends[1], home)
             for together in _together(ends, home)
         ]
@@ -283,20 +300,20 @@ class Bounds:
         when its weights have arrived. targets: who needs them, and whether that one shares its pool."""
         keys: list[tuple[float, ...]] = []
         splits = []
-        for split in source.splits:
-            key = tuple(split.least)
+        for split in source.candidates_by_split:
+            key = tuple(split.least_task_seconds)
             for ends, target, together in targets:
                 brought = [
-                    self.problem.sync(ends, split.options[0], target_split.options[0], together)
-                    for target_split in target.splits
+                    self.problem.pair_sync_seconds(ends, split.options[0], target_split.options[0], together)
+                    for target_split in target.candidates_by_split
                 ]
                 arrivals = [
-                    [wait + task_s for task_s in target_split.least]
-                    for wait, target_split in zip(brought, target.splits, strict=True)
+                    [wait + task_s for task_s in target_split.least_task_seconds]
+                    for wait, target_split in zip(brought, target.candidates_by_split, strict=True)
                 ]
                 key = (min(brought), *column_minima(arrivals), *key)
             if self.problem.options.apart:
-                key = (*key, -split.copies)
+                key = (*key, -split.most_replicas)
             if not any(all(map(le, other, key)) for other in keys):
                 keys.append(key)
                 splits.append(split)
@@ -306,17 +323,20 @@ class Bounds:
         """Return whether a component may have to wait for weights."""
         return True
 
-    def fastest_sync(
+    def fastest_sync_seconds(
         self, source: int, target: int, choices: Choices, home: Mapping[int, int]
     ) -> tuple[float, Sequence[float]]:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
         them; of a component that has no pool yet, in whichever pool it may get."""
         answers = [
-            self.fastest_sync_of(source, target, choices, together) for together in _together((source, target), home)
+            self.fastest_sync_seconds_between(source, target, choices, together)
+            for together in _together((source, target), home)
         ]
-        return answers[0] if len(answers) == 1 else (min(wait for wait, _ in answers), choices[target].least)
+        return (
+            answers[0] if len(answers) == 1 else (min(wait for wait, _ in answers), choices[target].least_task_seconds)
+        )
 
-    def fastest_sync_of(
+    def fastest_sync_seconds_between(
         self, source: int, target: int, choices: Choices, together: bool
     ) -> tuple[float, Sequence[float]]:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
@@ -325,19 +345,20 @@ class Bounds:
         return memo(cache, key, lambda: self._brought(source, target, choices, together))
 
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
-        sources, candidates = [split.options[0] for split in choices[source].splits], choices[target]
+        sources, candidates = [split.options[0] for split in choices[source].candidates_by_split], choices[target]
         fastest = {
             split.options[0].split.weights: min(
-                self.problem.sync((source, target), option, split.options[0], together) for option in sources
+                self.problem.pair_sync_seconds((source, target), option, split.options[0], together)
+                for option in sources
             )
-            for split in candidates.splits
+            for split in candidates.candidates_by_split
         }
         sync = min(fastest.values())
-        if target not in self.problem.leading:
-            return sync, candidates.least
+        if target not in self.problem.independent_receivers:
+            return sync, candidates.least_task_seconds
         # An option to which weights come fast may generate slowly: no option has both, which one task is made to count.
         # The host may work for longer than the weights travel.
-        least, host = list(candidates.least), self.problem.opening
+        least, host = list(candidates.least_task_seconds), self.problem.host_seconds_at_start
         together_s = [
             min(max(host, fastest[option.split.weights]) + option.seconds[task] for option in candidates.options)
             - max(host, sync)

@@ -8,24 +8,24 @@ from collections.abc import Iterable, Sequence
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.partitions import allowed_sizes, can_pack, used_devices
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, used_device_counts
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """For each block the smallest and the largest index into the sizes of its node group."""
 
 
-class Boxes:
+class AllocationBoxes:
     """The boxes for the pools of a cluster."""
 
     def __init__(self, cluster: Cluster, candidates: Iterable[Blocks] = ()) -> None:
         """candidates: the partitions of which there are boxes."""
         self.cluster = cluster
         self.sizes: dict[tuple[int, ...], tuple[int, ...]]
-        self.sizes = {(number,): allowed_sizes(island) for number, island in enumerate(cluster.islands)}
+        self.sizes = {(number,): allowed_pool_sizes(island) for number, island in enumerate(cluster.islands)}
         """By the node groups that a pool lies on."""
-        for block in {block for blocks in candidates for block in blocks if block.others or block.devices}:
+        for block in {block for blocks in candidates for block in blocks if block.other_islands or block.devices}:
             if block.islands not in self.sizes:
-                self.sizes[block.islands] = allowed_sizes(cluster.join_groups(block.islands))
+                self.sizes[block.islands] = allowed_pool_sizes(cluster.join_groups(block.islands))
             # Pools that a schedule declares may have sizes that the search would not choose.
             if block.devices:
                 self.sizes[block.islands] = tuple(sorted({*self.sizes[block.islands], block.devices}))
@@ -44,7 +44,7 @@ class Boxes:
         """Return the box without sizes that leave too few devices for the other pools; None if nothing is left."""
         low, high = box
         counts = self.pool_devices(blocks, low)
-        taken = used_devices(self.cluster.islands, blocks, counts)
+        taken = used_device_counts(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
         tops = []
@@ -62,7 +62,7 @@ class Boxes:
         """Return whether so many devices of each pool have room in the nodes."""
         return can_pack(self.cluster.islands, blocks, devices)
 
-    def halves(self, blocks: Blocks, box: Box) -> list[Box]:
+    def halve_box(self, blocks: Blocks, box: Box) -> list[Box]:
         """Return two boxes, cut where sizes differ most."""
         low, high = box
         widest = max(
@@ -82,7 +82,7 @@ class Boxes:
         """Return the devices of each pool."""
         return tuple(self.sizes[block.islands][place] for block, place in zip(blocks, places, strict=True))
 
-    def least(self, blocks: Blocks, wanted: Sequence[int]) -> tuple[int, ...] | None:
+    def fewest_devices(self, blocks: Blocks, wanted: Sequence[int]) -> tuple[int, ...] | None:
         """Return the fewest devices that pools can have of which each needs so many; None if the cluster has fewer."""
         counts = []
         for block, count in zip(blocks, wanted, strict=True):
@@ -91,7 +91,7 @@ class Boxes:
             if index == len(pool_sizes):
                 return None
             counts.append(pool_sizes[index])
-        taken = used_devices(self.cluster.islands, blocks, counts)
+        taken = used_device_counts(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
         return tuple(counts) if self.has_room(blocks, counts) else None
@@ -101,7 +101,7 @@ class Boxes:
         each may have."""
         low, high = self.pool_devices(blocks, box[0]), self.pool_devices(blocks, box[1])
         counts = list(low)
-        taken = used_devices(self.cluster.islands, blocks, low)
+        taken = used_device_counts(self.cluster.islands, blocks, low)
         for number, island in enumerate(self.cluster.islands):
             pools = [pool for pool, block in enumerate(blocks) if block.island == number]
             free = island.devices - taken[number]

@@ -15,27 +15,27 @@ STEP = 2 ** (1 / 64)
 Strategy = TypeVar("Strategy")
 
 
-class Caches(Generic[Strategy]):
+class KVCacheSizes(Generic[Strategy]):
     """The caches of one split by number: 0 is the smallest, which the longest row fills."""
 
     def __init__(self, smallest: int, strategy: Strategy, made: Callable[[int, int], Strategy]) -> None:
         """smallest: bytes of the smallest cache. strategy: the split with it. made: returns the split with the cache of
         a number and a size in bytes."""
-        self.smallest, self.made = smallest, made
+        self.smallest, self.make_strategy = smallest, made
         self._strategies = {0: strategy}
 
-    def size(self, number: int) -> int:
+    def size_bytes(self, number: int) -> int:
         """Return the bytes of the cache of a number."""
         return int(self.smallest * STEP**number)
 
-    def largest_at_most(self, size: float) -> int:
+    def largest_number_within(self, size: float) -> int:
         """Return the number of the largest cache of at most `size` bytes; 0 if there is none."""
         return max(0, int(math.log(max(1.0, size / self.smallest), STEP) + 1e-6))
 
-    def smallest_at_least(self, size: float) -> Strategy:
+    def strategy_with_at_least(self, size: float) -> Strategy:
         """Return the split with the smallest cache of at least `size` bytes."""
-        return self.strategy(max(0, math.ceil(math.log(max(1.0, size / self.smallest), STEP) - 1e-6)))
+        return self.strategy_with_cache(max(0, math.ceil(math.log(max(1.0, size / self.smallest), STEP) - 1e-6)))
 
-    def strategy(self, number: int) -> Strategy:
+    def strategy_with_cache(self, number: int) -> Strategy:
         """Return the split with the cache of a number, computed once."""
-        return memo(self._strategies, number, lambda: self.made(number, self.size(number)))
+        return memo(self._strategies, number, lambda: self.make_strategy(number, self.size_bytes(number)))

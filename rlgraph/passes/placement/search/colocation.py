@@ -18,14 +18,14 @@ class Block:
     """The name of a pool that the schedule declares."""
     devices: int = 0
     """The devices of such a pool; 0: free."""
-    others: tuple[int, ...] = ()
+    other_islands: tuple[int, ...] = ()
     """Of a pool over several node groups, all but `island`. It has these whole, and of `island` the devices that are
     next to them."""
 
     @property
     def islands(self) -> tuple[int, ...]:
         """The node groups in the order in which replicas fill them."""
-        return (*self.others, self.island)
+        return (*self.other_islands, self.island)
 
 
 Blocks = tuple[Block, ...]
@@ -35,14 +35,14 @@ Blocks = tuple[Block, ...]
 class Colocation:
     """The way in which jobs run with a partition."""
 
-    home: Mapping[int, int]
+    pool_of_component: Mapping[int, int]
     """For each component its block."""
-    pools: Pools
+    pools_of_job: Pools
     """For each job its pools."""
-    chained: Chains
-    busy: tuple[tuple[int, ...], ...]
+    chains: Chains
+    jobs_of_pool: tuple[tuple[int, ...], ...]
     """For each pool its jobs."""
-    trips: tuple[GroupTransfer, ...]
+    group_transfers: tuple[GroupTransfer, ...]
     """What travels between node groups."""
 
 
@@ -51,13 +51,13 @@ class GroupTransfer:
     """Requests of a task, or rows of a value that it reads, that go over the link between two node groups in a step."""
 
     task: int
-    ends: tuple[int | None, int | None]
+    end_components: tuple[int | None, int | None]
     """The components that send and receive; None: the host, which is one process."""
-    latency: float
+    latency_s: float
     """Seconds of latency of the messages."""
     seconds: float = 0.0
     """Seconds of the bytes, if one replica sends them to one."""
 
 
 Copies = Mapping[int, int]
-"""For each component its largest number of replicas; needed where there are `Colocation.trips`."""
+"""For each component its largest number of replicas; needed where there are `Colocation.group_transfers`."""

@@ -40,13 +40,13 @@ class Component:
     """What the schedule says of it."""
     generates: bool = False
     """Whether the model generates."""
-    apart: Literal["", "chosen", "said"] = ""
+    separated_by: Literal["", "chosen", "said"] = ""
     """Set where the model is read in one place and trained, or read for something else, in another: "chosen" since a
     search tries it, "said" since the schedule says so."""
-    beside: tuple[int, ...] = ()
+    extra_tasks: tuple[int, ...] = ()
     """Tasks that are done elsewhere, but for which micro-batches and replicas are tried all the same, so that a model
     that is read separately from its training has every option that it has where the two are done together."""
-    fewest: int = 1
+    fewest_replicas: int = 1
     """The fewest data-parallel replicas that it may have."""
 
     @property
@@ -58,29 +58,29 @@ class Component:
         """Its name: `actor.generate`, `critic.values`, or `actor` for a model with one component."""
         if self.work == "generate":
             return f"{self.model}.generate" if self.trained else self.model
-        return f"{self.model}.{self.kind}" if self.apart else self.model
+        return f"{self.model}.{self.main_operation}" if self.separated_by else self.model
 
     @property
-    def kind(self) -> str:
+    def main_operation(self) -> str:
         """The operation that decides what it holds."""
         return "train" if self.work == "train" else self.operations[0]
 
     @property
-    def gets_weights(self) -> bool:
+    def receives_weights(self) -> bool:
         """Whether its weights come from the component that trains them."""
         return self.trained and self.work != "train"
 
     @property
     def syncs_weights(self) -> bool:
         """Whether weights travel between it and another component."""
-        return self.trained and (self.generates or bool(self.apart))
+        return self.trained and (self.generates or bool(self.separated_by))
 
-    def tried_rows(self, tasks: Sequence[Task]) -> Iterator[Batch]:
+    def batches_to_try(self, tasks: Sequence[Task]) -> Iterator[Batch]:
         """Yield the rows for which micro-batches and replicas are tried."""
-        for number in (*self.tasks, *self.beside):
+        for number in (*self.tasks, *self.extra_tasks):
             yield from tasks[number].batches
 
-    def batches(self, tasks: Sequence[Task]) -> Iterator[tuple[str, tuple[Batch, ...]]]:
+    def operation_batches(self, tasks: Sequence[Task]) -> Iterator[tuple[str, tuple[Batch, ...]]]:
         """Yield the operations that it does and the rows of each."""
         for number in self.tasks:
             yield tasks[number].op, tasks[number].batches

@@ -26,18 +26,18 @@ class Decompositions:
         return self.problems[-1]
 
     @property
-    def readers(self) -> list[int]:
+    def reader_components(self) -> list[int]:
         """The components of the parted problem that are parts of others in some ways."""
         return [
             number
             for number, component in enumerate(self.fully_split_problem.components)
-            if component.apart == "chosen" and component.gets_weights
+            if component.separated_by == "chosen" and component.receives_weights
         ]
 
     def translate_partition(self, way: int, blocks: Blocks) -> Blocks:
         """Return a partition of the parted problem without its readers as one of another way."""
         target, components = self.problems[way], self.fully_split_problem.components
-        numbers = [target.own[component.model, component.operations[-1]] for component in components]
+        numbers = [target.component_of_operation[component.model, component.operations[-1]] for component in components]
         return tuple(
             replace(block, components=tuple(sorted(numbers[number] for number in block.components))) for block in blocks
         )
@@ -47,7 +47,7 @@ class _Open(Problem):
     """A parted problem whose readers may also train: then they wait for no weights, however steps overlap."""
 
     @cached_property
-    def cycles(self) -> list[dict[int, list[int]]]:
+    def cycles_across_steps(self) -> list[dict[int, list[int]]]:
         return []
 
 
@@ -61,20 +61,20 @@ class DecompositionBounds(Bounds):
         self._undivided = ways.problems[0]
         self._with_training: dict[Candidates, Sequence[float]] = {}
 
-    def fastest_sync(
+    def fastest_sync_seconds(
         self, source: int, target: int, choices: Choices, home: Mapping[int, int]
     ) -> tuple[float, Sequence[float]]:
         if target in home:
-            return super().fastest_sync(source, target, choices, home)
+            return super().fastest_sync_seconds(source, target, choices, home)
         # A separate reader has to wait for weights; one with the training need not.
-        sync, separate = super().fastest_sync(source, target, choices, home)
-        joined = self.joined_seconds(target, choices[target])
+        sync, separate = super().fastest_sync_seconds(source, target, choices, home)
+        joined = self.seconds_with_training(target, choices[target])
         return 0.0, [
             min(separate_s + sync * (task == 0), joined_s)
             for task, (separate_s, joined_s) in enumerate(zip(separate, joined, strict=True))
         ]
 
-    def joined_seconds(self, number: int, anywhere: Candidates) -> Sequence[float]:
+    def seconds_with_training(self, number: int, anywhere: Candidates) -> Sequence[float]:
         """Return the least seconds of a reader's tasks when it runs with its training, on as many devices."""
         if anywhere not in self._with_training:
             reader, islands_of, undivided = (
@@ -82,12 +82,12 @@ class DecompositionBounds(Bounds):
                 self.problem.cluster.join_groups,
                 self._undivided,
             )
-            together = undivided.components[undivided.own[reader.model, reader.operations[0]]]
+            together = undivided.components[undivided.component_of_operation[reader.model, reader.operations[0]]]
             indexes = [together.tasks.index(task) for task in reader.tasks]
             seconds = [
                 [option.seconds[index] for index in indexes]
                 for islands, devices in anywhere.devices
-                for option in undivided.options.of(together, islands_of(islands), devices)
+                for option in undivided.options.undominated_options(together, islands_of(islands), devices)
             ]
             self._with_training[anywhere] = column_minima(seconds) if seconds else [math.inf] * len(indexes)
         return self._with_training[anywhere]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import is_, le
 
-from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
-from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound_seconds
+from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
-from rlgraph.passes.placement.search.boxes import Boxes
+from rlgraph.passes.placement.search.boxes import AllocationBoxes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fusing import Pieces
-from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.placement.search.hosts import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import device_peak_bytes
@@ -33,12 +33,12 @@ class TryBudget:
     """The number of choices that are looked at for a range, by how it went with those before."""
 
     def __init__(self) -> None:
-        self.most, self._given_up = FEW_TRIES, 0
+        self.max_tries, self._given_up = FEW_TRIES, 0
 
-    def given_up(self) -> None:
+    def note_given_up(self) -> None:
         """Record that the choices were not enough."""
         self._given_up += 1
-        self.most = MOST_TRIES if self._given_up % LONG == 0 else FEW_TRIES
+        self.max_tries = MOST_TRIES if self._given_up % LONG == 0 else FEW_TRIES
 
 
 class AllocationSearch:
@@ -46,7 +46,7 @@ class AllocationSearch:
 
     def __init__(
         self,
-        boxes: Boxes,
+        boxes: AllocationBoxes,
         bounds: Bounds,
         watch: SearchProgress,
         blocks: Blocks,
@@ -60,39 +60,45 @@ class AllocationSearch:
         self.boxes, self.bounds, self.watch = boxes, bounds, watch
         self.blocks, self.devices, self.most = blocks, devices, most
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
-        self.colocation = self.problem.colocation(blocks)
-        usable_bytes = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
-        self.rooms = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
-        self.beds = [self.problem.options.offload_room(self.problem.island(block)) for block in blocks]
-        self.left = tries
+        self.colocation = self.problem.make_colocation(blocks)
+        usable_bytes = [
+            usable_device_bytes(self.problem.pool_node_group(block), self.problem.constants) for block in blocks
+        ]
+        self.pool_room_bytes = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
+        self.host_room_bytes = [
+            self.problem.options.offload_room(self.problem.pool_node_group(block)) for block in blocks
+        ]
+        self.tries_left = tries
         self.fathomed = True
 
     def run(self) -> bool:
         """Keep the best plan if it beats the best one so far. Return whether the allocations are done: not where some
         plan could be better with more devices than the least."""
-        alone = self.bounds.alone(self.blocks, self.most)
-        self.begin((), alone)
+        alone = self.bounds.unshared_candidates(self.blocks, self.most)
+        self.search_with_sharing((), alone)
         late: dict[Pieces, list[Sequence[float]]] = {}
         for pieces, shared in self.bounds.ways_to_share(self.blocks, self.most):
             if not self.fathomed:
                 break
             if not self.is_hopeless(shared, late.setdefault(pieces, [])):
-                self.begin(pieces, {**alone, **{number: options.candidates for number, options in shared.items()}})
+                self.search_with_sharing(
+                    pieces, {**alone, **{number: options.undominated_candidates for number, options in shared.items()}}
+                )
         return self.fathomed
 
-    def begin(self, pieces: Pieces, choices: Choices) -> None:
+    def search_with_sharing(self, pieces: Pieces, choices: Choices) -> None:
         """Search the plans in which the trainings of `pieces` share pipelines."""
         self.pieces, self.choices = pieces, choices
         self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
-        self.least = {
+        self.least_resident_bytes = {
             number: min(option.resident for option in candidates.options) for number, candidates in choices.items()
         }
-        self.lying = {
+        self.least_host_bytes = {
             number: min(option.host for option in candidates.options) for number, candidates in choices.items()
         }
         self._fitting: dict[tuple[int, float, float, float], Candidates | None] = {}
-        left = {number: self.fitting(number, {}) for number in self.sequence}
-        self.choose({}, {number: candidates for number, candidates in left.items() if candidates is not None})
+        left = {number: self.fitting_candidates(number, {}) for number in self.sequence}
+        self.choose_options({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
     def is_hopeless(self, shared: Mapping[int, SharedOptions], late: list[Sequence[float]]) -> bool:
         """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
@@ -102,7 +108,7 @@ class AllocationSearch:
         if any(all(map(le, other, seconds)) for other in late):
             return True
         # All else that depends on the split is not counted.
-        choices = self.bounds.choices(self.blocks, self.most)
+        choices = self.bounds.candidates_by_component(self.blocks, self.most)
         value = self.bounds.loose_bound(self.blocks, self.devices, choices, taken) if choices else 0.0
         if value < self.incumbent.good_enough_bound():
             return False
@@ -110,18 +116,18 @@ class AllocationSearch:
         late.append(seconds)
         return True
 
-    def choose(self, chosen: dict[int, Option], choices: Choices) -> None:
+    def choose_options(self, chosen: dict[int, Option], choices: Choices) -> None:
         """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of
         all components."""
-        self.left -= 1
-        self.watch.check_time(self.incumbent.state)
+        self.tries_left -= 1
+        self.watch.check_time(self.incumbent.seconds_and_gap)
         if len(choices) < len(self.sequence):
             return
-        if self.left < 0 and self.devices != self.most:
+        if self.tries_left < 0 and self.devices != self.most:
             self.fathomed = False
             return
         value = self.bounds.sharp_bound(self.blocks, self.devices, choices)
-        if value >= self.incumbent.good_enough_bound() or self.left < 0:
+        if value >= self.incumbent.good_enough_bound() or self.tries_left < 0:
             self.incumbent.note_pruned(value)
             return
         # The bound also holds for other lists, and for options that need no less of anything.
@@ -132,15 +138,15 @@ class AllocationSearch:
         ):
             self.incumbent.note_pruned(value)
             return
-        wide = self.component_to_split(chosen, choices) if len(chosen) == len(self.sequence) else None
+        wide = self.component_with_cache_to_halve(chosen, choices) if len(chosen) == len(self.sequence) else None
         if wide is not None:
-            for half in choices[wide].options[0].halves:
+            for half in choices[wide].options[0].cache_range_halves:
                 part = self.remaining_choices(wide, {**chosen, wide: half}, choices)
-                self.choose({**chosen, wide: half}, part)
+                self.choose_options({**chosen, wide: half}, part)
             return
         if len(chosen) == len(self.sequence):
             chosen = {number: _with_largest_cache(choices[number].options[0]) for number in chosen}
-            devices = self.needed(chosen)
+            devices = self.needed_devices(chosen)
             if devices is None:
                 # The cluster has too few devices for all: with fewer of some, the plan may be as fast as it seems.
                 self.fathomed = False
@@ -155,7 +161,7 @@ class AllocationSearch:
         number = self.sequence[len(chosen)]
         for option in choices[number].options:
             chosen[number] = option
-            self.choose(chosen, self.remaining_choices(number, chosen, choices))
+            self.choose_options(chosen, self.remaining_choices(number, chosen, choices))
             del chosen[number]
             if value >= self.incumbent.good_enough_bound():
                 self.incumbent.note_pruned(value)
@@ -166,18 +172,18 @@ class AllocationSearch:
     def remaining_choices(self, last: int, chosen: Mapping[int, Option], choices: Choices) -> Choices:
         """Return what is left of the choices after the last option that was chosen: only its own pool has less room."""
         remaining = {**choices, last: Candidates((chosen[last],))}
-        for number in self.blocks[self.colocation.home[last]].components:
+        for number in self.blocks[self.colocation.pool_of_component[last]].components:
             if number in chosen and chosen[number].has_one_cache:
                 continue
-            candidates = self.fitting(number, chosen)
+            candidates = self.fitting_candidates(number, chosen)
             if candidates is None:
                 del remaining[number]
             else:
                 remaining[number] = candidates
         for piece in self.pieces:
             if last in piece and all(number in chosen for number in piece):
-                taken = self.problem.fusing.shared(
-                    piece, {member: _unshared(chosen[member]) for member in piece}, lower_bound
+                taken = self.problem.fusing.shared_task_seconds(
+                    piece, {member: _unshared(chosen[member]) for member in piece}, lower_bound_seconds
                 )
                 remaining |= {
                     member: Candidates((_unshared(chosen[member]).with_pipeline_seconds(taken[member]),))
@@ -192,27 +198,27 @@ class AllocationSearch:
         for piece in self.pieces:
             if all(number in chosen for number in piece):
                 alone = {number: _unshared(choices[number].options[0]) for number in piece}
-                seconds |= self.problem.fusing.shared(piece, alone, estimated_seconds)
+                seconds |= self.problem.fusing.shared_task_seconds(piece, alone, estimated_seconds)
         return seconds
 
-    def component_to_split(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
+    def component_with_cache_to_halve(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
         """Return the component whose cache matters most, where a pool has no room for the largest caches of all that is
         chosen."""
-        for block, room in zip(self.blocks, self.rooms, strict=True):
+        for block, room in zip(self.blocks, self.pool_room_bytes, strict=True):
             options = [choices[number].options[0] for number in block.components]
             if (
                 all(option.has_one_cache for option in options)
-                or device_peak_bytes([option.largest for option in options]) <= room
+                or device_peak_bytes([option.with_largest_cache for option in options]) <= room
             ):
                 continue
             return max(block.components, key=lambda number: choices[number].options[0].cache_gain_s)
         return None
 
-    def fitting(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
+    def fitting_candidates(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
         """Return the options of a component that fit into its pool next to what is chosen, and the least of what is
         not; None if there are none."""
-        block = self.colocation.home[number]
-        left, active, host = self.rooms[block], 0.0, self.beds[block]
+        block = self.colocation.pool_of_component[number]
+        left, active, host = self.pool_room_bytes[block], 0.0, self.host_room_bytes[block]
         for other in self.blocks[block].components:
             if other == number:
                 continue
@@ -221,34 +227,34 @@ class AllocationSearch:
                 host -= chosen[other].host
                 active = max(active, *chosen[other].active)
             else:
-                left -= self.least[other]
-                host -= self.lying[other]
+                left -= self.least_resident_bytes[other]
+                host -= self.least_host_bytes[other]
         if number in chosen:
             return _within(Candidates((chosen[number],)), left, active, host)
         key = (number, left, active, host)
         return memo(self._fitting, key, lambda: _within(self.choices[number], left, active, host))
 
-    def needed(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
+    def needed_devices(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
         """Return the fewest devices of each pool with which it has room for its options; None if the cluster has
         fewer."""
         wanted = list(self.devices)
         for number, option in chosen.items():
-            home = self.colocation.home[number]
-            wanted[home] = max(wanted[home], option.devices)
-        return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.least(self.blocks, wanted)
+            home = self.colocation.pool_of_component[number]
+            wanted[home] = max(wanted[home], option.device_span)
+        return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.fewest_devices(self.blocks, wanted)
 
     def keep_plan(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
         """Keep a plan with so many devices of each pool, if it beats the best one."""
         options = [chosen[number] for number in sorted(chosen)]
-        if self.pieces not in self.problem.sharings(self.blocks, options):
+        if self.pieces not in self.problem.possible_sharings(self.blocks, options):
             return
-        if not fits_hosts(self.problem, self.blocks, devices, options):
+        if not hosts_have_room(self.problem, self.blocks, devices, options):
             # Pools with more devices than the least may be on other nodes.
             self.fathomed &= self.devices == self.most
             return
-        seconds = self.problem.step_with(self.blocks, options, self.pieces, estimated_seconds)
-        value = self.problem.value(seconds, self.blocks, devices)
-        self.incumbent.offer(
+        seconds = self.problem.step_seconds_with_options(self.blocks, options, self.pieces, estimated_seconds)
+        value = self.problem.objective_value(seconds, self.blocks, devices)
+        self.incumbent.keep_if_better(
             SearchResult(
                 self.blocks,
                 devices,
@@ -257,7 +263,7 @@ class AllocationSearch:
                 value,
                 0.0,
                 0,
-                self.problem.tight(self.blocks, options),
+                self.problem.is_tight(self.blocks, options),
                 self.bounds.way,
                 self.pieces,
             )
@@ -271,13 +277,17 @@ def _unshared(option: Option) -> Option:
 
 def _with_largest_cache(option: Option) -> Option:
     """Return the option with its largest cache."""
-    return _unshared(option) if option.has_one_cache else option.largest
+    return _unshared(option) if option.has_one_cache else option.with_largest_cache
 
 
 def _within(candidates: Candidates, left: float, active: float, host: float) -> Candidates | None:
     """Return the options that fit into so many bytes, next to what others need while they work, and into so many of a
     node's host."""
-    fit = [fitted for option in candidates.options if (fitted := option.within(left, active, host)) is not None]
+    fit = [
+        fitted
+        for option in candidates.options
+        if (fitted := option.with_fitting_caches(left, active, host)) is not None
+    ]
     if len(fit) == len(candidates.options) and all(map(is_, fit, candidates.options)):
         return candidates
     return Candidates(fit) if fit else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem
@@ -18,7 +18,7 @@ def fill_caches(problem: Problem, found: SearchResult) -> SearchResult:
     that has longer ones. No device gets tight by it."""
     options = list(found.options)
     for block in found.blocks:
-        room = TIGHT * usable(problem.island(block), problem.constants)
+        room = TIGHT * usable_device_bytes(problem.pool_node_group(block), problem.constants)
         for number in block.components:
             if options[number].strategy.caches:
                 others = [options[other] for other in block.components if other != number]
@@ -27,9 +27,9 @@ def fill_caches(problem: Problem, found: SearchResult) -> SearchResult:
                 options[number] = _enlarged(problem, number, options[number], left, active)
     if options == list(found.options):
         return found
-    seconds = problem.step_with(found.blocks, options, found.pieces)
-    value = problem.value(seconds, found.blocks, found.devices)
-    bound = found.bound if found.before else min(found.bound, value)
+    seconds = problem.step_seconds_with_options(found.blocks, options, found.pieces)
+    value = problem.objective_value(seconds, found.blocks, found.devices)
+    bound = found.bound if found.before_fusing else min(found.bound, value)
     return replace(found, options=tuple(options), seconds=seconds, value=value, bound=bound)
 
 
@@ -37,7 +37,7 @@ def _enlarged(problem: Problem, number: int, option: Option, left: float, active
     """Return the option with the largest useful cache that fits into the bytes `left`, together with what others need
     while they work."""
     component, low = problem.components[number], option.deployment.kv_bytes
-    high = int(problem.options.filling(component, option.strategy.deployment, option.copies, longest=True))
+    high = int(problem.options.filled_cache_bytes(component, option.strategy.deployment, option.copies, longest=True))
     while high - low > NEAR:
         middle = (low + high) // 2
         larger = option.with_cache(middle)

@@ -1,6 +1,6 @@
 """Trainings that share the pipeline of a pool: which of a plan's can, what they take together, and a bound of that.
 
-A search bounds with what no lists can beat (`rlgraph.passes.cost.fusing.lower_bound`), and compares by lists that
+A search bounds with what no lists can beat (`rlgraph.passes.cost.fusing.lower_bound_seconds`), and compares by lists that
 are quick to make. The seconds of the lists that ranks make are computed for the plan that was found.
 """
 
@@ -13,7 +13,7 @@ from math import inf
 
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.fusing import PipelineTraining, fusion
+from rlgraph.passes.cost.fusing import PipelineTraining, fused_pipeline
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
@@ -32,9 +32,9 @@ Taken = Callable[[Sequence[PipelineTraining]], float]
 """Returns the seconds of trainings in one pipeline."""
 
 
-def exact_seconds(trainings: Sequence[PipelineTraining]) -> float:
+def exact_pipeline_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return the seconds of trainings in one pipeline by the lists that ranks make."""
-    return fusion(trainings).cost.seconds
+    return fused_pipeline(trainings).cost.seconds
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PipelineSharing:
     _taken: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Cached results of `together`."""
 
-    def sharings(self, pools: Sequence[Sequence[int]]) -> tuple[Pieces, ...]:
+    def possible_sharings(self, pools: Sequence[Sequence[int]]) -> tuple[Pieces, ...]:
         """Return all ways in which trainings of some pools may share pipelines, without the one in which none do."""
         key = tuple(map(tuple, pools))
         if key not in self._sharings:
@@ -74,17 +74,18 @@ class PipelineSharing:
                     for more in self._ways([number for number in rest if number not in others]):
                         yield (piece, *more) if others else more
 
-    def fits(self, room: float, piece: Sequence[int], chosen: Sequence[Option]) -> bool:
+    def can_share_pipeline(self, room: float, piece: Sequence[int], chosen: Sequence[Option]) -> bool:
         """Return whether trainings of a pool can share a pipeline: whether they have the same mesh, and there is room
         for micro-batches in flight, those of the fullest and half of those of the others, which is about what is there
         where none has to wait. room: bytes besides what stays."""
         first, active = chosen[piece[0]], [chosen[number].active[self.training[number]] for number in piece]
         same_mesh = all(
-            chosen[number].can_share_stages and chosen[number].split.ranks == first.split.ranks for number in piece
+            chosen[number].can_share_stages and chosen[number].split.pipeline_key == first.split.pipeline_key
+            for number in piece
         )
         return same_mesh and (max(active) + sum(active)) / 2 <= room
 
-    def least(self, number: int, option: Option, others: Others | None) -> Sequence[float]:
+    def least_shared_seconds(self, number: int, option: Option, others: Others | None) -> Sequence[float]:
         """Return the least seconds of the tasks of an option that shares its pipeline, no more than if it does not.
         others: those that it may share it with, where the seconds that all of them wait together are counted for this
         one."""
@@ -97,7 +98,7 @@ class PipelineSharing:
             seconds[training] = min(seconds[training], option.seconds[training])
         return seconds
 
-    def others(self, options: Mapping[int, Sequence[Option]]) -> Others:
+    def least_of_partners(self, options: Mapping[int, Sequence[Option]]) -> Others:
         """Return the least that components are to one that they share a pipeline with. options: those of one mesh."""
         waits, total = inf, 0.0
         for number, candidates in options.items():
@@ -121,18 +122,18 @@ class PipelineSharing:
         long may be a quarter of it, where this one's is a third (`TaskModel.least_in_pipeline`)."""
         _, _, forward, backward = option.least_pipeline_seconds[self.training[number]]
         deployment = option.strategy.deployment
-        return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks * _ALIKE
+        return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks_per_stage * _ALIKE
 
-    def durations(
-        self, chosen: Sequence[Option], pieces: Pieces, taken: Taken = exact_seconds
+    def component_seconds(
+        self, chosen: Sequence[Option], pieces: Pieces, taken: Taken = exact_pipeline_seconds
     ) -> dict[int, Sequence[float]]:
         """Return the seconds of each component's tasks. taken: what trainings take together."""
         seconds: dict[int, Sequence[float]] = {number: option.seconds for number, option in enumerate(chosen)}
         for piece in pieces:
-            seconds |= self.shared(piece, chosen, taken)
+            seconds |= self.shared_task_seconds(piece, chosen, taken)
         return seconds
 
-    def shared(
+    def shared_task_seconds(
         self, piece: Sequence[int], chosen: Mapping[int, Option] | Sequence[Option], taken: Taken
     ) -> dict[int, Sequence[float]]:
         """Return the seconds of the tasks of those that share a pipeline: their trainings count one after the other,
@@ -143,14 +144,19 @@ class PipelineSharing:
             chosen[number].seconds[self.training[number]] - working
             for number, working in zip(piece, filled, strict=True)
         ]
-        wait, seconds = max(0.0, self.together(piece, chosen, taken) - sum(filled)), dict[int, Sequence[float]]()
+        wait, seconds = (
+            max(0.0, self.pipeline_seconds(piece, chosen, taken) - sum(filled)),
+            dict[int, Sequence[float]](),
+        )
         for number, working, waiting in zip(piece, filled, waits, strict=True):
             task_seconds = list(chosen[number].seconds)
             task_seconds[self.training[number]] = working + wait * waiting / sum(waits)
             seconds[number] = task_seconds
         return seconds
 
-    def together(self, piece: Sequence[int], chosen: Mapping[int, Option] | Sequence[Option], taken: Taken) -> float:
+    def pipeline_seconds(
+        self, piece: Sequence[int], chosen: Mapping[int, Option] | Sequence[Option], taken: Taken
+    ) -> float:
         """Return the seconds of trainings in one pipeline, times how often they are done."""
         key = (taken, *(chosen[number] for number in piece))
         return memo(self._taken, key, lambda: self._together(piece, chosen, taken))
@@ -160,14 +166,16 @@ class PipelineSharing:
         for place, number in enumerate(piece):
             option, training = chosen[number], self.training[number]
             task, times = option.strategy.tasks[training], option.often[training]
-            trainings.append(task.training(self.components[number].config, option.copies, turned=place % 2 == 1))
+            trainings.append(
+                task.pipeline_training(self.components[number].config, option.copies, turned=place % 2 == 1)
+            )
             request_s, rows_s = task.request_and_arrival_seconds(option.copies)
             request_seconds.append(request_s)
             all_rows_s += rows_s
         return times * (taken(trainings) + max(request_seconds) + all_rows_s)
 
 
-def pipeline_sharing(
+def make_pipeline_sharing(
     components: Sequence[Component], pairs: Sequence[frozenset[str]], tasks: Sequence[str], constants: Constants
 ) -> PipelineSharing:
     """Return the trainings of a problem that may share pipelines. pairs: models whose trainings may. tasks: the

@@ -13,9 +13,9 @@ from operator import itemgetter
 
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.shared_pipelines import stage_misfit
-from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
-from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound_seconds
+from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.placement.search.hosts import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem
@@ -27,19 +27,23 @@ MOST = 64
 """The number of combinations of these that are looked at."""
 
 
-def try_heterogeneous(problem: Problem, found: SearchResult, watch: SearchProgress, spare: float) -> SearchResult:
+def try_heterogeneous_meshes(
+    problem: Problem, found: SearchResult, watch: SearchProgress, spare: float
+) -> SearchResult:
     """Return a better plan in which trainings with heterogeneous meshes share a pipeline, or else the plan `found`.
     spare: as `Incumbent` has it."""
-    seconds = problem.step_with(found.blocks, found.options, found.pieces)
+    seconds = problem.step_seconds_with_options(found.blocks, found.options, found.pieces)
     incumbent = Incumbent(0.0, spare)
-    incumbent.offer(replace(found, seconds=seconds, value=problem.value(seconds, found.blocks, found.devices)))
+    incumbent.keep_if_better(
+        replace(found, seconds=seconds, value=problem.objective_value(seconds, found.blocks, found.devices))
+    )
     for block in found.blocks:
-        for pieces in problem.fusing.sharings([block.components]):
+        for pieces in problem.fusing.possible_sharings([block.components]):
             for plan in _shared_plans(problem, found, pieces[0], incumbent) if len(pieces) == 1 else ():
                 watch.check_time(lambda: (found.seconds, found.gap))
-                incumbent.offer(plan)
+                incumbent.keep_if_better(plan)
     best = incumbent.best
-    return best if best is not None and best.before is found else found
+    return best if best is not None and best.before_fusing is found else found
 
 
 def _shared_plans(
@@ -52,7 +56,7 @@ def _shared_plans(
     ]
     options_of: list[list[tuple[float, Mesh, Option]]] = []
     for number in piece:
-        splits = problem.options.sharing(problem.components[number], problem.island(block), devices)
+        splits = problem.options.sharing_options(problem.components[number], problem.pool_node_group(block), devices)
         shortest = sorted(
             ((_least(option), option) for option in chain.from_iterable(splits.values())), key=itemgetter(0)
         )
@@ -73,11 +77,11 @@ def _shared_plans(
         options = tuple(chosen[number] for number in range(len(chosen)))
         if not _fits(problem, found, options, piece):
             continue
-        for pipeline_seconds in (lower_bound, estimated_seconds, None):
-            seconds = problem.step_with(
+        for pipeline_seconds in (lower_bound_seconds, estimated_seconds, None):
+            seconds = problem.step_seconds_with_options(
                 found.blocks, options, pieces, *([pipeline_seconds] if pipeline_seconds else [])
             )
-            value = problem.value(seconds, found.blocks, found.devices)
+            value = problem.objective_value(seconds, found.blocks, found.devices)
             if incumbent.best is not None and value >= incumbent.best.value:
                 break
         else:
@@ -86,9 +90,9 @@ def _shared_plans(
                 options=options,
                 seconds=seconds,
                 value=value,
-                tight=problem.tight(found.blocks, options),
+                is_tight=problem.is_tight(found.blocks, options),
                 pieces=pieces,
-                before=found,
+                before_fusing=found,
             )
 
 
@@ -99,19 +103,21 @@ def _least(option: Option) -> float:
 
 def _heterogeneous(splits: Sequence[Mesh]) -> bool:
     """Return whether models have stages in common with meshes that differ."""
-    differ = len(set(splits)) > 1 and len({split.size for split in splits}) == 1
+    differ = len(set(splits)) > 1 and len({split.rank_count for split in splits}) == 1
     return differ and not stage_misfit(splits)
 
 
 def _fits(problem: Problem, found: SearchResult, options: Sequence[Option], piece: Sequence[int]) -> bool:
     """Return whether a plan has room, also for what each of a pipeline's processes keeps in flight, about as much as
     alone."""
-    if not fits_hosts(problem, found.blocks, found.devices, options):
+    if not hosts_have_room(problem, found.blocks, found.devices, options):
         return False
     for block in found.blocks:
-        chosen, island = [options[number] for number in block.components], problem.island(block)
+        chosen, island = [options[number] for number in block.components], problem.pool_node_group(block)
         shared = sum(max(options[number].active) for number in piece if number in block.components)
         resident = sum(option.resident for option in chosen)
-        if not problem.fits(chosen, island) or resident + shared > usable(island, problem.constants):
+        if not problem.can_share_pool(chosen, island) or resident + shared > usable_device_bytes(
+            island, problem.constants
+        ):
             return False
     return True

@@ -24,27 +24,27 @@ class SearchResult:
     """The seconds, or dollars, of a step."""
     bound: float
     """No plan has a smaller value."""
-    looked: int
+    ranges_searched: int
     """The number of allocations and ranges that were looked at."""
-    tight: bool = False
+    is_tight: bool = False
     """Whether one of its pools is fuller than `TIGHT`."""
-    way: int = 0
+    problem_index: int = 0
     """The index, among the problems that were searched together, of the one that this is a plan of."""
     pieces: Pieces = ()
     """The trainings that share a pipeline."""
-    before: SearchResult | None = None
+    before_fusing: SearchResult | None = None
     """The best plan in which no trainings share a pipeline, or none with heterogeneous meshes; the bound and the gap
     are then those of such plans alone."""
 
     @property
-    def searched(self) -> SearchResult:
+    def bounded_result(self) -> SearchResult:
         """The best of the plans that the bound is about."""
-        return self.before.searched if self.before else self
+        return self.before_fusing.bounded_result if self.before_fusing else self
 
     @property
     def gap(self) -> float:
         """The share of its value by which the plan may miss the best one."""
-        value = self.searched.value
+        value = self.bounded_result.value
         return max(0.0, 1 - self.bound / value) if value else 0.0
 
 
@@ -56,10 +56,10 @@ class Incumbent:
         to be better than one that is not."""
         self.gap, self.spare = gap, spare
         self.best: SearchResult | None = None
-        self.looked = 0
-        self.lowest = math.inf
+        self.ranges_searched = 0
+        self.least_pruned_bound = math.inf
         """The least bound of what was pruned."""
-        self.left = 0.0
+        self.least_open_bound = 0.0
         """The least bound of what is still open."""
 
     def good_enough_bound(self) -> float:
@@ -68,13 +68,13 @@ class Incumbent:
             return math.inf
         enough = self.best.value * (1 - self.gap)
         # A plan that is not tight may be better although it takes longer.
-        return enough / (1 - self.spare) if self.best.tight else enough
+        return enough / (1 - self.spare) if self.best.is_tight else enough
 
     def note_pruned(self, bound: float) -> None:
         """Record that something with this bound is pruned."""
-        self.lowest = min(self.lowest, bound)
+        self.least_pruned_bound = min(self.least_pruned_bound, bound)
 
-    def offer(self, found: SearchResult) -> None:
+    def keep_if_better(self, found: SearchResult) -> None:
         """Keep a plan if it beats the best one; the loser of the two is pruned."""
         best = self.best
         if best is None:
@@ -86,25 +86,25 @@ class Incumbent:
             self.note_pruned(found.value)
 
     def _beats(self, plan: SearchResult, best: SearchResult) -> bool:
-        if plan.tight == best.tight:
+        if plan.is_tight == best.is_tight:
             return plan.value < best.value
-        if plan.tight:
+        if plan.is_tight:
             return plan.value < best.value * (1 - self.spare)
         if plan.value < best.value:
             return True
         # What was pruned as near enough to the tight one has to be near enough to this one.
-        near = plan.value * (1 - max(self.gap, self.spare)) <= self.lowest
+        near = plan.value * (1 - max(self.gap, self.spare)) <= self.least_pruned_bound
         return near and plan.value * (1 - self.spare) <= best.value
 
     def proven_bound(self) -> float:
         """Return the value that no plan can beat, as far as it is proven."""
-        return min(self.lowest, self.left, self.best.value if self.best else math.inf)
+        return min(self.least_pruned_bound, self.least_open_bound, self.best.value if self.best else math.inf)
 
-    def found(self) -> SearchResult | None:
+    def best_with_bound(self) -> SearchResult | None:
         """Return the best plan, with the bound that is proven of it."""
-        return self.best and replace(self.best, bound=self.proven_bound(), looked=self.looked)
+        return self.best and replace(self.best, bound=self.proven_bound(), ranges_searched=self.ranges_searched)
 
-    def state(self) -> tuple[float | None, float]:
+    def seconds_and_gap(self) -> tuple[float | None, float]:
         """Return the seconds of the best plan so far, and its gap."""
-        plan = self.found()
+        plan = self.best_with_bound()
         return (plan.seconds, plan.gap) if plan else (None, 1.0)

@@ -10,14 +10,14 @@ from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
+from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, make_mesh
 from rlgraph.passes.placement.search.components import Component
 
 _NODES = 8
 """The most nodes over which a replica's parameters are sharded, whatever its layers are split by."""
 
 
-def pinned_sizes(component: Component) -> tuple[tuple[str, int], ...]:
+def pinned_axis_sizes(component: Component) -> tuple[tuple[str, int], ...]:
     """Return the sizes of a replica's axes that its schedule says."""
     return tuple((name, size) for name, size in component.pin.sizes if name != "dp") if component.pin else ()
 
@@ -35,7 +35,7 @@ def legal_meshes(
     """Return the meshes that an engine can split one replica of a model by. said: sizes of axes that are not searched
     for. tokens: the most ranks over which those of a row are split. widest: those over which columns are, where two
     nodes are too few."""
-    if layout_problems(shape, engine, mesh(), kind):
+    if layout_problems(shape, engine, make_mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
     sizes = dict(said)
@@ -46,18 +46,18 @@ def legal_meshes(
         [
             (axis.name, size)
             for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens, widest))
-            if not axis.spread or not layout_problems(shape, engine, mesh(**{axis.name: size}), kind)
+            if not axis.spread or not layout_problems(shape, engine, make_mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
     ]
     columns = spec_of(engine).columns
-    meshes = (mesh(**dict(sizes)) for sizes in product(*axis_sizes))
+    meshes = (make_mesh(**dict(sizes)) for sizes in product(*axis_sizes))
     meshes = (
-        split for split in meshes if split.axes == split.spread or not layout_problems(shape, engine, split, kind)
+        split for split in meshes if split.axes == split.spread_axes or not layout_problems(shape, engine, split, kind)
     )
-    unmixed = (split for split in meshes if sum(split.length(axis) > 1 for axis in columns) < 2)
+    unmixed = (split for split in meshes if sum(split.axis_size(axis) > 1 for axis in columns) < 2)
     most = max(widest, _NODES * per_node)
-    return tuple(split for split in unmixed if said or split.length("fsdp") * split.length("tp") <= most)
+    return tuple(split for split in unmixed if said or split.axis_size("fsdp") * split.axis_size("tp") <= most)
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:

@@ -42,7 +42,7 @@ def partitions_worth_offloading(
     if not unlimited.could:
         return [], unlimited.incumbent.proven_bound()
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
-    brought = frozenset(number for number in all_components if problem.components[number].gets_weights)
+    brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
     limited = [among(remaining, brought)] if brought else []
     limited += [
         among(remaining, frozenset(all_components), number) for number in all_components if number not in brought
@@ -74,11 +74,11 @@ class _OffloadSearch(Search):
     def make_bounds(self, problem: Problem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)
 
-    def bound(self, way: int, blocks: Blocks, box: Box) -> float:
-        return float("inf") if blocks in self.could else super().bound(way, blocks, box)
+    def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
+        return float("inf") if blocks in self.could else super().box_bound(way, blocks, box)
 
-    def sharp(self, way: int, blocks: Blocks, box: Box) -> float:
-        return float("inf") if blocks in self.could else super().sharp(way, blocks, box)
+    def sharp_box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
+        return float("inf") if blocks in self.could else super().sharp_box_bound(way, blocks, box)
 
     def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         if high is None:
@@ -103,11 +103,13 @@ class _OffloadBounds(Bounds):
         pool, number = super()._fitting(block, devices), self.resting
         if pool is None or number is None or number not in block.components:
             return pool
-        options = [option_ for option in pool.alone[number].options for option_ in self._brought_back(number, option)]
+        options = [
+            option_ for option in pool.unshared[number].options for option_ in self._brought_back(number, option)
+        ]
         returning = {number: Candidates(sorted(options, key=attrgetter("order")))}
         # A training that shares a pipeline is not offloaded.
         shared = {sharer: option_ for sharer, option_ in pool.shared.items() if sharer != number}
-        return PoolOptions({**pool.choices, **returning}, {**pool.alone, **returning}, shared)
+        return PoolOptions({**pool.choices, **returning}, {**pool.unshared, **returning}, shared)
 
     def _brought_back(self, number: int, option: Option) -> Iterator[Option]:
         """Yield the option with the seconds for bringing it back for its tasks and offloading it again; where it reads

@@ -80,7 +80,7 @@ class Option:
         self.split = split
         self.kind, self.sent = kind, sent
         self.hosted, self.host = hosted, sum(hosted)
-        resident, active = self._bytes(*strategy.lower_bound(copies))
+        resident, active = self._bytes(*strategy.needed_bytes_bound(copies))
         # Options of one split that are as fast with the smallest cache and with the largest one are as fast in between.
         self.floor: Key = (resident, *active, *hosted, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
         """Lower bounds of the numbers of the key, which are known earlier."""
@@ -93,7 +93,7 @@ class Option:
         self._ranges: dict[tuple[int, int], Option] = {}
 
     def _task_seconds(self, strategy: Strategy) -> tuple[float, ...]:
-        once = strategy.seconds(self.copies)
+        once = strategy.task_seconds(self.copies)
         return tuple(
             [task_s * times + moving_s for task_s, times, moving_s in zip(once, self.often, self.moved, strict=True)]
         )
@@ -121,7 +121,9 @@ class Option:
             tasks = zip(self.strategy.tasks, self.seconds, self.often, strict=True)
             self._filled = tuple(
                 [
-                    tuple([times * part for part in task.least_in_pipeline(self.copies)]) if task.update else (seconds,)
+                    tuple([times * part for part in task.least_pipeline_seconds(self.copies)])
+                    if task.update
+                    else (seconds,)
                     for task, seconds, times in tasks
                 ]
             )
@@ -131,7 +133,7 @@ class Option:
         # Reached where a slot is still empty.
         if name not in Option.__annotations__:
             raise AttributeError(name)
-        self.resident, self.active = self._bytes(*self.strategy.needs(self.copies))
+        self.resident, self.active = self._bytes(*self.strategy.needed_bytes(self.copies))
         self.peak = self.resident + max(self.active, default=0.0)
         self.key = (self.resident, *self.active, *self.floor[1 + len(self.active) :])
         self.order = (self.total, self.offload, self.resident, self.active)
@@ -141,7 +143,7 @@ class Option:
     def _bytes(self, held: float, active: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
         """Return what stays and what comes in addition, for a model that needs so much. A process is there all the
         time."""
-        process = self.strategy.bytes_beside_tensors(self.copies)
+        process = self.strategy.non_tensor_bytes(self.copies)
         return (float(process), tuple(held + extra for extra in active)) if self.offload else (held + process, active)
 
     # The range of its caches
@@ -157,18 +159,18 @@ class Option:
         return sum(self.slowest) - self.total
 
     @property
-    def largest(self) -> Option:
+    def with_largest_cache(self) -> Option:
         """The option with the largest cache."""
-        return self.between(self.high.cache, self.high.cache)
+        return self.with_cache_range(self.high.cache, self.high.cache)
 
     @property
-    def halves(self) -> tuple[Option, Option]:
+    def cache_range_halves(self) -> tuple[Option, Option]:
         """The upper and the lower half of the range."""
         low, high = self.strategy.cache, self.high.cache
         middle = (low + high) // 2
-        return self.between(middle + 1, high), self.between(low, middle)
+        return self.with_cache_range(middle + 1, high), self.with_cache_range(low, middle)
 
-    def within(self, left: float, active: float = 0.0, host: float = inf) -> Option | None:
+    def with_fitting_caches(self, left: float, active: float = 0.0, host: float = inf) -> Option | None:
         """Return the option with the caches with which it needs so many bytes at most; None if not even the smallest
         fits. active: what others need at least while they work, besides what stays. host: bytes of the memory of a
         node's host."""
@@ -180,7 +182,9 @@ class Option:
         caches, low = self.strategy.caches, self.strategy.cache
         # What an offloaded model has is there while nothing else works.
         others_active = max(self.active) if self.offload else max(active, *self.active)
-        high = min(self.high.cache, caches.largest_at_most(caches.size(low) + left - self.resident - others_active))
+        high = min(
+            self.high.cache, caches.largest_number_within(caches.size_bytes(low) + left - self.resident - others_active)
+        )
         if not self._fits(high, left, active):
             # With more rows it needs more than its cache: the largest cache that fits is between these.
             fit = low
@@ -188,25 +192,25 @@ class Option:
                 middle = (fit + high) // 2
                 fit, high = (middle, high) if self._fits(middle, left, active) else (fit, middle)
             high = fit
-        return self if high == self.high.cache else self.between(low, high)
+        return self if high == self.high.cache else self.with_cache_range(low, high)
 
     def with_cache(self, size: int) -> Option:
         """Return the option with a cache of so many bytes."""
         assert self.strategy.caches
-        strategy = self.strategy.caches.made(self.strategy.cache, size)
+        strategy = self.strategy.caches.make_strategy(self.strategy.cache, size)
         return self._like(strategy, None)
 
     def _fits(self, cache: int, left: float, active: float) -> bool:
         assert self.strategy.caches
-        resident, more = self._bytes(*self.strategy.caches.strategy(cache).needs(self.copies))
+        resident, more = self._bytes(*self.strategy.caches.strategy_with_cache(cache).needed_bytes(self.copies))
         return resident + max(active, *more) <= left
 
-    def between(self, low: int, high: int) -> Option:
+    def with_cache_range(self, low: int, high: int) -> Option:
         """Return the option with the range from one cache to another."""
         if (low, high) not in self._ranges:
             assert self.strategy.caches or low == high
             low_strategy, high_strategy = (
-                self.strategy.caches.strategy(number) if self.strategy.caches else self.strategy
+                self.strategy.caches.strategy_with_cache(number) if self.strategy.caches else self.strategy
                 for number in (low, high)
             )
             option = self._like(low_strategy, high_strategy)
@@ -225,7 +229,7 @@ class Option:
     def deployment(self) -> Deployment:
         """The deployment of all replicas."""
         if self._deployment is None:
-            self._deployment = self.strategy.deployment.copied(self.copies)
+            self._deployment = self.strategy.deployment.with_replicas(self.copies)
         return self._deployment
 
     @property
@@ -233,7 +237,7 @@ class Option:
         return self.strategy.deployment.island
 
     @property
-    def devices(self) -> int:
+    def device_span(self) -> int:
         """The length of the row of devices that it lies among."""
         return self.island.span(self.strategy.deployment.tp, self.strategy.size, self.copies)
 
@@ -276,10 +280,10 @@ class SeparateOption(Option):
         """False: the search shares pipelines only where one split does all."""
         return False
 
-    def between(self, low: int, high: int) -> Option:
+    def with_cache_range(self, low: int, high: int) -> Option:
         """Return the option itself: it has no caches."""
         return self
 
     @property
-    def devices(self) -> int:
-        return max(self.trainer.devices, self.reader.devices)
+    def device_span(self) -> int:
+        return max(self.trainer.device_span, self.reader.device_span)

@@ -11,18 +11,18 @@ from operator import le, lt
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import cached_token_bytes, most_slots
+from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.cost.peak import usable, usable_host_bytes
+from rlgraph.passes.cost.peak import usable_device_bytes, usable_host_bytes
 from rlgraph.passes.cost.predict import onload_cost
-from rlgraph.passes.cost.task import Task, takeovers
-from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.cost.task import Task, device_takeovers
+from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.dominance import undominated
 from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.parts import ChunkedStrategy
-from rlgraph.passes.placement.search.sent_weights import needs_no_sync, sent_weights, split_of
+from rlgraph.passes.placement.search.sent_weights import make_split, needs_no_sync, weight_transfer_key
 from rlgraph.passes.placement.search.strategies import Strategies
 from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
 
@@ -77,7 +77,7 @@ class Options(Strategies):
         self._sharing: dict[tuple[object, ...], Sharing] = {}
         self._filled: dict[tuple[int, int], Sharing] = {}
 
-    def of(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
+    def undominated_options(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         """Return the options of a component on at most so many devices of a node group, none of which another one
         dominates, fastest first. More devices have all the options of fewer."""
         key = (id(component), id(island), devices)
@@ -85,69 +85,83 @@ class Options(Strategies):
 
     def _undominated(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         # Neighbouring numbers of devices often have the same options.
-        strategies = self.known(component, island)
-        rooms = [self.room(component, island, same_split[0].room(devices)) for same_split in strategies]
-        part_options = [self.of(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]]
+        strategies = self.strategies_by_split(component, island)
+        rooms = [
+            self.equivalent_replica_limit(component, island, same_split[0].most_replicas(devices))
+            for same_split in strategies
+        ]
+        part_options = [
+            self.undominated_options(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]
+        ]
         # Of several node groups it may need fewer.
-        inner = self.of(component, island.inner, min(devices, island.inner.devices)) if island.inner else ()
+        inner = (
+            self.undominated_options(component, island.inner, min(devices, island.inner.devices))
+            if island.inner
+            else ()
+        )
 
         def compute() -> tuple[Option, ...]:
             options = [
                 option
                 for room, same_split in zip(rooms, strategies, strict=True)
-                for option in self.fitting(component, same_split, room)
+                for option in self.options_of_split(component, same_split, room)
             ]
             if part_options:
-                options += self.separate(component, *part_options)
+                options += self.separate_options(component, *part_options)
             if inner:
                 options = [*dict.fromkeys((*inner, *options))]
-            return tuple(undominated(options, usable(island, self.constants), self.offload_room(island)))
+            return tuple(undominated(options, usable_device_bytes(island, self.constants), self.offload_room(island)))
 
         return memo(self._fronts, (id(component), id(island), *rooms, *map(id, part_options), id(inner)), compute)
 
-    def sleeps(self, deployment: Deployment) -> bool:
+    def may_offload(self, deployment: Deployment) -> bool:
         """Return whether a model may be offloaded to the host's memory while it is not at work. What is called a CPU's
         device memory is the host's memory already."""
-        return self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
+        return self.offload and deployment.engine_spec.sleeps and deployment.island.device.kind != "cpu"
 
     def offload_room(self, island: NodeGroup) -> float:
         """Return the bytes of a node's host for offloaded models; infinity where none may be."""
         return usable_host_bytes(island, self.constants) if self.offload else math.inf
 
-    def sharing(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
+    def sharing_options(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
-        fusible = [same_split for same_split in self.known(component, island) if same_split[0].fuses]
-        rooms = [self.room(component, island, same_split[0].room(devices)) for same_split in fusible]
+        fusible = [same_split for same_split in self.strategies_by_split(component, island) if same_split[0].fuses]
+        rooms = [
+            self.equivalent_replica_limit(component, island, same_split[0].most_replicas(devices))
+            for same_split in fusible
+        ]
 
         def compute() -> Sharing:
             result: dict[Ranks, Sequence[Option]] = {}
             for same_split, room in zip(fusible, rooms, strict=True):
-                result |= self.filled(component, same_split, room)
+                result |= self.sharing_options_of_mesh(component, same_split, room)
             if island.inner:
-                result |= self.sharing(component, island.inner, min(devices, island.inner.devices))
+                result |= self.sharing_options(component, island.inner, min(devices, island.inner.devices))
             return result
 
         return memo(self._sharing, (id(component), id(island), *rooms), compute)
 
-    def filled(self, component: Component, own: list[Strategy], most: int) -> Sharing:
+    def sharing_options_of_mesh(self, component: Component, own: list[Strategy], most: int) -> Sharing:
         """Return, by split, the options of the strategies of one mesh that may share a pipeline, where there is room
         for so many replicas."""
 
         def compute() -> Sharing:
             splits: dict[Ranks, list[Option]] = {}
-            for option in self.fitting(component, own, most):
+            for option in self.options_of_split(component, own, most):
                 if option.can_share_stages:
-                    splits.setdefault(option.split.ranks, []).append(option)
+                    splits.setdefault(option.split.pipeline_key, []).append(option)
             return splits
 
         return memo(self._filled, (id(own), most), compute)
 
-    def room(self, component: Component, island: NodeGroup, most: int) -> int:
+    def equivalent_replica_limit(self, component: Component, island: NodeGroup, most: int) -> int:
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
         few = max(EACH, island.per_node) + 1
-        return most if most <= few else max(few, next(_copies(component, self.shardable_rows(component), most), 0))
+        return (
+            most if most <= few else max(few, next(_copies(component, self.shardable_row_counts(component), most), 0))
+        )
 
-    def fitting(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
+    def options_of_split(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
         """Return the options of the strategies of one split, where there is room for so many replicas."""
         return memo(
             self._fitting,
@@ -155,22 +169,28 @@ class Options(Strategies):
             lambda: [
                 option
                 for strategy in own
-                for copies in self.numbers(component, strategy, most)
+                for copies in self.replica_counts(component, strategy, most)
                 for option in self.options_of_count(component, strategy, copies)
             ],
         )
 
-    def separate(self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]) -> Iterator[Option]:
+    def separate_options(
+        self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]
+    ) -> Iterator[Option]:
         """Yield the ways to train and read with a split of its own each that are worth it: some of what is read is
         there earlier by a tenth than if who trains it read, and no other reader is better in all."""
         for trainer in trainers:
             key = (id(whole), id(trainer), id(readers))
-            yield from memo(self._separate, key, partial(list, self.separations_of(whole, trainer, readers)))
+            yield from memo(
+                self._separate, key, partial(list, self.separate_options_of_trainer(whole, trainer, readers))
+            )
 
-    def separations_of(self, whole: Component, trainer: Option, readers: Sequence[Option]) -> Iterator[Option]:
+    def separate_options_of_trainer(
+        self, whole: Component, trainer: Option, readers: Sequence[Option]
+    ) -> Iterator[Option]:
         """Yield these ways for one way to train."""
         _, _, read = self.parts[id(whole)]
-        together = [FASTER * task_s for task_s in self.seconds_read_together(whole, read, trainer)]
+        together = [FASTER * task_s for task_s in self.reading_seconds_of_trainer(whole, read, trainer)]
         keys: list[Key] = []
         for reader in readers:
             if reader.total >= sum(together) and len(together) == 1:
@@ -198,7 +218,7 @@ class Options(Strategies):
         )
         bytes_of = dict(zip(trained.tasks, trainer.active, strict=True))
         bytes_of |= zip(read.tasks, reader.active, strict=True)
-        kind, sent = sent_weights(whole, trainer.strategy.deployment, trainer.split)
+        kind, sent = weight_transfer_key(whole, trainer.strategy.deployment, trainer.split)
         return SeparateOption(
             trainer,
             reader,
@@ -208,14 +228,14 @@ class Options(Strategies):
             (*sent, -trainer.copies) if self.apart else sent,
         )
 
-    def seconds_read_together(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
+    def reading_seconds_of_trainer(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
         """Return the seconds of what is read, by those who train."""
         deployment, copies = trainer.strategy.deployment, trainer.copies
 
         def compute() -> tuple[float, ...]:
-            strategy = memo(self._reading, (id(whole), deployment), lambda: self.strategy(whole, deployment))
-            seconds_of = dict(zip(whole.tasks, strategy.seconds(copies), strict=True))
-            return tuple([seconds_of[task] * self.tasks[task].times for task in read.tasks])
+            strategy = memo(self._reading, (id(whole), deployment), lambda: self.make_strategy(whole, deployment))
+            seconds_of = dict(zip(whole.tasks, strategy.task_seconds(copies), strict=True))
+            return tuple([seconds_of[task] * self.tasks[task].repetitions for task in read.tasks])
 
         return memo(self._together, (id(whole), deployment, copies), compute)
 
@@ -226,50 +246,62 @@ class Options(Strategies):
         return memo(
             self._synced,
             key,
-            lambda: sync_cost(config, source.deployment, target.deployment, True, constants).seconds,
+            lambda: weight_sync_cost(config, source.deployment, target.deployment, True, constants).seconds,
         )
 
-    def all(self, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
+    def all_options(self, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
         """Yield all options that may be worth it, also those that do not fit next to others."""
         if island.inner:
-            yield from self.all(component, island.inner, min(devices, island.inner.devices))
-        for strategy in chain.from_iterable(self.known(component, island)):
-            for copies in self.numbers(component, strategy, strategy.room(devices)):
+            yield from self.all_options(component, island.inner, min(devices, island.inner.devices))
+        for strategy in chain.from_iterable(self.strategies_by_split(component, island)):
+            for copies in self.replica_counts(component, strategy, strategy.most_replicas(devices)):
                 yield from self.options_of_count(component, strategy, copies)
 
-    def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+    def replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
         faster than more replicas and need no less memory, of devices and of hosts."""
         if isinstance(strategy, ChunkedStrategy):
-            all_numbers = self.copies(component, strategy.room(strategy.deployment.island.devices))
-            numbers = list(strategy.numbers(all_numbers, most))
-            if self.sleeps(strategy.deployment) and not component.gets_weights:
+            all_numbers = self.possible_replica_counts(
+                component, strategy.most_replicas(strategy.deployment.island.devices)
+            )
+            numbers = list(strategy.undominated_replica_counts(all_numbers, most))
+            if self.may_offload(strategy.deployment) and not component.receives_weights:
                 near = min(most, strategy.near)
                 numbers += [
-                    number for number in strategy.records(all_numbers) if number <= near and number not in numbers
+                    number
+                    for number in strategy.record_replica_counts(all_numbers)
+                    if number <= near and number not in numbers
                 ]
             return numbers
-        numbers = list(self.faster_counts(component, strategy, most))
+        numbers = list(self.faster_replica_counts(component, strategy, most))
         # What replicas exchange takes a step less of time where all of them are on one node.
         if strategy.near < most:
-            for copies in self.faster_counts(component, strategy, strategy.near):
+            for copies in self.faster_replica_counts(component, strategy, strategy.near):
                 if copies in numbers:
                     break
                 numbers.append(copies)
-        numbers += [number for number in self.lighter(component, strategy) if number <= most and number not in numbers]
-        if self.sleeps(strategy.deployment) and not component.gets_weights:
+        numbers += [
+            number
+            for number in self.lighter_replica_counts(component, strategy)
+            if number <= most and number not in numbers
+        ]
+        if self.may_offload(strategy.deployment) and not component.receives_weights:
             # Fewer on a node offload less to it.
-            numbers += [number for number in self.copies(component, min(most, strategy.near)) if number not in numbers]
+            numbers += [
+                number
+                for number in self.possible_replica_counts(component, min(most, strategy.near))
+                if number not in numbers
+            ]
         return [number for number in numbers if number > strategy.beyond] if strategy.beyond else numbers
 
-    def faster_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+    def faster_replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return, of at most so many replicas, the numbers that are faster than more of them, and the first that is
         not."""
 
         def compute() -> list[int]:
             no_sync, numbers = needs_no_sync(component, strategy.deployment), []
             previous: tuple[float, ...] = ()
-            for copies in self.copies(component, most):
+            for copies in self.possible_replica_counts(component, most):
                 if copies <= strategy.beyond:
                     break
                 numbers.append(copies)
@@ -282,86 +314,93 @@ class Options(Strategies):
 
         return memo(self._paying, (strategy, most), compute)
 
-    def copies(self, component: Component, most: int) -> list[int]:
+    def possible_replica_counts(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
         key = (id(component), most)
-        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_rows(component), most)))
+        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_row_counts(component), most)))
 
     def options_of_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, computed once."""
-        return memo(self._made, (strategy, copies), lambda: self.options(component, strategy, copies))
+        return memo(self._made, (strategy, copies), lambda: self.make_options(component, strategy, copies))
 
-    def lighter(self, component: Component, strategy: Strategy) -> list[int]:
+    def lighter_replica_counts(self, component: Component, strategy: Strategy) -> list[int]:
         """Return the numbers of replicas that may need less memory than more replicas do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
-            key = (id(component), id(island), strategy.process, *(model.load_key for model in strategy.memory))
-            numbers = self.copies(component, island.devices)
-            strategy.fewer = memo(self._lighter, key, lambda: strategy.counts_with_less_memory(numbers))
+            key = (id(component), id(island), strategy.process, *(model.replica_load_key for model in strategy.memory))
+            numbers = self.possible_replica_counts(component, island.devices)
+            strategy.fewer = memo(self._lighter, key, lambda: strategy.lighter_replica_counts(numbers))
         return strategy.fewer
 
-    def batches(self, component: Component) -> list[Batch]:
+    def component_batches(self, component: Component) -> list[Batch]:
         """Return the rows of all operations that a component does."""
-        return [batch for _, batches in component.batches(self.tasks) for batch in batches]
+        return [batch for _, batches in component.operation_batches(self.tasks) for batch in batches]
 
-    def filling(self, component: Component, deployment: Deployment, copies: int, longest: bool = False) -> float:
+    def filled_cache_bytes(
+        self, component: Component, deployment: Deployment, copies: int, longest: bool = False
+    ) -> float:
         """Return the bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest:
         if all of them are the longest."""
-        most, rows = most_slots(deployment), self.batches(component)
+        most, rows = max_decoding_slots(deployment), self.component_batches(component)
         tokens = [
-            min(most, batch.share(copies)) * (batch.row.longest if longest else batch.prompt.mean + batch.response.mean)
+            min(most, batch.rows_of_fullest_replica(copies))
+            * (batch.tokens_per_row.longest if longest else batch.prompt.mean + batch.response.mean)
             for batch in rows
         ]
-        return cached_token_bytes(component.config, deployment) * max(tokens, default=0.0)
+        return cache_bytes_per_token(component.config, deployment) * max(tokens, default=0.0)
 
     def visits_per_step(self, component: Component) -> tuple[float, ...]:
         """Return for each of its tasks how often in a step it comes to its devices, if it is offloaded in between."""
         numbers = component.tasks
         return memo(
-            self._stays, id(component), lambda: tuple([takeovers(self.tasks, number, numbers) for number in numbers])
+            self._stays,
+            id(component),
+            lambda: tuple([device_takeovers(self.tasks, number, numbers) for number in numbers]),
         )
 
-    def shardable_rows(self, component: Component) -> list[float]:
+    def shardable_row_counts(self, component: Component) -> list[float]:
         """Return the numbers of rows of its tasks that can be sharded: samples of one prompt stay together."""
         return memo(
             self._units,
             id(component),
-            lambda: sorted({batch.rows / batch.samples for batch in component.tried_rows(self.tasks)}) or [1.0],
+            lambda: sorted({batch.rows / batch.samples for batch in component.batches_to_try(self.tasks)}) or [1.0],
         )
 
-    def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
+    def make_options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas: with the model staying on its devices and, where it may be, offloaded
         in between."""
-        strategy = strategy.at(copies)
+        strategy = strategy.for_replicas(copies)
         deployment = strategy.deployment
-        times = tuple([self.tasks[number].times for number in component.tasks])
+        times = tuple([self.tasks[number].repetitions for number in component.tasks])
         split, kind, sent = memo(strategy.sent, copies, lambda: self._sent(component, deployment, copies))
         high = strategy
         if strategy.caches:
             # With a cache of more than its rows fill it is no faster.
-            high = strategy.caches.smallest_at_least(self.filling(component, deployment, copies))
+            high = strategy.caches.strategy_with_at_least(self.filled_cache_bytes(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
-        still, sleeps = (0.0,) * len(times), self.sleeps(deployment)
+        still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
         if not sleeps:
             return (staying,)
         moved = self.onload_seconds(component, strategy, copies)
-        hosted = (0.0 if component.gets_weights else strategy.host_bytes(copies),)
+        hosted = (0.0 if component.receives_weights else strategy.host_bytes(copies),)
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
 
     def _sent(self, component: Component, deployment: Deployment, copies: int) -> tuple[Split, object, Key]:
         """Return the split of so many replicas, and what decides how fast weights and rows come from them, or to
         them."""
-        split = split_of(component, deployment, copies)
+        split = make_split(component, deployment, copies)
         split = self._splits.setdefault(split, split)
-        kind, sent = sent_weights(component, deployment, split)
+        kind, sent = weight_transfer_key(component, deployment, split)
         return split, kind, (*sent, -copies) if self.apart else sent
 
     def onload_seconds(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
         offloaded again."""
-        deployment, (resident, _) = strategy.deployment, strategy.needs(copies)
-        once = onload_cost(component.kind, resident - deployment.kv_bytes, deployment, component.gets_weights).seconds
+        deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)
+        once = onload_cost(
+            component.main_operation, resident - deployment.kv_bytes, deployment, component.receives_weights
+        ).seconds
         return tuple([once * times for times in self.visits_per_step(component)])
 
 
@@ -376,7 +415,7 @@ def _copies(component: Component, units: Sequence[float], most: int) -> Iterator
     rows that the fullest replica can have the fewest, since more replicas would wait, and need requests. Of trained
     models, more replicas may need less memory, and take less time to get new weights: all numbers up to `EACH` are
     there."""
-    pinned = component.pin.splits().get("dp") if component.pin else None
+    pinned = component.pin.axis_sizes().get("dp") if component.pin else None
     if pinned:
         if pinned <= most:
             yield pinned

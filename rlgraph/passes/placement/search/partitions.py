@@ -13,7 +13,7 @@ from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 
 
-def partitions(
+def component_partitions(
     components: Sequence[Component],
     cluster: Cluster,
     fixed: Sequence[tuple[str, int]],
@@ -101,7 +101,7 @@ def _island_choices(
             yield (chosen, *further)
 
 
-def join_component(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
+def partitions_with_component(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
     """Yield the partition with one more component, in each of its pools but that of `other`."""
     for index, block in enumerate(blocks):
         if other not in block.components:
@@ -139,10 +139,12 @@ def _kind(component: Component, tasks: Sequence[Task]) -> object:
     for number in component.tasks:
         task = tasks[number]
         later = tuple(
-            other for other, other_task in enumerate(tasks) if number in other_task.after and other not in task_numbers
+            other
+            for other, other_task in enumerate(tasks)
+            if number in other_task.waits_for and other not in task_numbers
         )
-        before = tuple(other for other in task.after if other not in task_numbers)
-        work.append((task.op, task.batches, task.times, before, later))
+        before = tuple(other for other in task.waits_for if other not in task_numbers)
+        work.append((task.op, task.batches, task.repetitions, before, later))
     return (component.config.shape, component.config.kind, component.config.dtype, component.work, tuple(work))
 
 
@@ -161,11 +163,11 @@ def _distributed(free: Sequence[int], pools: list[list[int]], fixed: int, more: 
         yield from _distributed(rest, [*pools, [first]], fixed, more)
 
 
-def allowed_sizes(island: NodeGroup) -> tuple[int, ...]:
+def allowed_pool_sizes(island: NodeGroup) -> tuple[int, ...]:
     """Return how many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no
     power of two, any number. Of several node groups it has all but the last one, and so many of that."""
     if island.inner:
-        return tuple(island.inner.devices + size for size in allowed_sizes(island.parts[-1]))
+        return tuple(island.inner.devices + size for size in allowed_pool_sizes(island.parts[-1]))
     if _halves_evenly(island):
         parts = [2**power for power in range(island.per_node.bit_length() - 1)]
     else:
@@ -197,11 +199,11 @@ def can_pack(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int
     return True
 
 
-def used_devices(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
+def used_device_counts(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
     """Return how many devices of each node group some pools have."""
     counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):
-        for number in block.others:
+        for number in block.other_islands:
             counts[number] += islands[number].devices
             count -= islands[number].devices
         counts[block.island] += count
@@ -217,14 +219,14 @@ def pool_locations(
         head, tail = _taken(islands, blocks, devices, number)
         indexes = [index for index, block in enumerate(blocks) if block.islands == (number,)]
         for index, first in zip(
-            indexes, first_devices(island, [devices[index] for index in indexes], head, tail), strict=True
+            indexes, first_device_of_pools(island, [devices[index] for index in indexes], head, tail), strict=True
         ):
             pieces[index].append((number, first, devices[index]))
         for index, block in enumerate(blocks):
-            if number in block.others:
+            if number in block.other_islands:
                 pieces[index].append((number, 0, island.devices))
-            elif block.others and number == block.island:
-                after = number > block.others[0]
+            elif block.other_islands and number == block.island:
+                after = number > block.other_islands[0]
                 pieces[index].append((number, 0, head) if after else (number, island.devices - tail, tail))
     return pieces
 
@@ -233,13 +235,13 @@ def _taken(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int],
     """Return the first devices and the last ones of a node group that pools over several have."""
     head = tail = 0
     for block, count in zip(blocks, devices, strict=True):
-        if block.others and block.island == number:
-            rest = count - sum(islands[other].devices for other in block.others)
-            head, tail = (rest, tail) if number > block.others[0] else (head, rest)
+        if block.other_islands and block.island == number:
+            rest = count - sum(islands[other].devices for other in block.other_islands)
+            head, tail = (rest, tail) if number > block.other_islands[0] else (head, rest)
     return head, tail
 
 
-def first_devices(island: NodeGroup, devices: Sequence[int], head: int = 0, tail: int = 0) -> list[int]:
+def first_device_of_pools(island: NodeGroup, devices: Sequence[int], head: int = 0, tail: int = 0) -> list[int]:
     """Return where pools of so many devices begin: whole nodes first, then parts of nodes, so that none lies over more
     nodes than it has to. Where a schedule gives them sizes with which that cannot be, they lie one behind the other.
     head, tail: the first devices and the last ones, which others have."""

@@ -43,33 +43,33 @@ class ChunkedStrategy(Strategy):
         """The results of `numbers`, by the first of them."""
         self._loads: dict[int, list[float]] = {}
 
-    def at(self, copies: int) -> Strategy:
+    def for_replicas(self, copies: int) -> Strategy:
         """Return the strategy with the fewest parts with which so many replicas do all tasks of a step in the fewest
         seconds."""
-        _, _, place = self.fastest(copies)
+        _, _, place = self.fastest_division(copies)
         parts = self.sizes[place]
         return memo(self._divided, parts, lambda: self._divide(parts))
 
-    def numbers(self, copies: Sequence[int], most: int) -> list[int]:
+    def undominated_replica_counts(self, copies: Sequence[int], most: int) -> list[int]:
         """Return, of `records`, the fastest with at most `most` replicas, and those which that does not dominate: more
         devices have all that fewer have, or what dominates it. copies: all numbers that there can be, most first."""
-        records = self.records(copies)
+        records = self.record_replica_counts(copies)
         place = bisect_left(records, -most, key=neg)
         if place == len(records):
             return []
         first, *others = records[place:]
         if first not in self._numbers:
-            (_, seconds, _), load = self.fastest(first), self._load(first)
+            (_, seconds, _), load = self.fastest_division(first), self._load(first)
             self._numbers[first] = [first] + [
                 number
                 for number in others
-                if any(map(lt, self.fastest(number)[1], seconds))
+                if any(map(lt, self.fastest_division(number)[1], seconds))
                 or any(map(lt, self._load(number), load))
-                or self.bytes_beside_tensors(number) < self.bytes_beside_tensors(first)
+                or self.non_tensor_bytes(number) < self.non_tensor_bytes(first)
             ]
         return self._numbers[first]
 
-    def records(self, copies: Sequence[int]) -> list[int]:
+    def record_replica_counts(self, copies: Sequence[int]) -> list[int]:
         """Return the numbers of replicas that are faster than all smaller ones, and by `PAYS` than one part, most
         first."""
         if self._records is None:
@@ -79,21 +79,21 @@ class ChunkedStrategy(Strategy):
     def _faster(self, copies: Sequence[int]) -> Iterator[int]:
         numbers, least = [], inf
         for number in reversed(copies):
-            total, _, _ = self.fastest(number)
+            total, _, _ = self.fastest_division(number)
             if total < least:
                 least = total
-                if total < (1 - PAYS) * self._total(self.plain.seconds(number)):
+                if total < (1 - PAYS) * self._total(self.plain.task_seconds(number)):
                     numbers.append(number)
         return reversed(numbers)
 
     def _load(self, copies: int) -> list[float]:
         def compute() -> list[float]:
-            parts = self.sizes[self.fastest(copies)[2]]
-            return [*chain.from_iterable(model.load(copies, parts) for model in self.memory)]
+            parts = self.sizes[self.fastest_division(copies)[2]]
+            return [*chain.from_iterable(model.replica_load(copies, parts) for model in self.memory)]
 
         return memo(self._loads, copies, compute)
 
-    def fastest(self, copies: int) -> tuple[float, tuple[float, ...], int]:
+    def fastest_division(self, copies: int) -> tuple[float, tuple[float, ...], int]:
         """Return the seconds of all tasks of a step, and of each once, and the place among `sizes` of the parts."""
         if copies not in self._best:
             place = next(reversed(self._best.values()))[2] if self._best else 0
@@ -108,7 +108,7 @@ class ChunkedStrategy(Strategy):
         return self._best[copies]
 
     def _taken(self, copies: int, place: int) -> tuple[float, tuple[float, ...]]:
-        seconds = tuple([task.chunked_seconds(copies, self.sizes[place]) for task in self.tasks])
+        seconds = tuple([task.seconds_with_chunks(copies, self.sizes[place]) for task in self.tasks])
         return self._total(seconds), seconds
 
     def _total(self, seconds: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ class ProgressLine:
         self._next = QUIET_S if self._terminal else LOGGED_S
         self._shown = False
 
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Return the seconds since it began."""
         return monotonic() - self.began
 
@@ -73,19 +73,19 @@ class SearchProgress(ProgressLine):
     def check_time(self, state: Callable[[], tuple[float | None, float]]) -> None:
         """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""
         self.steps += 1
-        elapsed = self.elapsed()
+        elapsed = self.elapsed_seconds()
         if elapsed >= self.seconds:
             raise OutOfTime
         self.show(elapsed, lambda: _described(*state()))
 
-    def no_plan_error(self) -> ProgramError:
+    def out_of_time_error(self) -> ProgramError:
         """Return the error for a search whose time is over before there is a plan."""
         message = f"no plan was found in {self.seconds:g} s"
         return ProgramError(Diagnostic("E0938", message, NO_SPAN, "give the search more time with `--search-seconds`"))
 
-    def interrupted(self, best: float | None, gap: float) -> KeyboardInterrupt:
+    def interrupt_error(self, best: float | None, gap: float) -> KeyboardInterrupt:
         """Return the exception for Ctrl-C, which says what would have been found, and how to get it."""
-        elapsed = self.elapsed()
+        elapsed = self.elapsed_seconds()
         again = f"; `--search-seconds {math.ceil(elapsed)}` gives such a plan" if best is not None else ""
         return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_described(best, gap)}{again}")
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.backends.enginespec.legal import layout_problems
-from rlgraph.backends.enginespec.registry import axes
+from rlgraph.backends.enginespec.registry import splitting_axes
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase, quoted_list
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.schedule import Pool, Schedule
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
@@ -57,7 +57,7 @@ def refusal_diagnostics(
         least = _smallest(problem, component, pool.devices if pool else problem.cluster.devices)
         if least is None:
             errors.append(_impossible(component, problem.cluster))
-        elif least.option.peak > usable(least.island, problem.constants):
+        elif least.option.peak > usable_device_bytes(least.island, problem.constants):
             errors.append(_too_large(least, problem, hint))
     return errors or [_together(problem, schedule, hint)]
 
@@ -71,7 +71,7 @@ def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest
     options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
-        for option in loose.all(component, island, min(devices, island.devices))
+        for option in loose.all_options(component, island, min(devices, island.devices))
     ]
     return min(options, key=lambda smallest: smallest.option.peak - smallest.island.device.memory, default=None)
 
@@ -82,7 +82,7 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
     moment = (
         f"during `{problem.tasks[component.tasks[at]].name}`" if at is not None and component.tasks else "in every step"
     )
-    room = usable(least.island, problem.constants)
+    room = usable_device_bytes(least.island, problem.constants)
     deployment = option.deployment
     message = (
         f"`{component.name}` needs at least {format_quantity(option.peak, 'bytes')} on each "
@@ -97,13 +97,15 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
     pin = component.pin
     if pin:
         config = component.config
-        faults = layout_problems(config.shape, pin.engine, mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
+        faults = (
+            layout_problems(config.shape, pin.engine, make_mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
+        )
         why = f": {faults[0]}" if faults else ""
         return Diagnostic(
             "E0931",
             f"{message} as the schedule wants it{why}",
             pin.span,
-            f"leave out {quoted_list(axes(), 'or')}, or give the pool more devices",
+            f"leave out {quoted_list(splitting_axes(), 'or')}, or give the pool more devices",
         )
     return Diagnostic(
         "E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others"

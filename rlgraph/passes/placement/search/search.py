@@ -23,13 +23,13 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
-from rlgraph.passes.placement.search.heterogeneous import try_heterogeneous
+from rlgraph.passes.placement.search.heterogeneous import try_heterogeneous_meshes
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
-from rlgraph.passes.placement.search.partitions import join_component
+from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime, SearchProgress
 from rlgraph.passes.placement.search.stages import StageBounds
@@ -83,9 +83,9 @@ class Search:
         self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
-            self.incumbent.offer(known)
+            self.incumbent.keep_if_better(known)
         self.ways = ways
-        self.boxes = Boxes(problem.cluster, candidates)
+        self.boxes = AllocationBoxes(problem.cluster, candidates)
         problems = ways.problems if ways else [problem]
         self.bounds = [self.make_bounds(way_problem, way) for way, way_problem in enumerate(problems)]
         if ways:
@@ -110,20 +110,20 @@ class Search:
         """Return the best plan; None if none fits. Raises ProgramError where the time is over before there is one, and
         on Ctrl-C KeyboardInterrupt with what there is."""
         try:
-            return self.best()
+            return self.run_or_time_out()
         except OutOfTime:
-            raise self.watch.no_plan_error() from None
+            raise self.watch.out_of_time_error() from None
 
-    def best(self) -> SearchResult | None:
+    def run_or_time_out(self) -> SearchResult | None:
         """Return the best plan, like `run`, but raise OutOfTime where the time is over before there is one."""
         try:
             self.run_until_deadline()
         except OutOfTime:
             if self.incumbent.best is None:
                 raise
-        return self.incumbent.found() if self.fused is None else self.fused
+        return self.incumbent.best_with_bound() if self.fused is None else self.fused
 
-    def fits(self) -> bool:
+    def any_plan_fits(self) -> bool:
         """Return whether there is a plan. Raises OutOfTime where that is not known in time, and KeyboardInterrupt."""
         self.run_until_deadline()
         return self.incumbent.best is not None
@@ -132,52 +132,52 @@ class Search:
         """Run `all` and `together` until the time is over, which raises OutOfTime."""
         try:
             with _uncollected():
-                self.all()
+                self.search_partitions()
                 best = self.incumbent.best
                 if best is not None and best is not self.known:
-                    self.together()
+                    self.search_shared_pipelines()
         except KeyboardInterrupt:
-            raise self.watch.interrupted(*self.incumbent.state()) from None
+            raise self.watch.interrupt_error(*self.incumbent.seconds_and_gap()) from None
         finally:
             self.watch.close()
 
-    def together(self) -> None:
+    def search_shared_pipelines(self) -> None:
         """Let trainings share pipelines where that comes after the best plan without."""
         if self.fuse == "last":
-            self.fuse_last()
+            self.fuse_best_plan()
         if self.fuse != "none":
             self.fuse_heterogeneous()
 
-    def all(self) -> None:
+    def search_partitions(self) -> None:
         """Look at all partitions until the best plan is near enough."""
         incumbent = self.incumbent
         heap: list[Entry] = []
         first = len(self.bounds) - 1
         for blocks in self.candidates:
             box = self.boxes.narrow_box(blocks, self.boxes.full_box(blocks))
-            self.watch.check_time(incumbent.state)
+            self.watch.check_time(incumbent.seconds_and_gap)
             if box is not None:
-                self.add(heap, self.bound(first, blocks, box), first, blocks, box)
-        incumbent.left = heap[0][0] if heap else math.inf
+                self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
+        incumbent.least_open_bound = heap[0][0] if heap else math.inf
         for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
             translated = self.ways.translate_partition(0, blocks) if self.ways else blocks
             self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
         popped = 0
         while heap:
             least, number, way, blocks, box, sharp = heappop(heap)
-            incumbent.left = least
-            self.watch.check_time(incumbent.state)
+            incumbent.least_open_bound = least
+            self.watch.check_time(incumbent.seconds_and_gap)
             if (
                 least >= incumbent.good_enough_bound()
                 or incumbent.best is not None
-                and (incumbent.looked > MOST_LOOKS or self.has_stalled())
+                and (incumbent.ranges_searched > MOST_LOOKS or self.has_stalled())
             ):
                 return
             tighter = self.stages[way].tighten_box(blocks, box)
             if tighter is None:
                 continue
             if tighter != box:
-                box, least, sharp = tighter, max(least, self.bound(way, blocks, tighter)), False
+                box, least, sharp = tighter, max(least, self.box_bound(way, blocks, tighter)), False
                 if heap and least > heap[0][0]:
                     if least < incumbent.good_enough_bound():
                         heappush(heap, (least, number, way, blocks, box, False))
@@ -186,68 +186,73 @@ class Search:
                     continue
             if not sharp:
                 # The first entry is worth a bound that takes longer, and may then come later.
-                least = max(least, self.sharp(way, blocks, box))
+                least = max(least, self.sharp_box_bound(way, blocks, box))
                 if least >= incumbent.good_enough_bound():
                     incumbent.note_pruned(least)
                     continue
                 if heap and least > heap[0][0]:
                     heappush(heap, (least, number, way, blocks, box, True))
                     continue
-            parts = self.with_decided_ways(way, blocks, box)
+            parts = self.branch_on_ways(way, blocks, box)
             if parts is None:
                 popped += 1
                 if self.search_box(way, blocks, *self.device_range(blocks, box)):
                     continue
                 if popped % EVERY == 0:
                     self.search_box(way, blocks, self.boxes.middle_allocation(blocks, box))
-                parts = [(way, blocks, half) for half in self.boxes.halves(blocks, box)]
+                parts = [(way, blocks, half) for half in self.boxes.halve_box(blocks, box)]
             for part_way, part, half in parts:
                 narrowed = self.boxes.narrow_box(part, half)
                 if narrowed is not None:
-                    self.add(heap, max(least, self.bound(part_way, part, narrowed)), part_way, part, narrowed)
-        incumbent.left = math.inf
+                    self.push_entry(
+                        heap, max(least, self.box_bound(part_way, part, narrowed)), part_way, part, narrowed
+                    )
+        incumbent.least_open_bound = math.inf
 
     def has_stalled(self) -> bool:
         """Return whether the last steps brought neither a better plan nor a better bound."""
-        _, gap = self.incumbent.state()
+        _, gap = self.incumbent.seconds_and_gap()
         if gap <= (1 - GAIN) * self._gap:
             self._gap, self._gained = gap, self.watch.steps
         return self.watch.steps - self._gained > self.patience
 
-    def fuse_last(self) -> None:
+    def fuse_best_plan(self) -> None:
         """Keep in `fused` a plan whose trainings share pipelines in the pools of the best plan, or in one pool that has
         the devices of all pools that train so, if it is better."""
-        alone = self.incumbent.found()
+        alone = self.incumbent.best_with_bound()
         if alone is None:
             return
-        problem = self.bounds[alone.way].problem
+        problem = self.bounds[alone.problem_index].problem
         incumbent = Incumbent(self.incumbent.gap, self.incumbent.spare)
-        incumbent.offer(alone)
-        bounds, among = Bounds(problem, incumbent, alone.way), {frozenset(blocks) for blocks in self.candidates}
-        for blocks, devices in {(alone.blocks, alone.devices): 0, self.joined(problem, alone): 0}:
-            shared = problem.fusing.sharings([block.components for block in blocks])
+        incumbent.keep_if_better(alone)
+        bounds, among = (
+            Bounds(problem, incumbent, alone.problem_index),
+            {frozenset(blocks) for blocks in self.candidates},
+        )
+        for blocks, devices in {(alone.blocks, alone.devices): 0, self.join_fusible_pools(problem, alone): 0}:
+            shared = problem.fusing.possible_sharings([block.components for block in blocks])
             possible = frozenset(blocks) in among and self.boxes.has_room(blocks, devices)
-            if shared and possible and bounds.choices(blocks, devices):
+            if shared and possible and bounds.candidates_by_component(blocks, devices):
                 AllocationSearch(self.boxes, bounds, self.watch, blocks, devices, devices).run()
         best = incumbent.best
         if best is None or not best.pieces:
             return
-        seconds = problem.step_with(best.blocks, best.options, best.pieces)
-        value = problem.value(seconds, best.blocks, best.devices)
+        seconds = problem.step_seconds_with_options(best.blocks, best.options, best.pieces)
+        value = problem.objective_value(seconds, best.blocks, best.devices)
         if value < alone.value:
-            self.fused = replace(best, seconds=seconds, value=value, bound=alone.bound, before=alone)
+            self.fused = replace(best, seconds=seconds, value=value, bound=alone.bound, before_fusing=alone)
 
     def fuse_heterogeneous(self) -> None:
         """Keep in `fused` a plan whose trainings of one pipeline have heterogeneous meshes, if it is better."""
-        found = self.fused or self.incumbent.found()
-        problem = None if found is None else self.bounds[found.way].problem
+        found = self.fused or self.incumbent.best_with_bound()
+        problem = None if found is None else self.bounds[found.problem_index].problem
         if found is None or problem is None or not problem.fusing.partners:
             return
-        best = try_heterogeneous(problem, found, self.watch, self.incumbent.spare)
+        best = try_heterogeneous_meshes(problem, found, self.watch, self.incumbent.spare)
         if best is not found:
             self.fused = best
 
-    def joined(self, problem: Problem, found: SearchResult) -> tuple[Blocks, tuple[int, ...]]:
+    def join_fusible_pools(self, problem: Problem, found: SearchResult) -> tuple[Blocks, tuple[int, ...]]:
         """Return the plan's pools and devices, with the pools of a node group whose trainings may share pipelines
         joined into one, but not those that a schedule declares."""
         trained: dict[tuple[int, ...], list[int]] = {}
@@ -264,7 +269,7 @@ class Search:
                 del blocks[number], devices[number]
         return tuple(blocks.values()), tuple(devices.values())
 
-    def add(self, heap: list[Entry], value: float, way: int, blocks: Blocks, box: Box) -> None:
+    def push_entry(self, heap: list[Entry], value: float, way: int, blocks: Blocks, box: Box) -> None:
         """Put something that is worth looking at onto the heap."""
         if value < self.incumbent.good_enough_bound():
             self._count += 1
@@ -272,35 +277,35 @@ class Search:
         else:
             self.incumbent.note_pruned(value)
 
-    def with_decided_ways(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
+    def branch_on_ways(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
         """Return the entry once for each way, where that is open; else once for each pool that the first unplaced
         component may have. None if all have one."""
         if self.ways and way == len(self.ways.problems):
             return [(number, self.ways.translate_partition(number, blocks), box) for number in range(way)]
         problem = self.bounds[way].problem
-        unplaced = problem.unplaced(blocks)
+        unplaced = problem.unplaced_components(blocks)
         if not unplaced:
             return None
-        trainer = next(source for source, target in problem.syncs if target == unplaced[0])
-        return [(way, part, box) for part in join_component(blocks, unplaced[0], trainer)]
+        trainer = next(source for source, target in problem.sync_pairs if target == unplaced[0])
+        return [(way, part, box) for part in partitions_with_component(blocks, unplaced[0], trainer)]
 
     def device_range(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the fewest and the most devices of each pool."""
         return self.boxes.pool_devices(blocks, box[0]), self.boxes.pool_devices(blocks, box[1])
 
-    def bound(self, way: int, blocks: Blocks, box: Box) -> float:
+    def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return what no allocation of a box can beat."""
-        self.incumbent.looked += 1
+        self.incumbent.ranges_searched += 1
         low, high = self.device_range(blocks, box)
         bounds = self.bounds[way]
-        choices = bounds.choices(blocks, high)
+        choices = bounds.candidates_by_component(blocks, high)
         return math.inf if choices is None else bounds.loose_bound(blocks, low, choices)
 
-    def sharp(self, way: int, blocks: Blocks, box: Box) -> float:
+    def sharp_box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return a better bound of a box that takes longer to compute."""
         low, high = self.device_range(blocks, box)
         bounds = self.bounds[way]
-        choices = bounds.choices(blocks, high)
+        choices = bounds.candidates_by_component(blocks, high)
         return math.inf if choices is None else bounds.sharp_bound(blocks, low, choices)
 
     def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
@@ -313,18 +318,18 @@ class Search:
             self._seen_allocations.add((way, blocks, low))
             if not self.boxes.has_room(blocks, low):
                 return True
-        self.incumbent.looked += 1
+        self.incumbent.ranges_searched += 1
         bounds = self.bounds[way]
-        if bounds.choices(blocks, high) is None:
+        if bounds.candidates_by_component(blocks, high) is None:
             return True
-        tries = MOST_TRIES if low == high else self.tries.most
+        tries = MOST_TRIES if low == high else self.tries.max_tries
         if self.incumbent.spare:
             # Plans that leave memory are tried first: they keep out those that are not much better.
             AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
         full = AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
         fathomed = full.run()
-        if not fathomed and full.left < 0:
-            self.tries.given_up()
+        if not fathomed and full.tries_left < 0:
+            self.tries.note_given_up()
         return fathomed
 
 

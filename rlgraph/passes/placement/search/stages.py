@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 
 
 class StageBounds:
     """Narrows the boxes of one problem, in a search that has a plan already."""
 
-    def __init__(self, boxes: Boxes, bounds: Bounds) -> None:
+    def __init__(self, boxes: AllocationBoxes, bounds: Bounds) -> None:
         self.boxes, self.bounds = boxes, bounds
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
@@ -27,11 +27,11 @@ class StageBounds:
             return box
         low, high = box
         while True:
-            most = [self.loads(block, place) for block, place in zip(blocks, high, strict=True)]
-            others = _most([self.weight_seconds(blocks, high), *(loads for loads in most if loads is not None)])
+            most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, high, strict=True)]
+            others = _most([self.weight_arrival_seconds(blocks, high), *(loads for loads in most if loads is not None)])
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
-                least, lost = self.smallest_place(block, bottom, top, others)
+                least, lost = self.smallest_size_index(block, bottom, top, others)
                 self.incumbent.note_pruned(lost)
                 if least > top:
                     return None
@@ -43,7 +43,7 @@ class StageBounds:
                 return None
             low, high = narrower
 
-    def smallest_place(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
+    def smallest_size_index(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
         """Return the smallest place from `bottom` to `top` with which a pool does not make the step too long, where no
         stage is shorter than in `others`; one more than `top` if there is none. Also return the least bound of the
         places below."""
@@ -51,38 +51,43 @@ class StageBounds:
         low, high = bottom, top + 1
         while low < high:
             middle = (low + high) // 2
-            loads = self.loads(block, middle)
+            loads = self.pool_stage_seconds(block, middle)
             value = math.inf
             if loads is not None:
-                step_s = self.problem.between + sum(map(max, loads, others))
+                step_s = self.problem.host_seconds_between_stages + sum(map(max, loads, others))
                 # With several steps in flight a pool does one stage while others do the next.
-                value = max(sum(loads), step_s / (self.problem.older + 1))
+                value = max(sum(loads), step_s / (self.problem.staleness_steps + 1))
             if value < self.incumbent.good_enough_bound():
                 high = middle
             else:
                 low, lost = middle + 1, min(lost, value)
         return low, lost
 
-    def loads(self, block: Block, place: int) -> Sequence[float] | None:
+    def pool_stage_seconds(self, block: Block, place: int) -> Sequence[float] | None:
         """Return the least seconds that a pool is busy in each stage; None if its components do not fit."""
         devices = self.boxes.sizes[block.islands][place]
         key = (block.components, block.islands, devices)
         return memo(self._loads, key, lambda: self._busy(block, devices))
 
     def _busy(self, block: Block, devices: int) -> Sequence[float] | None:
-        fit = self.bounds.fitting(block, devices)
+        fit = self.bounds.fitting_candidates(block, devices)
         if fit is None:
             return None
-        durations = {number: candidates.least for number, candidates in fit.items()}
-        seconds = self.problem.seconds(durations, [0.0] * len(self.problem.syncs))
-        return [sum(seconds[job] for job in stage) for stage in self.problem.stages]
+        durations = {number: candidates.least_task_seconds for number, candidates in fit.items()}
+        seconds = self.problem.job_seconds(durations, [0.0] * len(self.problem.sync_pairs))
+        return [sum(seconds[job] for job in stage) for stage in self.problem.job_stages]
 
-    def weight_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
+    def weight_arrival_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
         """Return the least seconds of each stage until its new weights have arrived."""
-        choices = self.bounds.choices(blocks, self.boxes.pool_devices(blocks, places)) or {}
-        home = self.problem.colocation(blocks).home
-        waits = [self.bounds.fastest_sync(source, target, choices, home)[0] for source, target in self.problem.syncs]
-        return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.stages]
+        choices = self.bounds.candidates_by_component(blocks, self.boxes.pool_devices(blocks, places)) or {}
+        home = self.problem.make_colocation(blocks).pool_of_component
+        waits = [
+            self.bounds.fastest_sync_seconds(source, target, choices, home)[0]
+            for source, target in self.problem.sync_pairs
+        ]
+        return [
+            max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.job_stages
+        ]
 
 
 def _most(rows: Sequence[Sequence[float]]) -> list[float]:

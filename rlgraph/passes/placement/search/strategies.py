@@ -8,25 +8,25 @@ from dataclasses import replace
 from itertools import groupby, zip_longest
 
 from rlgraph.backends.enginespec.legal import adapter_choices, chunk_counts
-from rlgraph.backends.enginespec.registry import embedded, preferred
+from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_preference
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.spec import ReservedCache
 from rlgraph.catalog.clusters.cluster import DeviceKind, NodeGroup
-from rlgraph.ir.mesh import AXES, mesh
+from rlgraph.ir.mesh import AXES, make_mesh
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import cached_token_bytes
+from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.peak import usable_device_bytes
 from rlgraph.passes.cost.predict import memory_model, task_model
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.caches import Caches
+from rlgraph.passes.placement.search.caches import KVCacheSizes
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_sizes
+from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_axis_sizes
 from rlgraph.passes.placement.search.parts import ChunkedStrategy
 from rlgraph.passes.placement.search.strategy import Strategy
 
@@ -59,62 +59,68 @@ class Strategies:
         and options."""
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
 
-    def known(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
+    def strategies_by_split(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
 
         def compute() -> list[list[Strategy]]:
             self._components[id(component)] = component
             by_split = groupby(
-                self.strategies(component, island),
+                self.all_strategies(component, island),
                 lambda strategy: (strategy.deployment.mesh, strategy.deployment.adapters, strategy.deployment.gather),
             )
             return [list(same_split) for _, same_split in by_split]
 
         return memo(self._strategies, (id(component), id(island)), compute)
 
-    def strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
+    def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
-        fit = usable(island, self.constants)
-        for deployment in self.splits(component, island):
+        fit = usable_device_bytes(island, self.constants)
+        for deployment in self.legal_deployments(component, island):
             alike: Strategy | None = None
-            for full in self.knobs(component, deployment):
-                strategy = self.whole(component, full, alike)
+            for full in self.deployments_with_settings(component, deployment):
+                strategy = self.strategy_with_caches(component, full, alike)
                 alike = alike or strategy
-                most = strategy.room(island.devices)
-                if most > strategy.beyond and strategy.least(most) <= fit:
+                most = strategy.most_replicas(island.devices)
+                if most > strategy.beyond and strategy.least_device_bytes(most) <= fit:
                     yield strategy
-                    yield from self.parted(component, strategy)
+                    yield from self.chunked_strategies(component, strategy)
 
-    def parted(self, component: Component, plain: Strategy) -> Iterator[ChunkedStrategy]:
+    def chunked_strategies(self, component: Component, plain: Strategy) -> Iterator[ChunkedStrategy]:
         """Yield the strategy with several parts of the layers on each stage of a model that is trained, if it may have
         them."""
         deployment = plain.deployment
-        pinned = component.pin is not None and "chunks" in component.pin.splits()
+        pinned = component.pin is not None and "chunks" in component.pin.axis_sizes()
         if component.work != "train" or pinned or deployment.pp == 1:
             return
-        sizes = chunk_counts(deployment.spec, component.config.shape, deployment.pp)
+        sizes = chunk_counts(deployment.engine_spec, component.config.shape, deployment.pp)
         if sizes:
 
             def divide(size: int) -> Strategy:
-                split = mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
-                strategy = self.strategy(component, replace(deployment, mesh=split), plain)
+                split = make_mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
+                strategy = self.make_strategy(component, replace(deployment, mesh=split), plain)
                 # A training that shares a pipeline works while other stages wait: the search gives it one part there.
                 strategy.fuses = False
                 return strategy
 
-            yield ChunkedStrategy(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
+            yield ChunkedStrategy(plain, sizes, [self.tasks[number].repetitions for number in component.tasks], divide)
 
-    def splits(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
+    def legal_deployments(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
         """Yield the deployments of a replica that engines can do, with every way of adapters and of gathering
         parameters."""
         pin = component.pin
-        config, pinned, tokens = component.config, pinned_sizes(component), _power(self.longest(component) // TOKENS)
-        for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
-            widest = self.widest(component, engine, island)
+        config, pinned, tokens = (
+            component.config,
+            pinned_axis_sizes(component),
+            _power(self.longest_row_tokens(component) // TOKENS),
+        )
+        for engine in [pin.engine] if pin and pin.engine else self.preferred_engines(component, island.device.kind):
+            widest = self.most_column_ranks(component, engine, island)
             for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
-                can_do = all(spec_of(engine).supports(operation, split.splits) for operation in component.operations)
+                can_do = all(
+                    spec_of(engine).supports(operation, split.split_axes) for operation in component.operations
+                )
                 rooms = [part.devices for part in island.parts or (island,)]
-                if can_do and split.size <= min(rooms):
+                if can_do and split.rank_count <= min(rooms):
                     deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
                     ways = adapter_choices(
                         spec_of(engine),
@@ -128,25 +134,25 @@ class Strategies:
                         gathers = spec_of(engine).gather_choices(split, (pin.gather if pin else None) or "")
                     yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
 
-    def widest(self, component: Component, engine: str, island: NodeGroup) -> int:
+    def most_column_ranks(self, component: Component, engine: str, island: NodeGroup) -> int:
         """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that
         splits by nothing else as many as leave half of each device besides the weights, for a model that needs so
         many."""
         most, config = 2 * island.per_node, component.config
         if any(axis.splits in ("layers", "shards") and axis.name in spec_of(engine).axes for axis in AXES):
             return most
-        half = usable(island, self.constants) / 2
+        half = usable_device_bytes(island, self.constants) / 2
         while 2 * most <= island.devices and (
-            work.rank_parameters(config.shape, config.kind, 1, most) * config.item > half
+            work.rank_parameters(config.shape, config.kind, 1, most) * config.item_bytes > half
         ):
             most *= 2
         return most
 
-    def able(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
+    def preferred_engines(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
         """Return the engine that is preferred for a component's work, of those that can hold its model on a kind of
         device as the schedule says."""
-        config, pinned = component.config, pinned_sizes(component)
-        for spec in preferred(component.operations[0]):
+        config, pinned = component.config, pinned_axis_sizes(component)
+        for spec in engines_by_preference(component.operations[0]):
             available = spec.embedded or spec.name in self.engines
             capable = spec.operations.issuperset(component.operations)
             if component.work == "train":
@@ -155,16 +161,16 @@ class Strategies:
                 capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))
             if available and capable and legal_meshes(config.shape, spec.name, config.kind, 1, pinned):
                 return [spec.name]
-        return [embedded().name]
+        return [embedded_engine().name]
 
-    def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
+    def deployments_with_settings(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
         """Yield the deployment with every setting: sizes of micro-batches, recomputation, the smallest cache."""
-        width = self.longest(component) + 1
-        settings = deployment.spec.settings
+        width = self.longest_row_tokens(component) + 1
+        settings = deployment.engine_spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
-            cache = deployment.spec.memory.cache
-            room = cache.room(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
-            yield replace(deployment, kv_bytes=math.ceil(cached_token_bytes(component.config, deployment) * room))
+            cache = deployment.engine_spec.memory.cache
+            room = cache.room_tokens(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
+            yield replace(deployment, kv_bytes=math.ceil(cache_bytes_per_token(component.config, deployment) * room))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -174,23 +180,25 @@ class Strategies:
             for recompute in recomputes:
                 yield replace(deployment, micro_tokens=tokens, recompute=recompute)
 
-    def whole(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+    def strategy_with_caches(
+        self, component: Component, deployment: Deployment, alike: Strategy | None = None
+    ) -> Strategy:
         """Return the strategy of a split and its settings, with the larger caches that it can have."""
-        strategy = self.strategy(component, deployment, alike)
+        strategy = self.make_strategy(component, deployment, alike)
         if deployment.kv_bytes:
 
             def made(number: int, size: int) -> Strategy:
-                larger = self.strategy(component, replace(deployment, kv_bytes=size), strategy)
+                larger = self.make_strategy(component, replace(deployment, kv_bytes=size), strategy)
                 larger.caches, larger.cache = strategy.caches, number
                 return larger
 
-            strategy.caches = Caches(deployment.kv_bytes, strategy, made)
+            strategy.caches = KVCacheSizes(deployment.kv_bytes, strategy, made)
         return strategy
 
-    def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+    def make_strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
         """Return the strategy of a split and its settings. alike: the first one of the same split."""
-        config, done = component.config, list(component.batches(self.tasks))
-        accumulates = self.streams and deployment.spec.accumulates
+        config, done = component.config, list(component.operation_batches(self.tasks))
+        accumulates = self.streams and deployment.engine_spec.accumulates
 
         def memory_of(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
             return memory_model(
@@ -210,14 +218,17 @@ class Strategies:
         if alike:
             process = alike.process
         else:
-            process = deployment.process(self.constants), deployment.copied(2).process(self.constants)
+            process = (
+                deployment.process_bytes(self.constants),
+                deployment.with_replicas(2).process_bytes(self.constants),
+            )
         fuses = component.work == "train" and component.model in self.fuses
-        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses and not deployment.island.parts
-        return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest)
+        fuses = fuses and deployment.pp > 1 and deployment.engine_spec.fuses and not deployment.island.parts
+        return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest_replicas)
 
-    def longest(self, component: Component) -> int:
+    def longest_row_tokens(self, component: Component) -> int:
         """Return the tokens of its longest row."""
-        return int(max((batch.row.longest for batch in component.tried_rows(self.tasks)), default=1.0))
+        return int(max((batch.tokens_per_row.longest for batch in component.batches_to_try(self.tasks)), default=1.0))
 
 
 def _power(most: int) -> int:

@@ -12,7 +12,7 @@ from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.predict import TaskModel
 from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.caches import Caches
+from rlgraph.passes.placement.search.caches import KVCacheSizes
 
 Key = tuple[float, ...]
 Ranks = tuple[str, int, Mesh, int]
@@ -33,7 +33,7 @@ class Split(NamedTuple):
     """What a transfer of its weights depends on."""
 
     @property
-    def ranks(self) -> Ranks:
+    def pipeline_key(self) -> Ranks:
         """What the options that share a pipeline have in common."""
         return self[:4]
 
@@ -75,7 +75,7 @@ class Strategy:
         share. fewest: the fewest replicas that it has."""
         self.fuses = fuses
         self.deployment, self.process = deployment, process
-        self.size = deployment.size
+        self.size = deployment.rank_count
         """Devices of a replica."""
         self.tasks, self.memory = tuple(tasks), tuple(memory)
         """What each of the component's tasks takes, and what it needs."""
@@ -84,7 +84,7 @@ class Strategy:
         inner = deployment.island.inner
         self.beyond = max(fewest - 1, inner.copies(deployment.tp, self.size, inner.devices) if inner else 0)
         """There are more replicas than this; of fewer, the last of several node groups would have none."""
-        self.near = 0 if inner else self.room(deployment.island.per_node)
+        self.near = 0 if inner else self.most_replicas(deployment.island.per_node)
         """Replicas that one node has room for, where all may lie on one."""
         self._seconds: dict[int, tuple[float, ...]] = {}
         """By the number of replicas."""
@@ -94,20 +94,23 @@ class Strategy:
             alike.sent if alike and alike.deployment.mesh == deployment.mesh else {}
         )
         """What decides how fast its weights travel, by the number of replicas."""
-        self.caches: Caches[Strategy] | None = None
+        self.caches: KVCacheSizes[Strategy] | None = None
         """The caches that it can have, of a generating engine; `cache` is the number of the one that it has."""
         self.cache = 0
         self.fewer: list[int] | None = None
         """The result of `counts_with_less_memory` for all numbers that there may be, once it is known."""
 
-    def room(self, devices: int) -> int:
+    def most_replicas(self, devices: int) -> int:
         """Return how many replicas so many devices in a row have room for."""
         return self.deployment.island.copies(self.deployment.tp, self.size, devices)
 
-    def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
+    def needed_bytes(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return the bytes that stay on each device of so many replicas unless the model is offloaded, and the
         additional ones during each of the component's tasks."""
-        return _together([model.totals(copies) for model in self.memory], [model.totals(copies) for model in self.idle])
+        return _together(
+            [model.resident_and_work_bytes(copies) for model in self.memory],
+            [model.resident_and_work_bytes(copies) for model in self.idle],
+        )
 
     def host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
@@ -115,45 +118,46 @@ class Strategy:
         tp = self.deployment.tp
         parts = self.deployment.island.parts or (self.deployment.island,)
         most = max(part.per_node if tp > part.per_node else part.per_node // tp * tp for part in parts)
-        replica_bytes = max((model.host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
+        replica_bytes = max((model.offloaded_host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
         return replica_bytes * min(most, copies * self.size)
 
-    def seconds(self, copies: int) -> tuple[float, ...]:
+    def task_seconds(self, copies: int) -> tuple[float, ...]:
         """Return the seconds of each of the component's tasks, once."""
         return memo(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
 
-    def lower_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
+    def needed_bytes_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return a lower bound of `needs` that is quicker to compute."""
         key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
         return memo(
             self._floors,
             key,
             lambda: _together(
-                [model.lower_bound(copies) for model in self.memory], [model.lower_bound(copies) for model in self.idle]
+                [model.lower_bound_bytes(copies) for model in self.memory],
+                [model.lower_bound_bytes(copies) for model in self.idle],
             ),
         )
 
-    def least(self, copies: int) -> float:
+    def least_device_bytes(self, copies: int) -> float:
         """Return the least bytes of a device that at most so many replicas need."""
-        return self.process[0] + max((sum(model.lower_bound(copies)) for model in self.memory), default=0.0)
+        return self.process[0] + max((sum(model.lower_bound_bytes(copies)) for model in self.memory), default=0.0)
 
-    def bytes_beside_tensors(self, copies: int) -> int:
+    def non_tensor_bytes(self, copies: int) -> int:
         """Return the bytes that a process of so many replicas has besides tensors. Two components that are split alike
         share their processes; the search does not count on that."""
         return self.process[copies > 1]
 
-    def at(self, copies: int) -> Strategy:
+    def for_replicas(self, copies: int) -> Strategy:
         """Return the strategy for so many replicas."""
         return self
 
-    def counts_with_less_memory(self, numbers: Sequence[int]) -> list[int]:
+    def lighter_replica_counts(self, numbers: Sequence[int]) -> list[int]:
         """Return, of numbers of replicas, most first, those that may need less memory than the number before: the rows
         of each replica may be cut into smaller micro-batches, or one replica has no other to exchange with."""
-        loads = [[*chain.from_iterable(model.load(copies) for model in self.memory)] for copies in numbers]
+        loads = [[*chain.from_iterable(model.replica_load(copies) for model in self.memory)] for copies in numbers]
         return [
             fewer
             for (more, fewer), (heavy, light) in zip(pairwise(numbers), pairwise(loads), strict=True)
-            if self.bytes_beside_tensors(fewer) < self.bytes_beside_tensors(more) or any(map(lt, light, heavy))
+            if self.non_tensor_bytes(fewer) < self.non_tensor_bytes(more) or any(map(lt, light, heavy))
         ]
 
 
