@@ -200,5 +200,6 @@ def _nest_hint(a: Axis, b: Axis) -> str:
         return f"they are {kinds}: reduce each first, with `sum(x, {a.name})` for example"
     shared = next((axis.name for axis in a.path_to_root() if b.is_within(axis)), None)
     if shared is None:
-        return f"rows of `{a.row_axis.name}` and `{b.row_axis.name}` have nothing in common: reduce one side to a single number"
+        tables = f"`{a.row_axis.name}` and `{b.row_axis.name}`"
+        return f"rows of {tables} have nothing in common: reduce one side to a single number"
     return f"reduce one side to `{shared}`, in which both lie: `mean(x, by={shared})` for example"

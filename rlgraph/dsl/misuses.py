@@ -122,7 +122,7 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
 
 
 def comparison_error(use: ColumnUse, side: str, other: str, expr: Apply) -> Diagnostic | None:
-    """Return the diagnostic for a column that cannot be compared, or not with the other side; see `ColumnUse.comparison_side`."""
+    """Return the diagnostic for a column that cannot be compared, or not with the other `side`."""
     null_place = use.column.first.get("null")
     if null_place is not None:
         message = f"{use.as_written} is null in {null_place or 'a row'}, which is equal to no value"
@@ -166,8 +166,10 @@ def mixed_keys_error(state: str, uses: Sequence[ColumnUse]) -> Diagnostic | None
     odd = next((use for use, use_kinds in zip(uses, kinds, strict=True) if len(use_kinds | kinds[0]) > 1), None)
     if odd is None:
         return None
+    first = uses[0]
     message = f"{odd.as_written} holds {odd.kinds_text}, and the keys of `{state}` would be texts and numbers"
-    if odd is not uses[0] and uses[0].kinds_text != odd.kinds_text:
-        message = f"{odd.as_written} holds {odd.kinds_text}, and {uses[0].as_written}, by which `{state}` is kept too, {uses[0].kinds_text}"
+    if odd is not first and first.kinds_text != odd.kinds_text:
+        message = f"{odd.as_written} holds {odd.kinds_text}, and {first.as_written}, by which `{state}` is kept too, "
+        message += first.kinds_text
     hint = 'write all of them as texts, or all as numbers: 4 and "4" are two keys'
     return Diagnostic("E0304", message, odd.span, hint)

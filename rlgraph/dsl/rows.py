@@ -36,11 +36,9 @@ def emit_function_call(context: Context, expr: tree.Call, func: External, hint: 
     for option in expr.options:
         column = evaluate_tensor(context, option.value)
         if column.type.axis is None or not table.type.axis.is_within(column.type.axis):
-            raise context.statement_error(
-                "E0301",
-                f"a column has an entry for each row of `{expr.args[0].span.covered_text}`, and this is {describe_meaning(column)}",
-                option.value.span,
-            )
+            rows = expr.args[0].span.covered_text
+            message = f"a column has an entry for each row of `{rows}`, and this is {describe_meaning(column)}"
+            raise context.statement_error("E0301", message, option.value.span)
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
     value = Value(unique_name(context, hint or func.name), Tensor("float", table.type.axis))

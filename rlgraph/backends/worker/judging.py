@@ -236,8 +236,8 @@ def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: 
         message = f"{row_length}, more than the {limit.max_row_tokens:,} that a row of `{limit.model}` may have{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     room = limit.max_row_tokens - limit.max_tokens
-    message = f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the {limit.max_row_tokens:,} that a row of "
-    message += f"`{limit.model}` may have{more}"
+    message = f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the "
+    message += f"{limit.max_row_tokens:,} that a row of `{limit.model}` may have{more}"
     return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
 
 
@@ -271,8 +271,8 @@ def _shortened(name: str, limit: PromptLimit, number: int, prompt: Any, followin
         return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.max_tokens
 
     if not isinstance(text, str) or not fits(len(text)):
-        message = f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.max_tokens, 'token')}: what is not the "
-        message += "text of its last message is longer"
+        message = f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.max_tokens, 'token')}: "
+        message += "what is not the text of its last message is longer"
         raise RunError(Diagnostic(TOO_LONG, message, limit.span, "leave such rows out: `overlong=drop`"))
     low, high = 0, len(text)
     while low < high:

@@ -68,13 +68,14 @@ def activation_bytes(
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
     the whole residual stream.
 
-    micro: as the engine computes it, `Tokens.padded_to_longest` where it pads. recompute: a layer keeps its input alone.
-    fused_norms: norms keep their input or its normal form; without it they are written out and compute in float32.
-    network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
-    `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written out,
-    and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is then
-    what one rank has (`Tokens.fullest_context_rank`), with the keys and values of all tokens. masked: attention keeps masks,
-    which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a time.
+    micro: as the engine computes it, `Tokens.padded_to_longest` where it pads. recompute: a layer keeps its input
+    alone. fused_norms: norms keep their input or its normal form; without it they are written out and compute in
+    float32. network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
+    `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written
+    out, and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is
+    then what one rank has (`Tokens.fullest_context_rank`), with the keys and values of all tokens. masked: attention
+    keeps masks, which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a
+    time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
     layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)

@@ -90,10 +90,10 @@ class MegatronEngine(RankWeights, ScoringMixin):
     @classmethod
     @redirect_cuda_to_cpu()
     def open(cls, spec: ModelSpec, mesh: Mesh, **options: Any) -> MegatronEngine:
-        """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join_process_group`.
+        """Load this rank's part of the model of `spec`; `process_groups.join_process_group` comes first.
 
-        options: the fields of `MegatronOptions`. Raises EngineError for a source that cannot be used, a family that is not
-        known, and a mesh that does not fit the model or this process.
+        options: the fields of `MegatronOptions`. Raises EngineError for a source that cannot be used, a family that is
+        not known, and a mesh that does not fit the model or this process.
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)

@@ -113,8 +113,8 @@ class VllmEngine(CallSampler):
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: of `rlgraph.backends.engines.process_groups.open_store`, where the ranks of this replica meet. limits: the
-        fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
+        address: of `rlgraph.backends.engines.process_groups.open_store`, where the ranks of this replica meet. limits:
+        the fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         # vLLM keeps the stack frames of its first import, and their locals with them: these frames have no weights.
         import_vllm()

@@ -72,8 +72,7 @@ def limits_of(holding: ModelHolding) -> Limits:
 def start_engine(
     folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: Limits
 ) -> Any:
-    """Start vLLM's engine in this process, with arbitrary weights; `rlgraph.backends.engines.vllm.environment.import_vllm`
-    comes first.
+    """Start vLLM's engine in this process, with arbitrary weights; `vllm.environment.import_vllm` comes first.
 
     folder: with the model's `config.json`.
     """
