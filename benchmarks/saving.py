@@ -88,7 +88,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ):
         backend: Any = opened
         saver = Saver(saved, compiled, options, backend)
-        steps = backend.steps(len(turns) + 1)
+        steps = backend.run_steps(len(turns) + 1)
         next(steps)
         gate = _Gate(backend.session)
         for number, way in enumerate(turns):

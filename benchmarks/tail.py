@@ -80,7 +80,7 @@ class Toy:
     def __init__(self, scoring: float, slots: int) -> None:
         self.scoring, self.slots = scoring, slots
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return _cost(self.scoring * sum(batch.rows for batch in batches) / (copies or COPIES))
 
     def sampled(
@@ -93,19 +93,19 @@ class Toy:
         [ends] = copy.ends()
         return SamplingResult(_cost(max(ends)), ends, pace)
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         return _cost(0.0)
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return _cost(0.0)
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return _cost(0.0)
 
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return _cost(0.0)
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         return _cost(0.0)
 
 

@@ -357,7 +357,7 @@ def test_what_a_setting_declares_stands_in_the_setting(tmp_path: Path, capsys: p
     settings = {"score": 'python("other.py:f")', "prompts": 'jsonl("other.jsonl", batch=2)', "actor": 'causal_lm("m")'}
     program = rlgraph.compile(Path("tiny.rlf"), settings).program
     for each in (*program.outside, *program.models):
-        assert each.span.text == settings[each.name]
+        assert each.span.covered_text == settings[each.name]
 
 
 # What surrounds every command

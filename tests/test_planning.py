@@ -226,4 +226,4 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
             "there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
         ),
     ]
-    assert caught.value.diagnostics[0].span.text == 'lora(rank=4, targets=["q_prj", "fc"])'
+    assert caught.value.diagnostics[0].span.covered_text == 'lora(rank=4, targets=["q_prj", "fc"])'

@@ -53,7 +53,7 @@ def collect_in_order(loop: Loop) -> Frame:
             raise _too_few_rows(node, kept, rounds)
         begun = [] if again is None else [_batch_again(loop, again)]
         if again is None or attribute_value(node, "ahead") is not None:
-            missing -= 0 if again is None else again.size(axis)
+            missing -= 0 if again is None else again.row_count(axis)
             begun += [
                 frame.child_frame() for _ in range(min(allowed - len(begun), concurrent_batches(node, max(0, missing))))
             ]
@@ -66,7 +66,7 @@ def collect_in_order(loop: Loop) -> Frame:
     last = int(joined.ancestor_rows(axis, top)[wanted - 1]) + 1
     now, _ = joined.slice_rows(top, np.arange(last), names)
     # What was carried over once is the first of them.
-    first = max(last, before.size(top)) if before is not None and attribute_value(node, "once") else last
+    first = max(last, before.row_count(top)) if before is not None and attribute_value(node, "once") else last
     kept_for_later = names if rest == "carry" else [_data_table(node)]
     later, _ = joined.slice_rows(top, np.arange(first, joined.row_count(top)), kept_for_later)
     loop.carried[place] = later if later.row_count(top) and rest != "drop" else None
@@ -87,10 +87,10 @@ def collect_soonest(loop: Loop) -> Frame:
     waiting, loop.carried[place] = loop.carried[place], None
     parts: list[Frame] = []
     left: list[Frame] = [] if waiting is None else [waiting]
-    if waiting is not None and waiting.size(axis) >= wanted:
-        turn, rest = np.arange(wanted), np.arange(wanted, waiting.size(axis))
-        parts.append(loop.run(_batch_again(loop, waiting.slice(axis, turn, data)[0])))
-        left = [waiting.slice(axis, rest, data)[0]]
+    if waiting is not None and waiting.row_count(axis) >= wanted:
+        turn, rest = np.arange(wanted), np.arange(wanted, waiting.row_count(axis))
+        parts.append(loop.run(_batch_again(loop, waiting.slice_rows(axis, turn, data)[0])))
+        left = [waiting.slice_rows(axis, rest, data)[0]]
     again, rounds = len(parts), len(parts)
     kept = sum(part.row_count(axis) for part in parts)
     while kept < wanted:

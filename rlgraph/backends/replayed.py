@@ -108,7 +108,7 @@ def step_of(path: Path) -> int:
 
 
 def _attempt_of(batch: Any) -> int:
-    attempt: int = batch.given.step.attempt
+    attempt: int = batch.inputs.step.attempt
     return attempt
 
 

@@ -317,7 +317,7 @@ def _matters(name: str, samples: Sequence[TimedSample]) -> bool:
         return kind != "forward"
     needed = {
         "reduce": lambda deployment: deployment.tp > 1,
-        "crowd": lambda deployment: deployment.size > 1,
+        "crowd": lambda deployment: deployment.rank_count > 1,
         "lock": lambda deployment: deployment.threads > 1,
     }
     return name not in needed or any(needed[name](sample.deployment) for sample in samples)

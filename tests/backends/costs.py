@@ -11,17 +11,17 @@ from rlgraph.passes.cost.cost import Cost
 class Free:
     """All that is not a model's work takes no time."""
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         return Cost()
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost()
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost()
 
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         return Cost()

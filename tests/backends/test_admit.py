@@ -172,7 +172,7 @@ def test_rows_that_are_expected_to_be_as_long_are_decoded_together() -> None:
 class Narrow(Alike):
     """A copy decodes two rows at a time."""
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])

@@ -137,7 +137,7 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
     """Answers of four prompts end, those of the first one later, and are trained on meanwhile."""
 
     class Sampling(Fixed):
-        def sampled(
+        def sampling_result(
             self,
             model: str,
             operation: str,
@@ -146,7 +146,7 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
             samples: int,
             copy: int,
         ) -> SamplingResult:
-            return super().sampled(model, operation, prompts, [10 * length for length in answers], samples, copy)
+            return super().sampling_result(model, operation, prompts, [10 * length for length in answers], samples, copy)
 
     whole, ends = made(folder), {}
     answers = Workload(Lengths((2.0,)), Lengths((*[1.0] * 19, 5.0)))

@@ -48,7 +48,7 @@ def test_no_rows_make_no_update(folder: Path, settings: dict[str, int]) -> None:
     assert [step.metrics.get(METRIC) for step in (first, second, third)] == [None, 1.0, None]
     assert all(torch.equal(tensor, first.weights["actor"][name]) for name, tensor in second.weights["actor"].items())
     assert any(not torch.equal(tensor, first.weights["actor"][name]) for name, tensor in third.weights["actor"].items())
-    assert run.backend.update_counts() == {"actor": 2}
+    assert run.backend.optimizer_step_counts() == {"actor": 2}
 
 
 def test_parts_without_rows_are_counted(folder: Path) -> None:

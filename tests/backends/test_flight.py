@@ -73,16 +73,16 @@ class Seconds(Free):
         self.takes = {"generate": generate, "train": train}
         self.sent = sync
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return Cost(compute=self.takes[operation])
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         takes = self.takes[operation]
         return SamplingResult(Cost(compute=takes), [takes] * len(answers))
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=self.sent)
 
 
@@ -143,7 +143,7 @@ def test_on_one_pool_the_older_step_is_served_first(folder: Path) -> None:
 class Functions(Seconds):
     """A function takes 6 s."""
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         return Cost(overhead=6.0 if NODES[op].foreign else 0.0)
 
 
@@ -265,7 +265,7 @@ class Uneven(Seconds):
         super().__init__(10.0, 8.0)
         self.batches = 0
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         self.batches += 1
@@ -298,9 +298,9 @@ def test_batches_that_are_taken_as_they_end(folder: Path) -> None:
 class Tokens(Seconds):
     """A generated token of the longest row takes as long as any other."""
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         if operation == "train":
-            return super().work(model, operation, batches)
+            return super().work_cost(model, operation, batches)
         return Cost(compute=self.takes["generate"] * batches[0].response.longest / LONGEST)
 
 

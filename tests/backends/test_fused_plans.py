@@ -84,12 +84,12 @@ def test_they_are_one_piece_of_work_and_compute_what_one_process_does(tmp_path: 
     backend = HereBackend(program, plan, transport, clock(), SilentObserver(), transport.session.first, seed=0)
     local = LocalBackend(made.program, settings)
     try:
-        for found, expected in zip(backend.steps(STEPS), local.run_steps(STEPS), strict=True):
+        for found, expected in zip(backend.run_steps(STEPS), local.run_steps(STEPS), strict=True):
             assert found.metrics == expected.metrics
     finally:
         backend.close()
         local.close()
-    trained = backend.update_counts()
+    trained = backend.optimizer_step_counts()
     assert trained == local.optimizer_step_counts() and trained["actor"] > STEPS
     assert transport.pieces == [["actor", "critic"]] * trained["actor"]
 

@@ -85,29 +85,29 @@ class Chance:
     def seconds(self, most: float) -> float:
         return most / 2 if self.chance is None else most * self.chance.choice((0.05, 0.3, 1.0)) * self.chance.random()
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return Cost(compute=self.seconds(40.0))
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         return SamplingResult(
             Cost(compute=max(answers, default=0.0)), answers, SamplingPace(0.0, 0.0, 1000, lambda rows: 1.0)
         )
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         return Cost(compute=self.seconds(2.0))
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=self.seconds(4.0))
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(compute=self.seconds(2.0))
 
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         return Cost(overhead=self.seconds(2.0))
 
 
@@ -131,8 +131,10 @@ class Watch:
         self.met: set[tuple[int, int]] = set()
         """Steps whose orders were sampled together, by how far they are apart, and by how far what they began with."""
         transport: Any = backend.transport
-        self.sampling, self.move, self.refresh = transport.sampling, transport.send_weights, transport.refresh
-        transport.sampling, transport.send_weights, transport.refresh = self.sampled, self.moved, self.refreshed
+        self.sampling, self.move = transport.accept_new_weights, transport.send_weights
+        self.refresh = transport.refresh_weights
+        transport.accept_new_weights, transport.send_weights = self.sampled, self.moved
+        transport.refresh_weights = self.refreshed
 
     def copies(self, each: NodeRequest | WeightTransfer) -> range:
         group = each.group if isinstance(each, NodeRequest) else each.receiver

@@ -502,8 +502,8 @@ def test_episodes_go_on_with_newer_weights(folder: Path, span: str, monkeypatch:
     states = [{name: tensor * scale for name, tensor in engine.state().items()} for scale in (1.0, 0.9, 0.8)]
     # Within the turns of an episode it asks for each token, or for each turn of rows with as much room.
     coming = Coming(lambda version: engine.load_state(states[version]), after=(3, 8) if span == "token" else (1, 3))
-    frame = run.backend.frame
-    monkeypatch.setattr(run.backend, "frame", lambda *step: replace(frame(*step), refresh=coming))
+    frame = run.backend.new_frame
+    monkeypatch.setattr(run.backend, "new_frame", lambda *step: replace(frame(*step), refresh=coming))
     tables: list[TableData] = []
     run.also = lambda node, frame: tables.append(frame.values[node.name]) if node.op == "interact" else None
     run.steps(1)

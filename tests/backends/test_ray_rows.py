@@ -79,7 +79,7 @@ MAKERS = pytest.mark.parametrize("make", [flat, table])
 def test_rows_that_are_taken(make: Any, rows: Ragged, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8))
     piece = make(rows)
-    taken = piece.take(np.array(places, dtype=np.int64))
+    taken = piece.take_rows(np.array(places, dtype=np.int64))
     assert (piece.rows, taken.rows) == (len(rows), len(places))
     assert told(taken) == [told(piece)[place] for place in places]
 

@@ -53,29 +53,29 @@ class Fixed:
     def __init__(self, woken: float = 0.0, overhead: float = 0.125) -> None:
         self.woken, self.overhead = woken, overhead
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         if operation in ("generate", "interact"):
             return Cost(compute=batches[0].response.longest)
         return Cost(compute=sum(batch.rows for batch in batches))
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         return SamplingResult(Cost(compute=max(answers, default=0.0)), answers)
 
-    def host(self, op: str, count: float) -> Cost:
+    def host_work_cost(self, op: str, count: float) -> Cost:
         return Cost(overhead=2 * self.overhead)
 
-    def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
+    def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=2.0)
 
-    def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+    def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(communication=tokens / 1024)
 
-    def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost(memory=self.woken)
 
-    def order(self, group: str, copies: int | None = None) -> Cost:
+    def request_cost(self, group: str, copies: int | None = None) -> Cost:
         return Cost(overhead=self.overhead)
 
 
@@ -227,7 +227,7 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
             super().__init__()
             self.asked: list[list[float]] = []
 
-        def sampled(
+        def sampling_result(
             self,
             model: str,
             operation: str,
@@ -237,7 +237,7 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
             copy: int,
         ) -> SamplingResult:
             self.asked.append(list(answers))
-            return super().sampled(model, operation, prompts, answers, samples, copy)
+            return super().sampling_result(model, operation, prompts, answers, samples, copy)
 
     def sampling(copies: int, block: int = 0) -> tuple[list[list[float]], list[Work]]:
         """The rows of each copy, and the works."""
@@ -276,13 +276,13 @@ def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) ->
     of it beside the sampling."""
 
     class Slow(Fixed):
-        def host(self, op: str, count: float) -> Cost:
+        def host_work_cost(self, op: str, count: float) -> Cost:
             return Cost(overhead=count if op == "call" else 0.0)
 
-        def order(self, group: str, copies: int | None = None) -> Cost:
+        def request_cost(self, group: str, copies: int | None = None) -> Cost:
             return Cost()
 
-        def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
+        def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
             return Cost()
 
     def called(more: str, block: int) -> tuple[float, float, list[Work]]:
@@ -338,7 +338,7 @@ def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
     """A second an action, on three cpus; who acts waits meanwhile."""
 
     class Slow(Fixed):
-        def host(self, op: str, count: float) -> Cost:
+        def host_work_cost(self, op: str, count: float) -> Cost:
             return Cost(overhead=count if op == "interact" else 0.0)
 
     made = program("agent", folder, apart, "pool judges = 3 cpus\nplace shell on judges\n")
@@ -483,7 +483,7 @@ def test_the_longest_of_what_is_begun_come_later(folder: Path, streamed: bool) -
 
 @pytest.mark.parametrize("there", [0.1, 1.1, 7.3, 97.9])
 def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
-    copy: Any = SimpleNamespace(alone=SimpleNamespace(ends=(1.0,), cost=SimpleNamespace(seconds=1.0)))
+    copy: Any = SimpleNamespace(result_alone=SimpleNamespace(end_times=(1.0,), cost=SimpleNamespace(seconds=1.0)))
     for count in range(1, 20):
         rows = SamplingRows([copy] * count, lambda _: 0.0, waited_until=there)
         rows.begin_part(lambda _: there)
@@ -503,10 +503,10 @@ def test_the_work_of_samples_that_are_given_up() -> None:
 
 def test_a_failure_comes_out(folder: Path) -> None:
     class Fails(Fixed):
-        def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+        def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
             if operation == "train":
                 raise LookupError("no rates for this engine")
-            return super().work(model, operation, batches)
+            return super().work_cost(model, operation, batches)
 
     with pytest.raises(LookupError, match="no rates"):
         simulated(program("ppo", folder, apart), 1, fixed=Fails())

@@ -52,10 +52,10 @@ class Alike(Free):
         self.asked: list[list[int]] = []
         """Tokens of the rows of each copy."""
 
-    def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
+    def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return Cost(compute=self.score * sum(batch.rows for batch in batches) / (copies or COPIES))
 
-    def sampled(
+    def sampling_result(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])

@@ -227,7 +227,7 @@ def test_batches_that_overtake_each_other(folder: Path, name: str, tmp_path: Pat
             backend = HereBackend(program, made.plan, transport, clock, SilentObserver(), first, seed=0)
             backend.notes, backend.endings = transport.session.notes, FinishOrder(path)
             try:
-                steps = list(backend.steps(STEPS))
+                steps = list(backend.run_steps(STEPS))
             finally:
                 backend.close()
         found = traced(made, steps, tmp_path / f"{seed}.run")

@@ -42,19 +42,19 @@ class Here:
         self.session = session
         self.carried: list[str] = []
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         node = order.node
         self.carried.append(f"{order.step.number}: {node.op} {node.id} on {order.group.name}")
         with torch.no_grad():
             return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
 
-    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
+    def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
         return chosen_row_indices(order.node, order.frame)
 
-    def row_weights(self, order: NodeRequest) -> Sequence[float]:
+    def row_loads(self, order: NodeRequest) -> Sequence[float]:
         raise NotImplementedError("rows begin in the order of the data")
 
     def send_weights(self, move: WeightTransfer) -> Coming:
@@ -64,14 +64,14 @@ class Here:
     def assign_weights(self, move: WeightTransfer) -> None:
         raise NotImplementedError("no model is updated from another one")
 
-    def finish(self, step: Step, things: Things) -> dict[str, float]:
+    def finish_step(self, step: Step, things: Things) -> dict[str, float]:
         self.session.forget_steps(step)
         return {"orders": float(len(self.carried))}
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         self.session.models[model].engine.save(folder)
 
-    def abort(self, why: BaseException) -> None:
+    def fail_pending_work(self, why: BaseException) -> None:
         """Nobody waits."""
 
     def end_processes(self) -> None:
@@ -206,7 +206,7 @@ class Slowed(Here):
         self.numbers, self.slow = count(), -1
         self.turn, self.others = threading.Lock(), threading.Semaphore(0)
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         if order.copy is not None and order.node.op == "generate":
             self.dealt.append(order.copy)
             if next(self.numbers) == 0:
@@ -214,7 +214,7 @@ class Slowed(Here):
                 assert all(self.others.acquire(timeout=NEVER) for _ in range(3))
             self.others.release()
         with self.turn:
-            return super().fire(order)
+            return super().run_request(order)
 
 
 def test_a_copy_that_is_free_takes_the_next_rows(folder: Path) -> None:

@@ -481,7 +481,7 @@ def test_bad_rows_of_python(
     found = caught.value.diagnostics[0]
     assert found.hint == hint
     assert f"{found.code}: {found.message}".startswith(message)
-    assert found.span.text == {"E0724": '"tasks.py:f"'}.get(found.code, found.span.text)
+    assert found.span.covered_text == {"E0724": '"tasks.py:f"'}.get(found.code, found.span.covered_text)
 
 
 def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:

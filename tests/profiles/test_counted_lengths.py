@@ -230,7 +230,7 @@ def test_a_caret_stands_under_the_number(tmp_path: Path) -> None:
     path.write_text(LENGTHS.replace("9", "-9"))
     with pytest.raises(ProgramError) as caught:
         read_fitted_lengths(path)
-    assert (caught.value.diagnostics[0].span.line, caught.value.diagnostics[0].span.text) == (2, "-9")
+    assert (caught.value.diagnostics[0].span.line, caught.value.diagnostics[0].span.covered_text) == (2, "-9")
 
 
 def test_a_file_of_lengths_in_place_of_one_list(tmp_path: Path) -> None:

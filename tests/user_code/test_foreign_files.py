@@ -184,7 +184,7 @@ def test_a_check_points_at_the_option(folders: Folders) -> None:
     with pytest.raises(ProgramError) as caught:
         check_program(Source("p.rlf", text), faults=make_reference_checker(folders))
     first, *_ = caught.value.diagnostics
-    assert (first.code, first.span.text) == ("E0702", "timout=60")
+    assert (first.code, first.span.covered_text) == ("E0702", "timout=60")
 
 
 def test_what_is_not_here_may_be_where_the_run_is(declare: Declare, folders: Folders) -> None:

@@ -52,13 +52,13 @@ class StepCounters:
         node = order.node
         if NODES[node.op].generates or node.op == "encode":
             rows, counts = made.values[node.name], self.counts_of_step(order.step)
-            counts.rows += rows.rows
+            counts.rows += rows.row_count
             counts.tokens += int(rows.prompt.sum() + rows.response.sum())
         if NODES[node.op].generates:
             model, step = order.frame.values[model_of(node)], order.step
             if self.versions.version_after(model, step.number):
                 assert order.version is not None
-                counts.ages[max(0, self.versions.version_at(model, step) - order.version)] += rows.rows
+                counts.ages[max(0, self.versions.version_at(model, step) - order.version)] += rows.row_count
         if NODES[node.op].trains:
             counts = self.counts_of_step(order.step)
             for table in tables_read(node, order.frame):

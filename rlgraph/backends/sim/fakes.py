@@ -101,7 +101,7 @@ class FakeValues:
         if first < count:
             made = made.shortest_of_groups(first, count)
         if axis.key != asked_axis.key:
-            rows.append(Rows(axis, made.row_count, np.repeat(np.arange(asked.rows), first)))
+            rows.append(Rows(axis, made.row_count, np.repeat(np.arange(asked.row_count), first)))
         return NodeOutput({node.name: made}, rows)
 
     def expected_lengths(self, order: NodeRequest) -> list[float]:
@@ -121,7 +121,7 @@ class FakeValues:
         )
         # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
-        chance = quantiles_to_scores(asked.uniform_shares(f"{self.random_key(node, step)}/expected"))
+        chance = quantiles_to_scores(asked.uniform_quantiles(f"{self.random_key(node, step)}/expected"))
         lengths = length_at_quantiles(
             self.answer_lengths(node.attr("max_tokens")),
             scores_to_quantiles(knows * scores + np.sqrt(1 - knows**2) * chance),
@@ -136,8 +136,8 @@ class FakeValues:
         """Return fake rows of a buffer."""
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
-        count = min(node.attr("rows"), held.rows)
-        taken = random.Random(self.random_key(node, frame.step)).sample(range(held.rows), count)
+        count = min(node.attr("rows"), held.row_count)
+        taken = random.Random(self.random_key(node, frame.step)).sample(range(held.row_count), count)
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle_after(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
@@ -149,7 +149,7 @@ class FakeValues:
         rows, table = (frame.values[name] for name in node.inputs[:2])
         full = replace(rows.join([table]), name=kind.name, where=group.name)
         rule = next(thing for thing in self.program.outside if thing.name == kind.name)
-        return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
+        return full.pick(np.arange(full.row_count)[-int(rule.record.option("capacity")) :])
 
     def value_like_input(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
         """Return a value with the rows of an input that lies on the same axis, or else on the same rows."""
@@ -173,7 +173,7 @@ class FakeValues:
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
             assert axis is not None
-            kept = mask.uniform_shares(self.random_key(node, frame.step)) < self.workload.kept
+            kept = mask.uniform_quantiles(self.random_key(node, frame.step)) < self.workload.kept
             return np.flatnonzero(kept[frame.ancestor_rows(node.attr("axis"), axis.key)])
         if node.op == "recent":
             value_axis = axis_of(frame.types[node.inputs[0]])
@@ -198,7 +198,7 @@ class FakeValues:
         if bool((counts == 0).any()):
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
-        places = frame.values[node.inputs[1]].uniform_shares(self.random_key(node, frame.step)) * counts
+        places = frame.values[node.inputs[1]].uniform_quantiles(self.random_key(node, frame.step)) * counts
         positions: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
         return positions
 

@@ -186,13 +186,13 @@ class SimTransport:
         """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
         be. Replicas that act wait meanwhile: the answers of all turns are put together."""
         node, fired = order.node, self.log.ready_work()
-        busy = min(acted.rows, runner.mesh.rank_count)
+        busy = min(acted.row_count, runner.mesh.rank_count)
         with self._asking.acquire(order.step.number), ExitStack() as stack:
             places = [stack.enter_context(self.queues.acquire_cpu(runner.pool, order.step.number)) for _ in range(busy)]
             workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
-            actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
+            actions = node.attr("max_turns") * -(-acted.row_count // max(1, busy))
             spent = {"overhead": self.log.predictor.host_work_cost(node.op, actions).seconds}
-            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
+            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.row_count, 0))
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
@@ -227,7 +227,7 @@ class SimTransport:
             sampling.enter_context(self.accept_new_weights(order, output, rows))
             sampling.enter_context(self.sample_concurrently(order, rows, sum(spent.values())))
             left, groups = list(range(len(sizes))), [group]
-            ending = TailMoves.for_request(order, devices, [part.values[node.name].rows for part in made], shares)
+            ending = TailMoves.for_request(order, devices, [part.values[node.name].row_count for part in made], shares)
             while left:
                 number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)

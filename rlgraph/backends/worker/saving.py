@@ -148,7 +148,7 @@ def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: BoxesT
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
     moments, odd, files = left.moments, "", dict[str, FileDigests]()
     rest = getattr(state.engine, "offloader", None)
-    reading = nullcontext if rest is None else rest.prefetch
+    reading = nullcontext if rest is None else rest.pinned_in_place
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
     moment_tensors: dict[str, Tensor | TensorView] = {
         f"{kind}:{name}": tensor

@@ -172,7 +172,7 @@ class ContinuousBatch:
                 return
             together = len(self._active)
             if together not in costs:
-                costs[together] = self._mean(lambda pace, rows=together: pace.step(rows))  # type: ignore[misc]
+                costs[together] = self._mean(lambda pace, rows=together: pace.step_seconds(rows))  # type: ignore[misc]
             # Rows without tokens end when they begin.
             ends = max(self._active[0][0], self._steps)
             if self._now + (ends - self._steps) * costs[together] > until:

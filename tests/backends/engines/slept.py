@@ -35,8 +35,8 @@ class Napping:
 
     def _rested(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **named: Any) -> Any:
-            assert self.engine.sleep().moved >= 0 and self.engine.offloader.asleep
-            assert self.engine.wake().moved > 0 and not self.engine.offloader.asleep
+            assert self.engine.sleep().moved_bytes >= 0 and self.engine.offloader.asleep
+            assert self.engine.wake().moved_bytes > 0 and not self.engine.offloader.asleep
             self.naps += 1
             return method(*arguments, **named)
 

@@ -167,7 +167,7 @@ def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
         for place, layout in destination.items():
             expected = filled(layout, full, torch.float32)
             assert all(torch.equal(expected[name], found[place][1][name]) for name in expected), (number, ends)
-        sent = sum(moved.sent for moved, _ in found)
+        sent = sum(moved.sent_bytes for moved, _ in found)
         assert transfer.bound <= sent + transfer.copied <= 1.01 * transfer.bound or sent == transfer.moved
         assert max(moved.peak for moved, _ in found) <= transfer.peak
     assert used == {"shared", "nccl", "gloo"}

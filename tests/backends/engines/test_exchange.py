@@ -317,7 +317,7 @@ def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtyp
         for place, layout in destination.items():
             expected = filled(layout, full, narrow)
             assert all(torch.equal(expected[name], answers[place][time][1][name]) for name in expected)
-        sent.append(sum(each[time][0].sent for each in answers))
+        sent.append(sum(each[time][0].sent_bytes for each in answers))
         assert sent[time] == sum(each[time][0].received for each in answers)
     heads = sent[2]
     assert heads < transfer.bound / 1000 and sent[0] == transfer.bound + heads

@@ -123,7 +123,7 @@ def refused(program: Path) -> Diagnostic:
     with pytest.raises(ProgramError) as caught:
         rlgraph.compile(program / "filed.rlf").run(1, progress=False)
     (found,) = caught.value.diagnostics
-    assert (found.span.line, found.span.text) == (2, '"model.gguf"')
+    assert (found.span.line, found.span.covered_text) == (2, '"model.gguf"')
     return found
 
 

@@ -345,7 +345,7 @@ def expressions(draw: st.DrawFn, size: int = 6) -> Expr:
     axis = first.type.axis
     choice = draw(st.sampled_from(["binary", "tanh", "reduction", "scan"]))
     if choice == "reduction" and axis is not None:
-        target = draw(st.sampled_from([*axis.path(), None]))
+        target = draw(st.sampled_from([*axis.path_to_root(), None]))
         op = draw(st.sampled_from(sorted(REDUCED)))
         return Apply(op, (first,), infer_type(op, [first.type], target), target and target.key)
     if choice == "scan" and axis is TOKEN:

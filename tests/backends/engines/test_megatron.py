@@ -778,15 +778,15 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "megatron.core.optimizer", None)
     with pytest.raises(EngineError, match=r"pip install 'rlgraph-compiler\[megatron\]'"):
-        importlib.import_module("rlgraph.backends.engines.megatron.opening").prepare()
+        importlib.import_module("rlgraph.backends.engines.megatron.opening").import_megatron()
 
 
 def test_the_shim_leaves_nothing_behind_and_is_off_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     shim = importlib.import_module("rlgraph.backends.engines.megatron.shim")
     own = torch.cuda.current_device, torch.cuda.synchronize
-    with shim.on_cpu(), shim.on_cpu():
+    with shim.redirect_cuda_to_cpu(), shim.redirect_cuda_to_cpu():
         assert torch.zeros(1, device="cuda").device.type == "cpu" and torch.cuda.current_device() == "cpu"
     assert (torch.cuda.current_device, torch.cuda.synchronize) == own
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with shim.on_cpu():
+    with shim.redirect_cuda_to_cpu():
         assert (torch.cuda.current_device, torch.cuda.synchronize) == own

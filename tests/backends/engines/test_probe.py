@@ -118,7 +118,7 @@ def test_a_program_that_generates_is_refused_at_its_model_and_one_that_reads_is_
     with pytest.raises(ProgramError) as caught:
         LocalBackend(compile_text(PROGRAM + generates), Settings(folder=tmp_path))
     (told,) = caught.value.diagnostics
-    assert told.code == "E0746" and (told.span.line, told.span.text[:14]) == (2, 'random("mamba"')
+    assert told.code == "E0746" and (told.span.line, told.span.covered_text[:14]) == (2, 'random("mamba"')
     assert told.message.startswith("`actor` would come out wrong: a few tokens were tried, and MambaForCausalLM failed")
 
 

@@ -60,7 +60,7 @@ def test_a_head_that_nothing_trains_has_to_be_in_the_files(tmp_path: Path, parts
         with pytest.raises(ProgramError) as caught:
             rlgraph.compile(PROGRAM.format(judge))
         [found] = caught.value.diagnostics
-        assert (found.code, found.span.text) == ("E0755", f"model judge = {judge}")
+        assert (found.code, found.span.covered_text) == ("E0755", f"model judge = {judge}")
         assert "has no head that gives scores, and nothing trains one" in found.message
     rlgraph.compile(PROGRAM.format(f'frozen(reward_lm("{reward}"))'))
     rlgraph.compile(PROGRAM.format(f'reward_lm("{language}")') + LEARNS)

@@ -169,7 +169,7 @@ def transformers(work: Work) -> tuple[int, int]:
 def _meet(engine: Any, threads: int) -> None:
     """Has threads wait for one another where they hold most: before a gradient is taken, and at each token."""
     barrier, lock = threading.Barrier(threads, timeout=NEVER), threading.Lock()
-    add, differentiate, step = engine.add_gradients, engine._differentiate, engine._network.step
+    add, differentiate, step = engine.add_gradients, engine._differentiate, engine._network.decode_step
     pairs = 0
 
     def add_gradients(blocks: Sequence[Any], micro: Any) -> None:
@@ -191,7 +191,7 @@ def _meet(engine: Any, threads: int) -> None:
         barrier.wait()
         return step(*args)
 
-    engine.add_gradients, engine._differentiate, engine._network.step = add_gradients, met, token
+    engine.add_gradients, engine._differentiate, engine._network.decode_step = add_gradients, met, token
 
 
 def on_rank(over: Mesh, work: Work) -> tuple[int, int]:

@@ -195,7 +195,7 @@ def test_wrong_lengths(text: str, code: str, under: str, said: str) -> None:
     with pytest.raises(ProgramError) as error:
         read_lengths(text)
     (found,) = error.value.diagnostics
-    assert (found.code, found.span.text) == (code, under), str(error.value)[:500]
+    assert (found.code, found.span.covered_text) == (code, under), str(error.value)[:500]
     assert said in found.render()
     assert found.hint
 

@@ -41,7 +41,7 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
         for stage, (_, turns) in queues.items():
             for at, own in enumerate(turns):
                 turn = own[0] if own else None
-                if turn is None or (turn.after is not None and not words[stage, turn.after, at]):
+                if turn is None or (turn.previous_model is not None and not words[stage, turn.previous_model, at]):
                     continue
                 model, entry = models[at], turn.entry
                 step = -1 if (entry.part == "F") != model.reverse else 1
@@ -50,8 +50,8 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
                 if not first and gone[before, at, entry.part] <= gone[stage, at, entry.part]:
                     continue
                 own.pop(0)
-                if turn.after is not None:
-                    words[stage, turn.after, at] -= 1
+                if turn.previous_model is not None:
+                    words[stage, turn.previous_model, at] -= 1
                 if turn.then is not None:
                     words[stage, at, turn.then] += 1
                 gone[stage, at, entry.part] += 1

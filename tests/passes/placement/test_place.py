@@ -188,7 +188,7 @@ def test_transformers_splits_layers_where_it_can() -> None:
     with pytest.raises(ProgramError) as found:
         tiny(schedule.format("tp=4"))
     [said] = found.value.diagnostics
-    assert said.code == "E0911" and "key-value heads" in said.message and said.span.text.split("=")[0] == "tp"
+    assert said.code == "E0911" and "key-value heads" in said.message and said.span.covered_text.split("=")[0] == "tp"
     other = PROGRAM.format(models=TINY.format(options="").replace('"qwen2"', '"gpt2"'))
     with pytest.raises(ProgramError) as found:
         planned(other, schedule.format("tp=2"))
@@ -218,7 +218,7 @@ def test_a_model_has_one_way_to_compute_attention() -> None:
     with pytest.raises(ProgramError) as found:
         planned(shipped("async_grpo"), schedule)
     [said] = found.value.diagnostics
-    assert said.code == "E0905" and said.span.text == "attention=sdpa"
+    assert said.code == "E0905" and said.span.covered_text == "attention=sdpa"
 
 
 def test_a_copy_that_is_not_placed_is_in_the_pool_of_its_original_and_others_in_the_first() -> None:

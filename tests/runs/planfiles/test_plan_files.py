@@ -331,7 +331,7 @@ def test_what_is_wrong_is_told_with_its_place(old: str, new: str, code: str, und
         read(text.replace(old, new, 1))
     found = [each for each in raised.value.diagnostics if each.code == code and hint in each.hint]
     assert found, str(raised.value)
-    assert under is None or under in [each.span.text for each in found], str(raised.value)
+    assert under is None or under in [each.span.covered_text for each in found], str(raised.value)
 
 
 JUDGES = '"devices": "0-3", "models": [], "code": ["correct"]'
@@ -355,7 +355,7 @@ def test_what_is_wrong_of_functions_is_told_with_its_place(
     with pytest.raises(ProgramError) as refused:
         read(text.replace(old, new))
     found = refused.value.diagnostics[0]
-    assert (found.code, found.span.text) == (code, under) and hint in found.hint
+    assert (found.code, found.span.covered_text) == (code, under) and hint in found.hint
 
 
 def test_all_that_is_wrong_is_said_at_once_but_no_flood() -> None:
@@ -599,7 +599,7 @@ def test_a_cache_that_is_too_large_for_its_devices(tmp_path: Path, capsys: pytes
     with pytest.raises(ProgramError) as found:
         rlgraph.load_plan(path)
     [refused] = found.value.diagnostics
-    assert refused.code == "E0958" and refused.span.text == "500000000000"
+    assert refused.code == "E0958" and refused.span.covered_text == "500000000000"
     for command in ("simulate", "compile", "run"):
         assert run_command([command, str(path)]) == 1
         assert "error[E0958]" in capsys.readouterr().err
@@ -644,5 +644,5 @@ def test_a_plan_whose_hosts_have_too_little_memory(tmp_path: Path, capsys: pytes
     with pytest.raises(ProgramError) as found:
         rlgraph.load_plan(path)
     [refused] = found.value.diagnostics
-    assert refused.code == "E0958" and refused.span.text == "true"
+    assert refused.code == "E0958" and refused.span.covered_text == "true"
     assert re.search(r"sleep in the memory of node 0's host \(.*`ref`.*\), and 4GB of it can be used", refused.message)
