@@ -29,7 +29,7 @@ from rlgraph.backends.ray.orders import AxisRows, RankRequest, Receipt, pickle_m
 from rlgraph.backends.ray.processes import Losing, Processes
 from rlgraph.backends.ray.remote import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.transport import RayTransport
-from rlgraph.backends.ray.worker import WorkerSpec
+from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.turns import DeviceQueues
 from rlgraph.backends.worker.session import Settings
@@ -98,6 +98,17 @@ class AtOnce(Processes):
         self._layouts: dict[tuple[str, int], bytes] = {}
         self._parts: dict[tuple[Address, int], Iterator[Receipt]] = {}
         self._turn = itertools.count()
+        self.answers: dict[Any, Callable[..., Any]] = {
+            Worker.start_rendezvous: self._address,
+            Worker.load_models: self._open,
+            Worker.run_packed_request: self._fire,
+            Worker.sample_rows: self._sample,
+            Worker.next_part: self._next_part,
+            Worker.next_sampled_part: self._next_sampled,
+            Worker.report_weights: self._held_weights,
+            Worker.exchange_weights: self._exchange,
+        }
+        """What answers each method of a worker; the others answer nothing."""
 
     def call(self, who: Address, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self._count(method.__name__, args, named)
@@ -159,7 +170,8 @@ class AtOnce(Processes):
     # Answers
 
     def _answer(self, who: Address, method: Callable[..., Any], *args: Any) -> Any:
-        return getattr(self, f"_{method.__name__}", _nothing)(who, *args)
+        answer: Callable[..., Any] = self.answers.get(method, _nothing)
+        return answer(who, *args)
 
     def _address(self, who: Address) -> str:
         return f"{who[0]}:{who[1]}"
@@ -179,7 +191,8 @@ class AtOnce(Processes):
         return self._next_part(who, order.number)
 
     def _sample(self, who: Address, model: str, told: bytes, *arrived: Any) -> bytes:
-        return self._fire(who, told, *arrived)
+        answer: bytes = self.answers[Worker.run_packed_request](who, told, *arrived)
+        return answer
 
     def _next_part(self, who: Address, number: int) -> bytes:
         return pickle_message(next(self._parts[who, number]))

@@ -325,7 +325,7 @@ def _result(dtype: str) -> str:
 def _options(signature) -> str:  # type: ignore[no-untyped-def]
     return _table(
         ("option", "kind", "default", "meaning"),
-        [(f"`{opt.name}`", _kind(opt), _default(opt), opt.about) for opt in (*signature.args, *signature.options)],
+        [(f"`{opt.name}`", _kind(opt), _default(opt), opt.summary) for opt in (*signature.args, *signature.options)],
     )
 
 
@@ -369,7 +369,7 @@ def _shared(group) -> str:  # type: ignore[no-untyped-def]
             owners.setdefault(opt.name, []).append(signature.name)
             opts[opt.name] = opt
     rows = [
-        (f"`{n}`", "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own), _kind(opts[n]), opts[n].about)
+        (f"`{n}`", "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own), _kind(opts[n]), opts[n].summary)
         for n, own in owners.items()
     ]
     return _table(("option", "of", "kind", "meaning"), rows)

@@ -176,7 +176,7 @@ class Signals:
     def __init__(self, op: str) -> None:
         self.op, self.seen, self.done = op, 0, 0
 
-    def starting(self, what: str) -> None: ...
+    def report_progress(self, what: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None:
         if node.op == self.op:

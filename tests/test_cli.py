@@ -157,12 +157,12 @@ def test_an_empty_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_what_does_not_compute_loads_no_torch(folder: Path) -> None:
     script = """
 import sys, rlgraph
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 assert "lark" not in sys.modules and "click" in sys.modules
 commands = ["check tiny.rlf", "fmt --check tiny.rlf", "explain E0101", "compile tiny.rlf --emit json --emit dot -o out",
             "compile tiny.rlf --visualize", "compile tiny.rlf --print-after simplify"]
 for command in commands:
-    assert status(command.split()) == 0, command
+    assert run_command(command.split()) == 0, command
 print([name for name in ("torch", "ray", "transformers", "numpy", "rich") if name in sys.modules])
 """
     root = str(Path(__file__).parent.parent)

@@ -357,10 +357,10 @@ def test_in_one_pool_nothing_that_is_there_is_moved() -> None:
 def test_planning_loads_nothing_that_computes(folder: Path) -> None:
     script = """
 import sys
-from rlgraph.cli import status
+from rlgraph.cli import run_command
 for command in ("compile small.rlf small.rls", "compile small.rlf small.rls --emit plan -o out",
                 "diff out/small.plan.json out/small.plan.json"):
-    assert status(command.split()) == 0, command
+    assert run_command(command.split()) == 0, command
 print([name for name in ("torch", "ray", "transformers", "numpy", "vllm", "megatron.core") if name in sys.modules])
 """
     root = str(Path(__file__).parent.parent)

@@ -177,7 +177,7 @@ class Narrow(Alike):
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
         pace, copy = SamplingPace(0.0, 0.0, 2, step), ContinuousBatch()
-        copy.join(0.0, pace, answers)
+        copy.add_call(0.0, pace, answers)
         [found] = copy.ends()
         return SamplingResult(Cost(compute=max(found, default=0.0)), found, pace)
 

@@ -146,7 +146,9 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
             samples: int,
             copy: int,
         ) -> SamplingResult:
-            return super().sampling_result(model, operation, prompts, [10 * length for length in answers], samples, copy)
+            return super().sampling_result(
+                model, operation, prompts, [10 * length for length in answers], samples, copy
+            )
 
     whole, ends = made(folder), {}
     answers = Workload(Lengths((2.0,)), Lengths((*[1.0] * 19, 5.0)))

@@ -254,7 +254,7 @@ def test_rows_that_wait_until_they_are_too_old(folder: Path, late: str) -> None:
     assert gone[:4] == [0, 0, 0, 2], "those of the first step, of which three were used until they were three steps old"
     assert left is not None
     waiting = left["prompts.surplus"]
-    kept = len(steps) + (waiting.size("prompts") if waiting else 0)
+    kept = len(steps) + (waiting.row_count("prompts") if waiting else 0)
     assert left["prompts"] == kept + (sum(gone) if late == "drop" else 0)
 
 

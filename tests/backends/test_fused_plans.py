@@ -63,14 +63,14 @@ class Pieces(Here):
         self.pieces: list[list[str]] = []
         self.turn = threading.Lock()
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         # Both pools have the models of one session.
         with self.turn:
-            return super().fire(order)
+            return super().run_request(order)
 
-    def fire_together(self, orders: list[NodeRequest]) -> list[NodeOutput]:
+    def run_fused_trainings(self, orders: list[NodeRequest]) -> list[NodeOutput]:
         self.pieces.append([order.frame.values[order.node.inputs[0]] for order in orders])
-        return [self.fire(order) for order in orders]
+        return [self.run_request(order) for order in orders]
 
 
 @pytest.mark.parametrize("clock", [InlineClock, ThreadClock])

@@ -17,6 +17,7 @@ from rlgraph.backends.clocks import InlineClock
 from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.ray.orders import unpickle_request
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Group
 from tests.counting import calls, grows_with_its_size
@@ -39,7 +40,7 @@ def test_an_order_goes_to_a_copy() -> None:
     assert few == many
     # Who speaks has one of its own: eight mini-batches and a reading by two copies, a generation by four.
     by_models = 2 * (8 * 2 + 2 + 4)
-    assert by_models < few["fire"] < by_models + 20
+    assert by_models < few["run_packed_request"] < by_models + 20
     # A rank more has its number in an order.
     assert sum(bytes_of_many.values()) < 1.1 * sum(bytes_of_few.values())
 
@@ -51,7 +52,7 @@ def test_blocks_cost_no_more_orders_than_they_are() -> None:
     few, _ = step(grpo(2, 4, heads=2, stages=1, block=64, clock=InlineClock()))
     many, _ = step(grpo(2, 4, heads=8, stages=2, block=64, clock=InlineClock()))
     assert few == many
-    assert few["next_part"] == 256 - 4 and few["fire"] == whole["fire"]
+    assert few["next_part"] == 256 - 4 and few["run_packed_request"] == whole["run_packed_request"]
 
 
 def test_work_grows_with_the_copies() -> None:
@@ -70,7 +71,7 @@ def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
         run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
         steps = run.run_steps(2)
         next(steps), next(steps)
-        return run.processes.sent["prepare"]
+        return run.processes.sent["prepare_transfer"]
 
     one, two, four = (told(copies) for copies in (4, 8, 16))
     assert four - two < 2.5 * (two - one)
@@ -88,7 +89,7 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
     """Processes that take part in a transfer have their next order then: nobody answers before."""
     run, sent = grpo(2, 4, heads=1, stages=1), Event()
     processes = run.processes
-    fire = processes._fire
+    fire = processes.answers[Worker.run_packed_request]
 
     def fired(who: Address, told: bytes, *arrived: Any) -> bytes:
         if processes.nodes[unpickle_request(told).node].op == "generate":
@@ -106,8 +107,8 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
         return answer
 
     transfers: list[Event] = []
-    monkeypatch.setattr(processes, "_fire", fired)
-    monkeypatch.setattr(processes, "_exchange", exchanged)
+    monkeypatch.setitem(processes.answers, Worker.run_packed_request, fired)
+    monkeypatch.setitem(processes.answers, Worker.exchange_weights, exchanged)
     steps = run.run_steps(2)
     next(steps)
     assert next(steps).extra["sync/seconds"] == 1 and transfers

@@ -52,7 +52,7 @@ class Here:
         raise NotImplementedError("nothing streams in one process")
 
     def choose_rows(self, order: NodeRequest) -> np.ndarray:
-        return chosen_row_indices(order.node, order.frame)
+        return chosen_row_indices(order.node, order.frame, self.session)
 
     def row_loads(self, order: NodeRequest) -> Sequence[float]:
         raise NotImplementedError("rows begin in the order of the data")

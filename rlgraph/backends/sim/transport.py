@@ -186,13 +186,13 @@ class SimTransport:
         """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
         be. Replicas that act wait meanwhile: the answers of all turns are put together."""
         node, fired = order.node, self.log.ready_work()
-        busy = min(acted.row_count, runner.mesh.rank_count)
+        busy = min(acted.rows, runner.mesh.rank_count)
         with self._asking.acquire(order.step.number), ExitStack() as stack:
             places = [stack.enter_context(self.queues.acquire_cpu(runner.pool, order.step.number)) for _ in range(busy)]
             workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
-            actions = node.attr("max_turns") * -(-acted.row_count // max(1, busy))
+            actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
             spent = {"overhead": self.log.predictor.host_work_cost(node.op, actions).seconds}
-            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.row_count, 0))
+            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
@@ -255,7 +255,7 @@ class SimTransport:
         if order.wanted_rows is None:
             return made
         race, name = LengthLimit(order.wanted_rows), order.node.name
-        race.note_ended_rows(made[0].values[name].longest(rows_per_input(order.node)).tolist())
+        race.note_ended_rows(made[0].values[name].longest_of_groups(rows_per_input(order.node)).tolist())
         if race.token_limit is None:
             return made
         return [replace(output, values={name: output.values[name].cut_at(race.token_limit)}) for output in made]

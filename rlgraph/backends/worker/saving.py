@@ -207,8 +207,8 @@ def _read_part(state: ModelState, saved: SavedModel) -> None:
     if kinds and hasattr(engine, "begin_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
         new_moments = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
-        for kind in kinds & new_moments.kinds.keys():
-            fill_tensors(new_moments.kinds[kind], new_moments.layout, moments.tensors_of_kind(kind))
+        for kind in kinds & new_moments.tensors_by_kind.keys():
+            fill_tensors(new_moments.tensors_by_kind[kind], new_moments.layout, moments.tensors_of_kind(kind))
     state.updates = saved.updates
     # On the device and in the layout of the present weights, whose place they take.
     past = {

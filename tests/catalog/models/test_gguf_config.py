@@ -55,7 +55,7 @@ def test_a_plan_is_made_without_torch(tmp_path: Path) -> None:
     script = (
         "import sys, rlgraph\n"
         "placed = rlgraph.compile('filed.rlf', cluster='1x2:a100-80gb')\n"
-        "assert placed.choice.found.seconds > 0\n"
+        "assert placed.choice.search_result.seconds > 0\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)

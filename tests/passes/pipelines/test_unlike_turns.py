@@ -52,8 +52,8 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
                 own.pop(0)
                 if turn.previous_model is not None:
                     words[stage, turn.previous_model, at] -= 1
-                if turn.then is not None:
-                    words[stage, at, turn.then] += 1
+                if turn.next_model is not None:
+                    words[stage, at, turn.next_model] += 1
                 gone[stage, at, entry.part] += 1
                 finished[stage].append(entry)
                 moved = True
