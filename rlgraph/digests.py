@@ -135,7 +135,7 @@ class VerifiedFile:
 
 
 WHOLE = 1 << 30
-"""Files of up to this many bytes are read completely by `fingerprint`."""
+"""Files of up to this many bytes are read completely by `file_fingerprint`."""
 _SAMPLES = 256
 """How many stretches it reads of a larger file."""
 

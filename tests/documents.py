@@ -369,7 +369,12 @@ def _shared(group) -> str:  # type: ignore[no-untyped-def]
             owners.setdefault(opt.name, []).append(signature.name)
             opts[opt.name] = opt
     rows = [
-        (f"`{n}`", "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own), _kind(opts[n]), opts[n].summary)
+        (
+            f"`{n}`",
+            "all" if len(own) == len(group) else ", ".join(f"`{o}`" for o in own),
+            _kind(opts[n]),
+            opts[n].summary,
+        )
         for n, own in owners.items()
     ]
     return _table(("option", "of", "kind", "meaning"), rows)

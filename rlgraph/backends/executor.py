@@ -38,7 +38,7 @@ class Backend(Protocol):
         ...
 
     def streams_output(self, node: Node, frame: Frame) -> bool:
-        """Whether the output of this node comes part by part, from `parts`."""
+        """Whether the output of this node comes part by part, from `run_in_parts`."""
         ...
 
     def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:

@@ -42,7 +42,7 @@ class Task:
 
 
 class Readiness:
-    """What of a frame's values is complete while tasks make them. Sets `after` of each task."""
+    """What of a frame's values is complete while tasks make them. Sets `fires_after` of each task."""
 
     def __init__(self, tasks: Sequence[Task], frame: Frame) -> None:
         self.frame = frame

@@ -32,7 +32,7 @@ class TimelineWatcher(Protocol):
     def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """A process has done some work, in seconds since 1970. Returns its number, for `flow`."""
+        """A process has done some work, in seconds since 1970. Returns its number, for `add_flow`."""
         ...
 
     def add_flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
@@ -117,8 +117,8 @@ class StepRunner:
     loops: Mapping[str, LoopPolicy] = LOOPS
     """The policy of each loop, by its operation."""
     lasting: Sequence[str] = ()
-    """Names of what it keeps from step to step beside the program's things: `last_value` has it, and a run that goes
-    on gets it."""
+    """Names of what it keeps from step to step beside the program's things: `last_state_value` has it, and a run that
+    goes on gets it."""
     done = 0
     """The number of the last step that was run."""
     last_things: Things | None = None

@@ -72,7 +72,8 @@ class VirtualClock:
 
     @property
     def cause(self) -> object:
-        """What this greenlet waited for last: it told `note` that itself, or whoever woke it had waited for it."""
+        """What this greenlet waited for last: it told `note_cause` that itself, or whoever woke it had waited for
+        it."""
         return self._current.cause
 
     def note_cause(self, cause: object) -> None:

@@ -52,7 +52,8 @@ def plain_constant(value: Constant) -> Any:
 
 
 def _given(value: Constant) -> Any:
-    """Return a constant as `plain` does, but a record with options alone, as `columns(answer="")`, as a dict."""
+    """Return a constant as `plain_constant` does, but a record with options alone, as `columns(answer="")`, as a
+    dict."""
     return value.plain_arguments()[1] if isinstance(value, Record) and not value.args else plain_constant(value)
 
 

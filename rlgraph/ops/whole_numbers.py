@@ -26,7 +26,8 @@ def check_int64_range(exact: Tensor, near: Tensor) -> Tensor:
 
 
 def _checked(name: str, operation: Callable[..., Any], numbers: int) -> Callable[..., Tensor]:
-    """Return an operation whose result is checked as in `within`; its first arguments are so many numbers."""
+    """Return an operation whose result is checked as in `check_int64_range`; its first arguments are so many
+    numbers."""
 
     def whole(*args: Any) -> Tensor:
         near = operation(*map(_double, args[:numbers]), *args[numbers:])

@@ -129,7 +129,7 @@ class RunObserver:
     def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """Record work of a rank in the present step, in seconds of `time.time()`, and return its id for `flow`."""
+        """Record work of a rank in the present step, in seconds of `time.time()`, and return its id for `add_flow`."""
         with self._lock:
             if self.trace is None:
                 return 0

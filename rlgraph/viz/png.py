@@ -14,7 +14,7 @@ MOST_PIXELS = 12_000
 
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
-    """Return the picture of a program as `render` does."""
+    """Return the picture of a program as `svg_to_png` does."""
     return svg_to_png(to_svg(program, embed=False), scale, path)
 
 

@@ -162,7 +162,7 @@ class Transport(Protocol):
         ...
 
     def run_fused_trainings(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
-        """Have requests done, as `fire`, that are trainings which share the pipeline of a group."""
+        """Have requests done, as `run_request`, that are trainings which share the pipeline of a group."""
         ...
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:

@@ -23,7 +23,7 @@ class RankWeights:
         raise NotImplementedError
 
     def note_weights_written(self) -> None:
-        """Do what `HasWeights.weights_were_written` says."""
+        """Do what `HasWeights.note_weights_written` says."""
         raise NotImplementedError
 
     def state(self) -> State:

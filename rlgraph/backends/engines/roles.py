@@ -74,7 +74,7 @@ class HasWeights(Protocol):
 
 class WeightRefresh(Protocol):
     """Provides new weights for a model while it samples. An engine that `rereads` asks for them before it samples each
-    token, also the first one. Whoever brings them writes into its `tensors` and calls `weights_were_written`,
+    token, also the first one. Whoever brings them writes into its `tensors` and calls `note_weights_written`,
     in the thread that asked."""
 
     @property
@@ -146,9 +146,9 @@ class StreamsRows(Generates, Protocol):
 
 
 class AdmitsCalls(StreamsRows, Protocol):
-    """The role of an engine that `admits`. Its `generate` and `parts` take an `admission: Admission | None`: with one,
-    the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the thread that calls
-    `sample_until_done` samples."""
+    """The role of an engine that `admits`. Its `generate` and `generate_in_parts` take an `admission: Admission |
+    None`: with one, the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the
+    thread that calls `sample_until_done` samples."""
 
     def sample_until_done(self, number: int) -> None:
         """Sample until the rows of the call of this number have ended, once they are handed over, or where `more` may
@@ -157,8 +157,9 @@ class AdmitsCalls(StreamsRows, Protocol):
         ...
 
     def give_up_rows(self, number: int) -> None:
-        """Make the call of this number, which is a call of `parts`, give up its unfinished rows: what exists of them is
-        then in its admission. Called at all ranks of a replica; the rows leave before the same token."""
+        """Make the call of this number, which is a call of `generate_in_parts`, give up its unfinished rows: what
+        exists of them is then in its admission. Called at all ranks of a replica; the rows leave before the same
+        token."""
         ...
 
     def give_up_longer_rows(self, number: int, tokens: int) -> None:

@@ -40,9 +40,9 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must not
-    be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is found by
-    inverting the cumulative distribution at one uniform.
+    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniform_numbers`. banned: tokens that
+    must not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
+    found by inverting the cumulative distribution at one uniform.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)

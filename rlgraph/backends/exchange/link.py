@@ -17,7 +17,7 @@ class Post:
     """A message on its way."""
 
     message: Tensor
-    """What was received, after `wait` and until `release`."""
+    """What was received, after `wait` and until `note_read`."""
 
     @property
     def travelled_bytes(self) -> int:

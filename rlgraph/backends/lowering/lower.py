@@ -47,7 +47,7 @@ class LoweredNode:
     """The torch code of a tensor node; calling it returns the node's outputs by name."""
 
     module: fx.GraphModule
-    """Takes the `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
+    """Takes the `inputs`, an index for each of `gather_pairs`, a row count for each of `sizes`, the float dtype."""
     inputs: tuple[str, ...]
     """Names of the values it needs."""
     gather_pairs: tuple[tuple[str, str], ...]

@@ -239,8 +239,8 @@ class RankModels:
         return model_part(self.session.models[model])
 
     def hold_weights(self, model: str, number: int) -> ModelPart:
-        """Return what step `number` left of a model here, and keep it from being changed until `checkpoint` has written
-        it, or `release_weights`. Is answered while later steps run."""
+        """Return what step `number` left of a model here, and keep it from being changed until `write_checkpoint` has
+        written it, or `release_weights`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
             return ModelPart(0, 0, (), (), ())

@@ -210,7 +210,7 @@ class Worker(RankRows):
             return pickle_message(self.do_request(request, *arrived))
 
     def sample_rows(self, model: str, order: bytes, *arrived: Wire) -> bytes:
-        """Do the same for a request whose rows are sampled together with those of others, by `drive`."""
+        """Do the same for a request whose rows are sampled together with those of others, by `sample_shared_batch`."""
         request = unpickle_request(order)
         try:
             with self.doing(f"the rows of {work_phrase(self.nodes[request.node][1])}"):

@@ -96,7 +96,7 @@ class Batch:
 
     @cached_property
     def _unshared(self) -> dict[int, tuple[float, float]]:
-        """Cache `unshared` by the block."""
+        """Cache `unshared_prompt_tokens` by the block."""
         return {}
 
     @cached_property
@@ -120,7 +120,7 @@ class Batch:
 
     @cached_property
     def _shares(self) -> dict[int, float]:
-        """Cache `share` by the parts."""
+        """Cache `rows_of_fullest_replica` by the parts."""
         return {}
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:

@@ -101,7 +101,7 @@ class MemoryModel(ABC):
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         self.config, self.deployment, self.batches = config, deployment, batches
         self._load_totals: dict[tuple[bool, Load], tuple[float, float, float, float]] = {}
-        """The cached values of `Needs.totals` by recomputation and load."""
+        """The cached values of `Needs.totals_by_use` by recomputation and load."""
 
     keeps: Sequence[str] = KEPT
     """What the host keeps of the model while it is off-loaded."""
@@ -125,13 +125,13 @@ class MemoryModel(ABC):
         return self.memory_needs(self.replica_load(copies)).replica_footprint(copies)
 
     def resident_and_work_bytes(self, copies: int) -> tuple[float, float]:
-        """Return the resident bytes, and those that the work needs in addition: the totals of `at`, to rounding. The
-        search asks for nothing else, and often."""
+        """Return the resident bytes, and those that the work needs in addition: the totals of `replica_footprint`, to
+        rounding. The search asks for nothing else, and often."""
         stays, work, shared, update = self._totals(self.replica_load(copies))
         return stays + shared / copies, max(work, update / copies)
 
     def lower_bound_bytes(self, copies: int) -> tuple[float, float]:
-        """Return a lower bound of `totals` for any rows."""
+        """Return a lower bound of `resident_and_work_bytes` for any rows."""
         stays, work, shared, update = self._least
         return stays + shared / copies, max(work, update / copies)
 
@@ -152,7 +152,7 @@ class MemoryModel(ABC):
         return self._totals(tuple(min(1.0, number) for number in self.replica_load(1)))
 
     def _totals(self, load: Load) -> tuple[float, float, float, float]:
-        """Return `Needs.totals` of a load, from the cache."""
+        """Return `Needs.totals_by_use` of a load, from the cache."""
         key = (self.deployment.recompute, load)
         return memo(self._load_totals, key, lambda: self.memory_needs(load).totals_by_use)
 

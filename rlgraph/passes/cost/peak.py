@@ -125,9 +125,9 @@ def offloaded_models_by_node(
     constants: Constants,
     accumulated: Collection[str] = (),
 ) -> dict[int, OffloadedModels]:
-    """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for `peaks`.
-    Copies of weights and of optimizer state stay in the host's memory when their model is loaded again, so that all
-    models that are off-loaded at some time are there at once."""
+    """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for
+    `pool_peaks`. Copies of weights and of optimizer state stay in the host's memory when their model is loaded again,
+    so that all models that are off-loaded at some time are there at once."""
     predictor = Predictor(plan, configs, cluster, constants)
     by_node: dict[int, dict[str, float]] = {}
     for pool in plan.pools:

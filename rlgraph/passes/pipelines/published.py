@@ -12,7 +12,7 @@ from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry
 def one_f_one_b_lists(model: PipelineModel) -> Lists:
     """Return the 1F1B lists of one replica with one chunk on a stage: as many forwards ahead as there are stages to
     come, then backward and forward in turn (PipeDream-Flush, arXiv 2006.09503)."""
-    assert model.chunks == 1, "chunks are for `interleaved`"
+    assert model.chunks == 1, "chunks are for `interleaved_lists`"
     lists = []
     for stage in range(model.stages):
         ahead = min(model.micro_batches, model.stages - stage)
@@ -46,8 +46,8 @@ def interleaved_lists(model: PipelineModel) -> Lists:
 
 
 def micro_batches_in_flight(stages: int, micro_batches: int, chunks: int, stage: int) -> float:
-    """Return how many micro-batches a stage has at most at a time by `interleaved`: one that is in some of the stage's
-    chunks counts as that fraction."""
+    """Return how many micro-batches a stage has at most at a time by `interleaved_lists`: one that is in some of the
+    stage's chunks counts as that fraction."""
     warm_up = 2 * (stages - stage - 1) + (chunks - 1) * _groups(stages, micro_batches)[0] + 1
     return min(micro_batches, warm_up / chunks)
 
@@ -73,7 +73,7 @@ def zero_bubble_lists(model: PipelineModel) -> Lists:
     With m micro-batches on p stages it takes m (F + B + W) + (p - 1) (F + B - W) seconds, where B is the backward
     without W, m is at least p, and W is no longer than F and B.
     """
-    assert model.chunks == 1, "chunks are for `interleaved`"
+    assert model.chunks == 1, "chunks are for `interleaved_lists`"
     lists = []
     for stage in range(model.stages):
         ahead = min(model.micro_batches, model.stages - stage)

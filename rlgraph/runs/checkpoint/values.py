@@ -103,7 +103,7 @@ def encode_value(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode_value(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
-    """Return the value that `encoded` was given. Raise LookupError, ValueError or TypeError for any other data."""
+    """Return the value that `encode_value` was given. Raise LookupError, ValueError or TypeError for any other data."""
 
     def of(data: Any) -> Any:
         if isinstance(data, list):

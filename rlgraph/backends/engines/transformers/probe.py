@@ -49,7 +49,7 @@ def logits_distance(some: Tensor, others: Tensor) -> float:
 
 
 def rounding_tolerance(dtype: torch.dtype) -> float:
-    """Return the largest `distance` of numbers that are the same but for rounding.
+    """Return the largest `logits_distance` of numbers that are the same but for rounding.
 
     No dtype counts as finer than float32, in which many models compute norms and softmax whatever their dtype is.
     """

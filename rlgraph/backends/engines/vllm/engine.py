@@ -234,7 +234,7 @@ class VllmEngine(CallSampler):
         `refresh` brings, by this engine's count. expected: for each prompt the tokens of its samples; those with most
         begin first.
 
-        Between two of them somebody may write into `tensors` and call `weights_were_written`: rows that are being
+        Between two of them somebody may write into `tensors` and call `note_weights_written`: rows that are being
         generated go on with the new weights. Several streams may be open, and go on together. A stream that is closed
         gives its other rows up. A row that certainly is not one of `sampling.first` is given up, too: it comes without
         tokens.
@@ -271,8 +271,8 @@ class VllmEngine(CallSampler):
         return SPEC.transferred_tensors(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the parameters by vLLM's names: live ones, and for experts that vLLM packs what `weights_were_written`
-        packs. For a model with adapters return these, which `weights_were_written` merges into the parameters."""
+        """Return the parameters by vLLM's names: live ones, and for experts that vLLM packs what `note_weights_written`
+        packs. For a model with adapters return these, which `note_weights_written` merges into the parameters."""
         return self.offloader.on_device_or_host(self._parameters() if self._adapted is None else self._adapted.tensors)
 
     def _parameters(self) -> dict[str, Tensor]:

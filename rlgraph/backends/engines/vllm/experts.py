@@ -58,7 +58,7 @@ def _apply_local(kernel: Callable[..., None], output: Tensor, hidden_states: Ten
 class UnpackedExperts:
     """Experts' weights without vLLM's packing. Its kernel for a CPU packs experts: its tensors have the names and often
     the shapes that they had before, and their numbers in another order, with columns of zeros where there are not
-    enough. So this object has those that are not packed, and `pack` packs what is written into them. On a GPU it has
+    enough. So this object has those that are not packed, and `repack` packs what is written into them. On a GPU it has
     none: the kernels that are asked for at the start compute with the weights as they lie."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -41,7 +41,7 @@ class NativeLora:
     """The adapters of a rank, and vLLM's slots for them."""
 
     def __init__(self, engine: Any, adapters: Adapters, tensors: dict[str, Tensor]) -> None:
-        """engine: vLLM's own, started with `options`. tensors: all of each adapter, by name."""
+        """engine: vLLM's own, started with `lora_options`. tensors: all of each adapter, by name."""
         self.tensors, self._scale = tensors, adapters.scale
         self.request: LoRARequest = _add_adapter(engine, adapters, tensors)
         manager = engine.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager

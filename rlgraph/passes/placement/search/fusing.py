@@ -49,7 +49,7 @@ class PipelineSharing:
     constants: Constants
     _sharings: dict[tuple[tuple[int, ...], ...], tuple[Pieces, ...]] = field(default_factory=dict)
     _taken: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """Cached results of `together`."""
+    """Cached results of `pipeline_seconds`."""
 
     def possible_sharings(self, pools: Sequence[Sequence[int]]) -> tuple[Pieces, ...]:
         """Return all ways in which trainings of some pools may share pipelines, without the one in which none do."""
@@ -119,7 +119,7 @@ class PipelineSharing:
     def _wait(self, number: int, option: Option) -> float:
         """Return the seconds that a stage in the middle waits for the first micro-batch of a pipeline, and those behind
         it for its last one, if none is shorter than an option's. The forward of another model whose micro-batch is as
-        long may be a quarter of it, where this one's is a third (`TaskModel.least_in_pipeline`)."""
+        long may be a quarter of it, where this one's is a third (`TaskModel.least_pipeline_seconds`)."""
         _, _, forward, backward = option.least_pipeline_seconds[self.training[number]]
         deployment = option.strategy.deployment
         return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks_per_stage * _ALIKE

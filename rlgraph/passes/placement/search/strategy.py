@@ -98,7 +98,7 @@ class Strategy:
         """The caches that it can have, of a generating engine; `cache` is the number of the one that it has."""
         self.cache = 0
         self.fewer: list[int] | None = None
-        """The result of `counts_with_less_memory` for all numbers that there may be, once it is known."""
+        """The result of `lighter_replica_counts` for all numbers that there may be, once it is known."""
 
     def most_replicas(self, devices: int) -> int:
         """Return how many replicas so many devices in a row have room for."""
@@ -126,7 +126,7 @@ class Strategy:
         return memo(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
 
     def needed_bytes_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
-        """Return a lower bound of `needs` that is quicker to compute."""
+        """Return a lower bound of `needed_bytes` that is quicker to compute."""
         key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
         return memo(
             self._floors,
