@@ -14,7 +14,7 @@ from rlgraph.backends.engines.sources import load
 from rlgraph.backends.engines.weights import blend_weights, clone_tensors, overwrite_weights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.config_shape import shape_of
-from rlgraph.ir.mesh import mesh
+from rlgraph.ir.mesh import make_mesh
 
 
 def open_rank(model, rank):
@@ -33,12 +33,12 @@ class PlainEngine:
     # Weights
 
     def layout(self):
-        return replicated_layout(shape_of(self.model.config.to_dict()), mesh(), 0, self.spec.kind)
+        return replicated_layout(shape_of(self.model.config.to_dict()), make_mesh(), 0, self.spec.kind)
 
     def tensors(self):
         return dict(self.model.named_parameters())
 
-    def weights_were_written(self):
+    def note_weights_written(self):
         self._optimizer.refresh_master_weights()
 
     def state(self):
