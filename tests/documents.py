@@ -331,7 +331,7 @@ def _options(signature) -> str:  # type: ignore[no-untyped-def]
 
 def _kind(opt) -> str:  # type: ignore[no-untyped-def]
     if opt.type == "word":
-        return str(opt.choice)
+        return str(opt.choices_text)
     name = {
         "int": "whole number",
         "float": "number",

@@ -78,7 +78,7 @@ class GeneratorRows:
         return self._next(count)
 
     def _next(self, count: int) -> list[Row]:
-        rows = call_user_code(self.worker, self.target, self.limit_s, "read", self.key, count)
+        rows = call_user_code(self.worker, self.target, self.limit_s, "read_rows", self.key, count)
         checked = [checked_row(self.target, row, self.position + index) for index, row in enumerate(rows)]
         for index, row in enumerate(checked, self.position):
             self._check_columns(row, index)

@@ -178,7 +178,7 @@ class Narrow(Alike):
         self.asked.append([int(tokens) for tokens in answers])
         pace, copy = SamplingPace(0.0, 0.0, 2, step), ContinuousBatch()
         copy.add_call(0.0, pace, answers)
-        [found] = copy.ends()
+        [found] = copy.row_end_times()
         return SamplingResult(Cost(compute=max(found, default=0.0)), found, pace)
 
 

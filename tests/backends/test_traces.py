@@ -202,13 +202,13 @@ class Copies(Here):
         super().__init__(session)
         self.clock, self.chance = clock, random.Random(seed)
 
-    def fire(self, order: NodeRequest) -> NodeOutput:
+    def run_request(self, order: NodeRequest) -> NodeOutput:
         longer = self.chance.choice((0.0, 0.0, 40.0)) if order.node.op == "generate" else 0.0
         self.clock.sleep(longer + self.chance.choice((0.1, 1.0, 10.0)) * self.chance.random())
         order.frame.version = order.version
-        return super().fire(order)
+        return super().run_request(order)
 
-    def choose(self, order: NodeRequest) -> np.ndarray:
+    def choose_rows(self, order: NodeRequest) -> np.ndarray:
         return chosen_row_indices(order.node, order.frame, self.session)
 
 
@@ -225,7 +225,7 @@ def test_batches_that_overtake_each_other(folder: Path, name: str, tmp_path: Pat
             transport = Copies(Session(program, Settings(folder=folder, record=path)), clock, seed)
             first = transport.session.first
             backend = HereBackend(program, made.plan, transport, clock, SilentObserver(), first, seed=0)
-            backend.notes, backend.endings = transport.session.notes, FinishOrder(path)
+            backend.trace_notes, backend.finish_order = transport.session.notes, FinishOrder(path)
             try:
                 steps = list(backend.run_steps(STEPS))
             finally:

@@ -258,7 +258,7 @@ class SimTransport:
         race.note_ended_rows(made[0].values[name].longest_of_groups(rows_per_input(order.node)).tolist())
         if race.token_limit is None:
             return made
-        return [replace(output, values={name: output.values[name].cut_at(race.token_limit)}) for output in made]
+        return [replace(output, values={name: output.values[name].give_up_longer(race.token_limit)}) for output in made]
 
     def ends_after_move(
         self, order: NodeRequest, dealt: Sequence[ReplicaParts], rows: SamplingRows, to: Mapping[int, int]

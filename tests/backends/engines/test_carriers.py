@@ -169,7 +169,7 @@ def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
             assert all(torch.equal(expected[name], found[place][1][name]) for name in expected), (number, ends)
         sent = sum(moved.sent_bytes for moved, _ in found)
         assert transfer.bound <= sent + transfer.copied <= 1.01 * transfer.bound or sent == transfer.moved
-        assert max(moved.peak_buffer_bytes for moved, _ in found) <= transfer.peak_buffer_bytes
+        assert max(moved.peak_buffer_bytes for moved, _ in found) <= transfer.peak
     assert used == {"shared", "nccl", "gloo"}
 
 
