@@ -274,7 +274,7 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
-    with run.backend.weights.lend("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
+    with run.backend.weights.lend_weights("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
         # Orders come behind them; this asks each process itself.
         lent.arrived()
         after, fresh = sampled_and_scored(run)
@@ -315,7 +315,7 @@ def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActor
     before = run.each(group.name, taken)
     run.each(group.name, late)
     run.backend.weights.forget_held_weights()
-    with run.backend.weights.lend("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
+    with run.backend.weights.lend_weights("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
         calls = Calls[WeightsReport](run.backend.processes)
         calls.call_replica(copy, Worker.report_weights, "actor")
         told = [each.change_count for found in calls.get("what it has") for each in found]

@@ -229,14 +229,14 @@ def dying() -> Callable[[Any], None]:
     not know this file: it is sent the function itself."""
 
     def begin(worker: Any) -> None:
-        write = worker.session.recorder.write
+        write = worker.session.recorder.write_rows
 
         def last(node: Node, step: Step, *rest: Any) -> None:
             write(node, step, *rest)
             if step.number == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        worker.session.recorder.write = last
+        worker.session.recorder.write_rows = last
 
     return begin
 
