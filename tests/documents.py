@@ -330,7 +330,7 @@ def _options(signature) -> str:  # type: ignore[no-untyped-def]
 
 
 def _kind(opt) -> str:  # type: ignore[no-untyped-def]
-    if opt.type == "word":
+    if opt.type in ("word", "outcome"):
         return str(opt.choices_text)
     name = {
         "int": "whole number",

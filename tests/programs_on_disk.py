@@ -38,7 +38,7 @@ calls = 0
 def score(completions, **columns):
     global calls
     calls += 1
-    if calls > 2:
+    if calls > 3:  # the first one is on a made-up answer
         raise RuntimeError("the judge is asleep")
     return [0.0 for _ in completions]
 """

@@ -37,9 +37,10 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *lines, wrote, saved = err.splitlines()
     assert (code, out) == (0, "")
     assert (wrote, saved) == ("wrote runs/tiny-1/metrics.jsonl", "saved runs/tiny-1/models/actor")
-    assert lines[:3] == ["opening prompts", "opening score", "loading actor on cpu in float32"]
-    assert [line.split("  ")[0] for line in lines[3:]] == ["step 1/2", "step 2/2"]
-    assert all(" tok/s" in line and "  reward " in line for line in lines[3:])
+    assert lines[:3] == ["opening prompts", "opening score", "trying score on a made-up answer"]
+    assert lines[3] == "loading actor on cpu in float32"
+    assert [line.split("  ")[0] for line in lines[4:]] == ["step 1/2", "step 2/2"]
+    assert all(" tok/s" in line and "  reward " in line for line in lines[4:])
     records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]
     assert [list(record) for record in records] == [["step", "seconds", "reward"]] * 2
     assert (
@@ -129,7 +130,7 @@ def test_a_program_that_lies_elsewhere(
     # What is beside the program comes first.
     write_tiny(elsewhere.parent, rewards="def score(completions, **columns):\n    raise RuntimeError('elsewhere')\n")
     code, _, err = told(capsys, "run", program, "--steps", "1")
-    assert code == 4 and "RuntimeError: elsewhere" in err
+    assert code == 1 and "RuntimeError: elsewhere, on a made-up answer to prompts row 0" in err
 
 
 def metrics(folder: Path) -> list[float]:

@@ -23,8 +23,9 @@ from rlgraph.dsl.misuses import (
 )
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
-from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ir.types import DType, Handle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
+from rlgraph.ops.nodes import rows_per_input, sampling_node
 
 Known = Mapping[str, Mapping[str, Column] | None]
 """What the columns of each data source hold; None where the data have not been read."""
@@ -42,6 +43,28 @@ class PromptUse:
     """Whether these are only some of the rows: others were left out before."""
     answer: str = ""
     """The column of the answers that follow the prompts, where the model does not generate them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenColumn:
+    """A column that the program gives to a function."""
+
+    dtype: DType
+    data: str = ""
+    """The column of the data that it is; empty where the program computes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionUse:
+    """A call of a function on answers of a model to prompts of the data."""
+
+    function: str
+    source: str
+    prompt: str
+    """The column of the prompts."""
+    siblings: int
+    """How many answers to a prompt there are, if none was left out."""
+    columns: Mapping[str, GivenColumn]
 
 
 class LoadedFunction(Protocol):
@@ -70,6 +93,13 @@ def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     return walk.prompt_uses
 
 
+def find_function_uses(program: Program, known: Known) -> list[FunctionUse]:
+    """Return where functions are called on answers to prompts of the data, in the order of the program."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return walk.function_uses
+
+
 @dataclass(slots=True)
 class _UseWalk:
     """Walks graphs in their order, and tracks from which data the rows of each table are and from which column each
@@ -93,12 +123,16 @@ class _UseWalk:
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
+    function_uses: list[FunctionUse] = field(default_factory=list)
+    makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
+    """For each value of the present phase the node that makes it, and the index of the output."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def walk_phases(self) -> None:
         """Walk all phases."""
         for phase in self.program.phases:
             self.types = phase.graph.values()
+            self.makers = {v.name: (node, at) for node in phase.graph.walk() for at, v in enumerate(node.outputs)}
             self.walk_graph(phase.graph)
 
     def walk_graph(self, graph: Graph) -> None:
@@ -295,6 +329,21 @@ class _UseWalk:
         for name, column in (self.contents.get(source) or {}).items():
             if function and function.accepts_column(name) and name not in node.attr("names"):
                 self._note(missing_column_error(ColumnUse(source, name, column, node.span)))
+        sampler = sampling_node(node.inputs[0], self.makers)
+        if source and sampler and not NODES[sampler.op].foreign:
+            prompts = self.columns.get(sampler.inputs[1])
+            given = zip(node.attr("names"), node.inputs[1:], strict=True)
+            columns = {name: self._given_column(value) for name, value in given}
+            prompt = prompts.name if prompts else "prompt"
+            self.function_uses.append(
+                FunctionUse(str(node.attr("func")), source, prompt, rows_per_input(sampler), columns)
+            )
+
+    def _given_column(self, value: str) -> GivenColumn:
+        """Return what is known of a column that the program gives to a function."""
+        use, kind = self.columns.get(value), self.types[value]
+        assert isinstance(kind, Tensor)
+        return GivenColumn(kind.dtype, use.name if use else "")
 
     def check_keys(self) -> None:
         """Check that the keys of a state are all texts, or all numbers."""

@@ -196,13 +196,13 @@ def evaluate_option(
 ) -> Constant:
     """Return the value of an option, of the right type and in its range."""
     where = f"`{opt.name}` of `{signature.name}`"
-    if opt.type == "word":
+    if opt.type == "word" or (opt.type == "outcome" and isinstance(expr, tree.Name) and expr.id not in scope):
         return _word(reporter, opt, expr, where)
     value = evaluate_constant(reporter, expr, scope)
     about = f"`{opt.name}`: {opt.summary}" if opt.summary else ""
     if not _has_type(opt, value):
         raise reporter.statement_error("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
-    if opt.type in ("float", "rate") and isinstance(value, int):
+    if opt.type in ("float", "rate", "outcome") and isinstance(value, int):
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if opt.low is not None and value < opt.low:
@@ -260,6 +260,7 @@ _TYPES = {
     "bool": "true or false",
     "text": "a text in quotes",
     "texts": "a text or a list of texts",
+    "outcome": "stop, skip or a number",
     "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
     "source": 'a path or a hub name in quotes, `gguf("model.gguf")`, or `random("qwen2", ...)`',
     "lora": "adapters: `lora(rank=32)` for example",
@@ -283,6 +284,8 @@ def _has_type(opt: Attribute, value: Constant) -> bool:
         return value.name in _RECORDS[opt.type]
     if opt.type == "texts" and isinstance(value, str):
         return True
+    if opt.type == "outcome" and isinstance(value, str):
+        return opt.names is not None and value in list(opt.names())
     return has_attribute_type(opt.type, value) and not (opt.type == "source" and value == "")
 
 

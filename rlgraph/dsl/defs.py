@@ -7,9 +7,8 @@ from collections import Counter
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
-from rlgraph.dsl.nodes import materialize
+from rlgraph.dsl.nodes import named
 from rlgraph.dsl.scope import DefName, Meaning
-from rlgraph.ir.graph import Apply, Ref
 
 MOST_CALLS = 2000
 """The most calls of defs in a program: with more, a def probably doubles at each level."""
@@ -52,10 +51,8 @@ def expand_call(context: Context, expr: tree.Call, called: DefName, hint: str) -
     for parameter, arg in zip(definition.parameters, expr.args, strict=True):
         meaning = context.evaluate(arg)
         # An argument that is used twice is computed once.
-        if isinstance(meaning, Apply) and uses[parameter.id] > 1:
-            kind = meaning.type
-            label = f"{hint or definition.name}.{parameter.id}"
-            meaning = Ref(materialize(context, meaning, label), kind, arg.span)
+        if uses[parameter.id] > 1:
+            meaning = named(context, meaning, f"{hint or definition.name}.{parameter.id}")
         scope[parameter.id] = meaning
     outer_scope, outer_call_site = context.block.scope, context.call_site
     context.block.scope, context.call_site = scope, outer_call_site or expr.span
@@ -74,8 +71,5 @@ def expand_body(context: Context, definition: tree.Def, hint: str) -> Meaning:
             return context.evaluate(statement.value, hint)
         assert isinstance(statement, tree.Assign)
         meaning = context.evaluate(statement.value, f"{hint}.{statement.target}")
-        if isinstance(meaning, Apply):
-            kind = meaning.type
-            meaning = Ref(materialize(context, meaning, f"{hint}.{statement.target}"), kind, statement.span)
-        context.block.scope[statement.target] = meaning
+        context.block.scope[statement.target] = named(context, meaning, f"{hint}.{statement.target}")
     raise AssertionError("a def ends with return: the parser has seen to it")

@@ -8,7 +8,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.calls import evaluate_method_call
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.defs import expand_call
-from rlgraph.dsl.mathematics import binary_expr, builtin_expr, unary_expr
+from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise, unary_expr, valid
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
@@ -18,6 +18,7 @@ from rlgraph.dsl.scope import (
     Invalid,
     Meaning,
     ModelName,
+    NamedValues,
     StatementError,
     TableValue,
     describe_meaning,
@@ -67,6 +68,14 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
                 f"`{expr.span.covered_text}(...)`",
             )
         raise context.statement_error("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
+    if isinstance(base, NamedValues):
+        values = dict(base.values)
+        if expr.name not in values:
+            hint = did_you_mean(expr.name, values) or f"it has {', '.join(f'`{name}`' for name in values)}"
+            raise context.statement_error(
+                "E0782", f"the function returns nothing called `{expr.name}`", expr.name_span, hint
+            )
+        return values[expr.name]
     if isinstance(base, Ref) and base.type.dtype in ("text", "any") and expr.name == "length":
         return _length(context, base, expr)
     raise context.statement_error("E0206", f"{describe_meaning(base)} has no columns", expr.span)
@@ -136,6 +145,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     # A value may have the name of a built-in function: the call means the function.
     if name in ("pick", "encode"):
         return emit_pick(context, expr, hint) if name == "pick" else emit_encode(context, expr, hint)
+    if name in ("valid", "otherwise"):
+        return valid(context, expr) if name == "valid" else otherwise(context, expr)
     if name in FUNCTIONS:
         return builtin_expr(context, expr, name)
     if isinstance(meaning, Invalid):

@@ -13,10 +13,13 @@ from rlgraph.dsl.scope import (
     ExternalName,
     Invalid,
     Meaning,
+    NamedValues,
+    OptionalValue,
     StatementError,
     TableValue,
     Unavailable,
     describe_meaning,
+    map_refs,
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
@@ -329,10 +332,10 @@ class _Exporter:
         if isinstance(meaning, TableValue) and meaning.name in self.makers:
             value = self.export_value(meaning.name, meaning.type)
             return TableValue(value.name, meaning.type)
-        if not isinstance(meaning, Ref):
+        if not isinstance(meaning, (Ref, OptionalValue, NamedValues)):
             return meaning
         try:
-            return self.export_ref(meaning)
+            return map_refs(meaning, self.export_ref)
         except LookupError:
             return Unavailable(f"`{word}` has a value in each turn of the loop, and none after it", span)
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, axis_named
-from rlgraph.dsl.nodes import limit_depth
-from rlgraph.dsl.scope import ExternalName, TableValue
-from rlgraph.dsl.values import evaluate_number, evaluate_numbers, evaluate_tensor
+from rlgraph.dsl.nodes import limit_depth, materialize
+from rlgraph.dsl.scope import ExternalName, OptionalValue, TableValue, describe_meaning
+from rlgraph.dsl.values import (
+    evaluate_numbers,
+    evaluate_optional,
+    evaluate_optionals,
+    evaluate_value,
+    lacking_hint,
+    without_given,
+)
 from rlgraph.errors import Span, count_phrase, did_you_mean
-from rlgraph.ir.graph import Apply, Expr
+from rlgraph.ir.graph import Apply, Expr, Ref
 from rlgraph.ir.types import Axis, inner_axis
 from rlgraph.ops import TENSOR, infer_type
 
@@ -17,24 +24,30 @@ _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
 """The operation of each sign, by how many values it takes."""
 
 
-def unary_expr(context: Context, expr: tree.Unary) -> Expr:
+def unary_expr(context: Context, expr: tree.Unary) -> Expr | OptionalValue:
     """Return `-x` or `not x` as an expression."""
-    operand = evaluate_number(context, expr.operand)
+    operand = evaluate_optional(context, expr.operand)
     if expr.op == "+":
         return operand
-    return _apply(context, _SIGNS[expr.op, 1], [operand], expr.span)
+    operands, given = without_given([operand])
+    return _optional(_apply(context, _SIGNS[expr.op, 1], operands, expr.span), given)
 
 
-def binary_expr(context: Context, expr: tree.Binary) -> Expr:
+def _optional(expr: Expr, given: tuple[Ref, ...]) -> Expr | OptionalValue:
+    """Return a value that the rows lack for which one of `given` is false."""
+    return OptionalValue(expr, given) if given else expr
+
+
+def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
     """Return `a + b` as an expression; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
     if TENSOR[op].texts:
-        sides = [evaluate_tensor(context, expr.left), evaluate_tensor(context, expr.right)]
+        sides, given = without_given([evaluate_value(context, expr.left), evaluate_value(context, expr.right)])
         texts = [side.type.dtype == "text" for side in sides]
         if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):
-            return _apply(context, op, sides, expr.span)
-    left, right = evaluate_numbers(context, [expr.left, expr.right])
-    return _apply(context, op, [left, right], expr.span)
+            return _optional(_apply(context, op, sides, expr.span), given)
+    sides, given = evaluate_optionals(context, [expr.left, expr.right])
+    return _optional(_apply(context, op, sides, expr.span), given)
 
 
 def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
@@ -52,7 +65,7 @@ def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis |
     return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
 
 
-def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr:
+def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | OptionalValue:
     """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
@@ -60,8 +73,8 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr:
             hint = "reductions take `by=`" if TENSOR[name].kind == "reduction" else "it takes no options"
             raise context.statement_error("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
-        left, right = evaluate_numbers(context, expr.args)
-        return _apply(context, "minimum" if name == "min" else "maximum", [left, right], expr.span)
+        args, given = evaluate_optionals(context, expr.args)
+        return _optional(_apply(context, "minimum" if name == "min" else "maximum", args, expr.span), given)
     op = TENSOR[name]
     if op.kind == "reduction":
         return _reduce(context, expr, name, by)
@@ -69,7 +82,7 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr:
         raise context.statement_error(
             "E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span
         )
-    args = evaluate_numbers(context, expr.args)
+    args, given = evaluate_optionals(context, expr.args)
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
         raise context.statement_error(
             "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
@@ -83,7 +96,51 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr:
                 syntax.span,
                 f"`{name}` takes one number there, or one for each row or entry of the first value",
             )
-    return _apply(context, name, args, expr.span)
+    return _optional(_apply(context, name, args, expr.span), given)
+
+
+def valid(context: Context, expr: tree.Call) -> Expr:
+    """Return `valid(x)`: whether each row has a value."""
+    if len(expr.args) != 1 or expr.options:
+        raise context.statement_error("E0405", "`valid` takes one value", expr.span, "`valid(score)`")
+    value = evaluate_value(context, expr.args[0])
+    if value.type.axis is None:
+        raise context.statement_error(
+            "E0302", "`valid` needs a value with an axis, and this is one number", expr.args[0].span
+        )
+    if not isinstance(value, OptionalValue):
+        return _apply(context, "eq", [value, value], expr.span)
+    return all_given(context, value.given, expr.span)
+
+
+def all_given(context: Context, given: tuple[Ref, ...], span: Span) -> Expr:
+    """Return whether each row has all of some values."""
+    result: Expr = given[0]
+    for ref in given[1:]:
+        result = _apply(context, "and", [result, ref], span)
+    return result
+
+
+def otherwise(context: Context, expr: tree.Call) -> Expr | OptionalValue:
+    """Return `otherwise(x, y)`: x, and y for the rows that lack it."""
+    if len(expr.args) != 2 or expr.options:
+        raise context.statement_error("E0405", "`otherwise` takes two values", expr.span, "`otherwise(score, 0.0)`")
+    value, instead = evaluate_optional(context, expr.args[0]), evaluate_optional(context, expr.args[1])
+    if not isinstance(value, OptionalValue):
+        return value
+    here = all_given(context, value.given, expr.span)
+    rest, given = without_given([instead])
+    if value.type.dtype == "bool" and instead.type.dtype == "bool":
+        # `where` would make numbers of them.
+        missing = _apply(context, "not", [here], expr.span)
+        sides = [[here, value.expr], [missing, *rest]]
+        result = _apply(context, "or", [_apply(context, "and", side, expr.span) for side in sides], expr.span)
+    else:
+        result = _apply(context, "where", [here, value.expr, *rest], expr.span)
+    if not given:
+        return result
+    either = _apply(context, "or", [here, all_given(context, given, expr.span)], expr.span)
+    return OptionalValue(result, (Ref(materialize(context, either, "given"), either.type, expr.span),))
 
 
 def _is_axis(context: Context, expr: tree.Expr) -> bool:
@@ -106,7 +163,8 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
             expr.span,
             f"`{name}({shown_args})`, `{name}({shown_args}, token)` or `{name}({shown_args}, by=prompts)`",
         )
-    args = evaluate_numbers(context, expr.args[:value_count])
+    args, given = evaluate_optionals(context, expr.args[:1])
+    args += evaluate_numbers(context, expr.args[1:value_count])
     source = args[0].type.axis
     if source is None:
         raise context.statement_error(
@@ -129,7 +187,13 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
             raise context.statement_error(
                 "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
             )
-    return _apply(context, name, args, expr.span, target)
+    if not given:
+        return _apply(context, name, args, expr.span, target)
+    if context.block.training:
+        shown = describe_meaning(OptionalValue(args[0], given))
+        message = f"a loss needs a value of each row, and this is {shown}"
+        raise context.statement_error("E0781", message, expr.args[0].span, lacking_hint(context, given))
+    return _apply(context, name, [*args, all_given(context, given, expr.span)], expr.span, target)
 
 
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:

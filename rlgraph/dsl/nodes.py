@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.scope import Meaning, OptionalValue
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Type
 from rlgraph.ops import TENSOR
@@ -70,6 +71,16 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     if has_gradient(context, expr):
         context.block.live.add(name)
     return name
+
+
+def named(context: Context, meaning: Meaning, hint: str) -> Meaning:
+    """Return a meaning whose expression, if it is one, has the name of a value."""
+    if isinstance(meaning, Apply):
+        return Ref(materialize(context, meaning, hint), meaning.type, meaning.span)
+    if isinstance(meaning, OptionalValue) and not isinstance(meaning.expr, Ref):
+        name = materialize(context, meaning.expr, hint)
+        return replace(meaning, expr=Ref(name, meaning.type, meaning.expr.span))
+    return meaning
 
 
 def limit_depth(context: Context, expr: Apply) -> Apply:

@@ -6,8 +6,8 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
 from rlgraph.dsl.nodes import emit_node, materialize
-from rlgraph.dsl.scope import StatementError
-from rlgraph.dsl.values import evaluate_number
+from rlgraph.dsl.scope import OptionalValue, StatementError
+from rlgraph.dsl.values import evaluate_optional
 from rlgraph.errors import Related
 from rlgraph.ir.graph import Node
 
@@ -21,11 +21,12 @@ def check_report(context: Context, statement: tree.Report) -> None:
     names, inputs, failed = [], [], False
     for item in statement.items:
         try:
-            expr = evaluate_number(context, item.value)
-            if expr.type.axis is not None:
+            expr = evaluate_optional(context, item.value)
+            if expr.type.axis is not None or isinstance(expr, OptionalValue):
+                shown = expr if isinstance(expr, OptionalValue) else expr.type
                 raise context.statement_error(
                     "E0304",
-                    f"a metric is one number, and `{item.name}` is {expr.type}",
+                    f"a metric is one number, and `{item.name}` is {shown}",
                     item.value.span,
                     "reduce it: `mean(...)`",
                 )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
-from rlgraph.dsl.scope import TableValue, describe_meaning
+from rlgraph.dsl.reports import check_report
+from rlgraph.dsl.scope import NamedValues, OptionalValue, TableValue, describe_meaning
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
-from rlgraph.ir.graph import Apply, Constant, Expr, External, Node, Ref, Value
-from rlgraph.ir.types import Table, Tensor
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, External, Node, Ref, Value
+from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
 
-def emit_function_call(context: Context, expr: tree.Call, func: External, hint: str) -> Ref:
+def emit_function_call(
+    context: Context, expr: tree.Call, func: External, hint: str
+) -> Ref | OptionalValue | NamedValues:
     """Emit a call of a Python function on the rows of a table; more columns go by name."""
     if context.block.training:
         raise context.statement_error(
@@ -41,13 +45,60 @@ def emit_function_call(context: Context, expr: tree.Call, func: External, hint: 
             raise context.statement_error("E0301", message, option.value.span)
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
-    value = Value(unique_name(context, hint or func.name), Tensor("float", table.type.axis))
     over = func.record.option("over")
     attrs: tuple[tuple[str, Constant], ...] = (("func", func.name), ("names", tuple(names)))
     if over != NODES["call"].attribute_named("over").default:
         attrs = (*attrs, ("over", over))
-    emit_node(context, Node("call", tuple(inputs), (value,), attrs, span=expr.span))
-    return Ref(value.name, Tensor("float", table.type.axis), expr.span)
+    label, axis = unique_name(context, hint or func.name), table.type.axis
+    numbers, texts = (_names(func.record.option(option)) for option in ("returns", "texts"))
+    values = [Value(label, Tensor("float", axis))]
+    values += [Value(unique_name(context, f"{label}.{name}"), Tensor("float", axis)) for name in numbers[1:]]
+    values += [Value(unique_name(context, f"{label}.{name}"), Tensor("text", axis)) for name in texts]
+    outcomes = {name: func.record.option(name) for name in ("none", "failed")}
+    states: list[Value] = []
+    if any(outcome not in (None, "stop") for outcome in outcomes.values()):
+        states.append(Value(unique_name(context, f"{label}.state"), Tensor("int", axis)))
+    emit_node(context, Node("call", tuple(inputs), (*values, *states), attrs, span=expr.span))
+    plain = [Ref(value.name, value.type, expr.span) for value in values]  # type: ignore[arg-type]
+    refs: list[Ref | OptionalValue] = [*plain]
+    for state in states:
+        _report_states(context, expr, Ref(state.name, Tensor("int", axis), expr.span), label, outcomes)
+    if "skip" in outcomes.values():
+        given = _given(context, expr, states[0].name, axis, label)
+        refs = [OptionalValue(ref, (given,)) if ref.type.dtype != "text" else ref for ref in plain]
+    return NamedValues(tuple(zip((*numbers, *texts), refs, strict=True))) if numbers else refs[0]
+
+
+def _names(option: Constant) -> tuple[str, ...]:
+    """Return the names in an option that is a text or a list of texts."""
+    given = option if isinstance(option, tuple) else () if option is None else (option,)
+    return tuple(str(name) for name in given)
+
+
+def _given(context: Context, expr: tree.Call, state: str, axis: Axis, label: str) -> Ref:
+    """Return the column that says which rows a function has given a number for."""
+    bound = Const(0, Tensor("int"), expr.span)
+    given = Apply("ge", (Ref(state, Tensor("int", axis)), bound), Tensor("bool", axis), None, expr.span)
+    return Ref(materialize(context, given, f"{label}.given"), given.type, expr.span)
+
+
+def _report_states(context: Context, expr: tree.Call, state: Ref, label: str, outcomes: Mapping[str, Constant]) -> None:
+    """Report for how many rows a function abstained, and for how many it failed, as far as the run goes on then."""
+    kinds = {"none": ("abstained", 1), "failed": ("failed", 2)}
+    items = []
+    for name, (fate, number) in kinds.items():
+        if outcomes[name] in (None, "stop"):
+            continue
+        # A word that nobody can write, so that it still means this where a loop reports at its end.
+        word = f"{label}.{fate}"
+        scopes = (context.block.scope, context.outside) if context.active else (context.block.scope,)
+        for scope in scopes:
+            scope[word] = state
+        magnitude = tree.Call(tree.Name("abs", expr.span), (tree.Name(word, expr.span),), (), expr.span)
+        same = tree.Binary("==", magnitude, tree.Number(number, str(number), expr.span), expr.span)
+        count = tree.Call(tree.Name("count", expr.span), (same,), (), expr.span)
+        items.append(tree.Option(word, count, expr.span, expr.span))
+    check_report(context, tree.Report(tuple(items), expr.span))
 
 
 def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:

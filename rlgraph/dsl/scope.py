@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span, sorted_diagnostics
-from rlgraph.ir.graph import Apply, Const, Constant, External, Model, Record, Ref, State
-from rlgraph.ir.types import Table
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, External, Model, Record, Ref, State
+from rlgraph.ir.types import Table, Tensor
 
 MAX_ERRORS = 100
 """The most errors reported for a program, so that no text can be checked for ever."""
@@ -16,6 +16,36 @@ MAX_ERRORS = 100
 
 class StatementError(Exception):
     """Raised when the statement being checked is wrong, after the user has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalValue:
+    """A value with an axis that some rows lack: `float?[rollout]`. There the expression holds a number that means
+    nothing."""
+
+    expr: Expr
+    given: tuple[Ref, ...]
+    """Columns of rows, bool, whose rows have the value where all of them are true. Each has a name of its own."""
+
+    @property
+    def type(self) -> Tensor:
+        """The type that it has on the rows that are not lacking."""
+        return self.expr.type
+
+    def __str__(self) -> str:
+        return str(self.type).replace("[", "?[", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedValues:
+    """What a function returns for each row under several names. In mathematics it is the first of them."""
+
+    values: tuple[tuple[str, Ref | OptionalValue], ...]
+
+    @property
+    def first(self) -> Ref | OptionalValue:
+        """The value that it is without a name."""
+        return self.values[0][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +109,8 @@ Meaning = (
     Const
     | Ref
     | Apply
+    | OptionalValue
+    | NamedValues
     | LiteralConstant
     | TableValue
     | ModelName
@@ -98,8 +130,35 @@ def meaning_of(scope: Mapping[str, Meaning], name: str) -> Meaning | None:
     return meaning
 
 
+def map_refs(value: Ref | OptionalValue | NamedValues, change: Callable[[Ref], Ref]) -> Meaning:
+    """Return a value that is made of named values with each of these changed."""
+    if isinstance(value, NamedValues):
+        changed = tuple((name, map_refs(inner, change)) for name, inner in value.values)
+        return NamedValues(changed)  # type: ignore[arg-type]
+    if isinstance(value, Ref):
+        return change(value)
+    assert isinstance(value.expr, Ref), "what has a name in a program is a value with a name in the graph"
+    return OptionalValue(change(value.expr), tuple(map(change, value.given)))
+
+
+def refs_of(value: Ref | OptionalValue | NamedValues) -> list[Ref]:
+    """Return the named values that a value is made of."""
+    refs: list[Ref] = []
+
+    def note(ref: Ref) -> Ref:
+        refs.append(ref)
+        return ref
+
+    map_refs(value, note)
+    return refs
+
+
 def describe_meaning(meaning: Meaning) -> str:
     """Return a meaning in the user's words: `a model`."""
+    if isinstance(meaning, NamedValues):
+        return describe_meaning(meaning.first)
+    if isinstance(meaning, OptionalValue):
+        return f"{meaning}, which some rows lack"
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):

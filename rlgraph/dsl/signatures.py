@@ -237,19 +237,62 @@ DATA = _table(
     ),
 )
 
+OUTCOMES = ("stop", "skip")
+_RESULTS = (
+    Attribute(
+        "none",
+        "outcome",
+        None,
+        doc="where it returns None the run stops (the default), the row is without a number, or has this one",
+        names=lambda: OUTCOMES,
+    ),
+    Attribute(
+        "failed",
+        "outcome",
+        None,
+        doc="where a call fails the run stops (the default), its rows are without a number, or have this one",
+        names=lambda: OUTCOMES,
+    ),
+    Attribute("trial", "bool", None, doc="it is called on a made-up answer before the first step: the default"),
+)
+_NAMED = (
+    Attribute("returns", "texts", None, doc="names of the numbers that it returns for a row, the first one its value"),
+    Attribute("texts", "texts", None, doc="names of the texts that it returns for a row, after its numbers"),
+)
+
 FUNCS = _table(
     Signature(
         "python",
         (Attribute("function", "text"),),
-        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("group", *UNITS)),
+        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("group", *UNITS), *_RESULTS, *_NAMED),
         "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.",
         open=True,
     ),
     Signature(
         "reasoning_gym",
         (),
-        (*_CALLED, _over("row", "row")),
+        (*_CALLED, _over("row", "row"), *_RESULTS),
         "The verifier of the reasoning_gym task that the rows came from (extra `gym`).",
+    ),
+    Signature(
+        "math_verify",
+        (),
+        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("row", "row"), *_RESULTS),
+        "1 where the last mathematics of a completion, in LaTeX or plain, equals its row's `answer` (extra `math`).",
+    ),
+    Signature(
+        "http",
+        (Attribute("url", "text"),),
+        (
+            *_CALLED,
+            Attribute("batch", "int", None, 1, None, "rows a call"),
+            Attribute("retries", "int", None, 0, 100, "times that a server which does not answer is asked again"),
+            Attribute("token", "text", None, doc="the environment variable with its bearer token"),
+            _over("row", *UNITS),
+            *_RESULTS,
+            *_NAMED,
+        ),
+        "A server that is sent the rows as JSON and answers with their numbers.",
     ),
 )
 

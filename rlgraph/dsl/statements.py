@@ -8,12 +8,24 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import state_key_column
 from rlgraph.dsl.names import AXES, keyed_state, look_up_name, model_named
-from rlgraph.dsl.nodes import emit_node, has_gradient, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.scope import ExternalName, ModelName, StateName, TableValue, Unavailable, describe_meaning, meaning_of
+from rlgraph.dsl.nodes import emit_node, has_gradient, materialize, named, new_axis, next_version, unique_name
+from rlgraph.dsl.scope import (
+    ExternalName,
+    ModelName,
+    NamedValues,
+    OptionalValue,
+    StateName,
+    TableValue,
+    Unavailable,
+    describe_meaning,
+    map_refs,
+    meaning_of,
+    refs_of,
+)
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean
-from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, Value, tensor_node
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, Let, Model, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
@@ -42,9 +54,8 @@ def check_assign(context: Context, statement: tree.Assign) -> None:
         )
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
-    if isinstance(meaning, Apply):
-        meaning = Ref(materialize(context, meaning, target), meaning.type, meaning.span)
-    if not isinstance(meaning, (Const, Ref, TableValue)):
+    meaning = named(context, meaning, target)
+    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue)):
         raise context.statement_error("E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span)
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
@@ -255,7 +266,26 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
     new_axes: dict[str, Axis] = {}
     inputs, outputs = [name], []
     kept_values: dict[str, Value] = {}
+    present = _rows_given(mask)
+
+    def keep_value(old: str, kind: Tensor | Table) -> Value:
+        if old not in kept_values:
+            kept_values[old] = Value(unique_name(context, old), _kept_type(context, kind, axis, new_axes))
+            inputs.append(old)
+            outputs.append(kept_values[old])
+        return kept_values[old]
+
+    def keep_ref(ref: Ref) -> Ref:
+        if not _lies_on(ref, axis):
+            return ref
+        kept = keep_value(ref.name, ref.type)
+        return Ref(kept.name, kept.type)  # type: ignore[arg-type]
+
     for word, value in list(context.block.scope.items()):
+        if isinstance(value, (OptionalValue, NamedValues)):
+            if any(_lies_on(ref, axis) for ref in refs_of(value)):
+                context.block.scope[word] = map_refs(_without(value, present), keep_ref)
+            continue
         if not isinstance(value, (Ref, TableValue)):
             continue
         chosen = context.phase.chosen.get(value.name)
@@ -265,12 +295,7 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
             reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
             context.block.scope[word] = Unavailable(reason, statement.span)
             continue
-        if value.name not in kept_values:
-            kind = _kept_type(context, value.type, axis, new_axes)
-            kept_values[value.name] = Value(unique_name(context, value.name), kind)
-            inputs.append(value.name)
-            outputs.append(kept_values[value.name])
-        kept_value = kept_values[value.name]
+        kept_value = keep_value(value.name, value.type)
         context.block.scope[word] = (
             TableValue(kept_value.name, kept_value.type)
             if isinstance(kept_value.type, Table)
@@ -278,6 +303,25 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
         )
     attrs: tuple[tuple[str, Constant], ...] = (("axis", axis.key),)
     emit_node(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
+
+
+def _rows_given(condition: Expr) -> set[str]:
+    """Return the names of columns that are true for all rows for which a condition is."""
+    if isinstance(condition, Ref):
+        return {condition.name}
+    if isinstance(condition, Apply) and condition.op in ("and", "all"):
+        return set[str]().union(*map(_rows_given, condition.args))
+    return set()
+
+
+def _without(value: OptionalValue | NamedValues, present: set[str]) -> Ref | OptionalValue | NamedValues:
+    """Return a value that is not lacking because of columns that are true for all rows that stay."""
+    if isinstance(value, NamedValues):
+        values = tuple((n, _without(v, present) if isinstance(v, OptionalValue) else v) for n, v in value.values)
+        return NamedValues(values)  # type: ignore[arg-type]
+    assert isinstance(value.expr, Ref)
+    given = tuple(ref for ref in value.given if ref.name not in present)
+    return OptionalValue(value.expr, given) if given else value.expr
 
 
 def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.scope import Meaning, StatementError, TableValue, describe_meaning
+from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, StatementError, TableValue, describe_meaning
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
@@ -16,7 +16,44 @@ def evaluate_tensor(context: Context, expr: tree.Expr) -> Expr:
 
 
 def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
-    if isinstance(meaning, (Const, Ref, Apply)):
+    value = _value(context, expr, meaning)
+    if isinstance(value, OptionalValue):
+        raise lacking(context, expr, value)
+    return value
+
+
+def lacking(context: Context, expr: tree.Expr, value: OptionalValue) -> StatementError:
+    """Report that a value which some rows lack stands where each row needs one."""
+    message = f"each row needs a value here, and this is {describe_meaning(value)}"
+    if value.type.dtype == "bool":
+        text = "x" if context.call_site else expr.span.covered_text
+        hint = f"say what the others are: `otherwise({text}, false)`"
+    else:
+        hint = lacking_hint(context, value.given)
+    return context.statement_error("E0780", message, expr.span, hint)
+
+
+def lacking_hint(context: Context, given: Sequence[Ref]) -> str:
+    """Return what to write about rows that lack values; given: what says which rows these are."""
+    names = {ref.name for ref in given}
+    scope = context.outside if context.active else context.block.scope
+    words = [word for word, meaning in scope.items() if any(ref.name in names for ref in _given(meaning))]
+    text = next(iter(words), "score")
+    rows = given[-1].type.axis
+    keep = f"keep {rows.name if rows else 'rollout'} where valid({text})"
+    return f"say what the others have: `otherwise({text}, 0.0)`, or leave them out above: `{keep}`"
+
+
+def _given(meaning: Meaning) -> Sequence[Ref]:
+    value = meaning.first if isinstance(meaning, NamedValues) else meaning
+    return value.given if isinstance(value, OptionalValue) else ()
+
+
+def _value(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr | OptionalValue:
+    """Return a meaning that has to be numbers, which rows may lack."""
+    if isinstance(meaning, NamedValues):
+        return meaning.first
+    if isinstance(meaning, (Const, Ref, Apply, OptionalValue)):
         return meaning
     column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
     table = "" if context.call_site else expr.span.covered_text
@@ -28,7 +65,15 @@ def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
 
 def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
     """Return the tensor of an expression that is calculated with."""
-    value = _tensor(context, expr, context.evaluate(expr))
+    value = evaluate_optional(context, expr)
+    if isinstance(value, OptionalValue):
+        raise lacking(context, expr, value)
+    return value
+
+
+def evaluate_optional(context: Context, expr: tree.Expr) -> Expr | OptionalValue:
+    """Return what is calculated with, which rows may lack."""
+    value = _value(context, expr, context.evaluate(expr))
     if value.type.dtype in ("text", "row"):
         what = "a text" if value.type.dtype == "text" else "a choice of rows"
         raise context.statement_error("E0304", f"one cannot calculate with {what}", expr.span)
@@ -46,6 +91,33 @@ def evaluate_numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]
     if len(values) < len(exprs):
         raise StatementError
     return values
+
+
+def evaluate_value(context: Context, expr: tree.Expr) -> Expr | OptionalValue:
+    """Return the value of an expression that has to be numbers or texts, which rows may lack."""
+    return _value(context, expr, context.evaluate(expr))
+
+
+def evaluate_optionals(context: Context, exprs: Sequence[tree.Expr]) -> tuple[list[Expr], tuple[Ref, ...]]:
+    """Return several numbers, and what says which rows have all of them; report all that is wrong with them."""
+    values: list[Expr | OptionalValue] = []
+    for expr in exprs:
+        try:
+            values.append(evaluate_optional(context, expr))
+        except StatementError:
+            continue
+    if len(values) < len(exprs):
+        raise StatementError
+    return without_given(values)
+
+
+def without_given(values: Sequence[Expr | OptionalValue]) -> tuple[list[Expr], tuple[Ref, ...]]:
+    """Return the expressions of values, and what says which rows have all of them."""
+    given: dict[str, Ref] = {}
+    for value in values:
+        if isinstance(value, OptionalValue):
+            given.update({ref.name: ref for ref in value.given})
+    return [value.expr if isinstance(value, OptionalValue) else value for value in values], tuple(given.values())
 
 
 def evaluate_table(context: Context, expr: tree.Expr, what: str) -> TableValue:

@@ -9,9 +9,24 @@ from typing import Literal
 from rlgraph.ir.graph import Constant, Record
 
 AttributeType = Literal[
-    "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "columns", "any"
+    "int",
+    "float",
+    "bool",
+    "text",
+    "texts",
+    "word",
+    "outcome",
+    "rate",
+    "name",
+    "names",
+    "axis",
+    "source",
+    "lora",
+    "columns",
+    "any",
 ]
-"""`word`: one of the attribute's `names`, without quotes; `rate`: a number or a schedule of one (`cosine(...)`);
+"""`word`: one of the attribute's `names`, without quotes; `outcome`: one of these, or a number; `rate`: a number or a
+schedule of one (`cosine(...)`);
 `name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name,
 `gguf(...)` or `random(...)`; `lora`: adapters."""
 
@@ -55,6 +70,8 @@ class Attribute:
     def choices_text(self) -> str:
         """The names that it may be, as text."""
         *others, last = self.names() if self.names else ("",)
+        if self.type == "outcome":
+            others, last = [*others, last], "a number"
         return f"{', '.join(others)} or {last}" if others else last
 
     def value_problem(self, value: Constant, axes: Container[object]) -> str:
@@ -83,6 +100,8 @@ def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
         return number
     if type_ == "rate":
         return number or isinstance(value, Record)
+    if type_ == "outcome":
+        return number or isinstance(value, str)
     if type_ == "bool":
         return isinstance(value, bool)
     if type_ == "any":

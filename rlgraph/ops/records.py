@@ -118,7 +118,7 @@ RECORDS = (
     NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row.", work="scores"),
     NodeOp(
         "call",
-        "table tensor* -> tensor",
+        "table tensor* -> tensor tensor*",
         "row",
         "A Python function of the user's.",
         attributes=(

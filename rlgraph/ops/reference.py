@@ -276,6 +276,19 @@ def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
     return torch.arange(len(x), device=x.device if isinstance(x, Tensor) else None)
 
 
+def select(x: Any, chosen: Tensor) -> Any:
+    """Return the entries that count, bool [entries]; of a list of texts a list."""
+    if isinstance(x, list):
+        return [text for text, counts in zip(x, chosen.tolist(), strict=True) if counts]
+    return x[chosen]
+
+
+def place_before(place: Tensor, chosen: Tensor) -> Tensor:
+    """Return where entries of what `select` returned were before, int64; -1 stays -1."""
+    places = torch.cat((chosen.nonzero()[:, 0], chosen.new_full((1,), -1, dtype=torch.int64)))
+    return places[place]
+
+
 # Shared
 
 

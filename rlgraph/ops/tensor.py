@@ -187,11 +187,14 @@ COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 
 def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
-    """Return the type of an operation's result; `axis` is the one that a reduction leaves.
+    """Return the type of an operation's result; `axis` is the one that a reduction leaves. A reduction may have one
+    argument more, which says for each entry whether it counts.
 
     Raises ValueError where axes do not nest; the checker reports that earlier, with a caret.
     """
     op = TENSOR[name]
+    if op.kind == "reduction" and len(args) == op.args + 1 and args[-1].dtype == "bool":
+        args = args[:-1]
     if len(args) != op.args:
         raise ValueError(f"{name} takes {op.args} arguments, not {len(args)}")
     if op.kind == "reduction":

@@ -1,7 +1,8 @@
 """This package calls the user's Python on rows, as reward functions or environments, in processes of its own."""
 
+from rlgraph.user_code.declared import FunctionSpec, check_function
 from rlgraph.user_code.environments import Environment, EnvironmentSpec, Episode, check_environment, open_environment
-from rlgraph.user_code.functions import FunctionSpec, RewardFunction, check_function, open_function
+from rlgraph.user_code.functions import RewardFunction, open_function
 from rlgraph.user_code.worker import Ask, CodeFailure, RemoteWorker, Workers
 
 __all__ = [

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     import asyncio
 
 
+RowResult = tuple[Any, ...]
+"""What a function returned for one row: `("value", [...])`, `("none",)` where it abstains, `("wrong", message, hint)`
+for something else, or `("raised", details)`."""
+
+
 class WrongValue(Exception):
     """The user's code returned something that is not what was asked for."""
 
@@ -87,9 +92,20 @@ class Child:
         methods = [key for key in dir(target) if callable(getattr(target, key))]
         return {"is": "class", "names": names, "parameters": parameters, "methods": methods}
 
-    def score(self, name: str, count: int, arguments: dict[str, Any]) -> list[float]:
-        """Call a reward function and return one number for each of `count` rows."""
-        values = self.await_value(getattr(self.load(), name)(**arguments))
+    def score(
+        self, name: str, count: int, arguments: dict[str, Any], returns: tuple[str, ...], by_row: tuple[str, ...]
+    ) -> list[RowResult]:
+        """Call a reward function and return its result for each of `count` rows.
+
+        returns: the names of what it returns for a row, if it returns more than a number; of texts with a `:` in front.
+        by_row: the arguments that have an entry for each row, if it is called a row at a time.
+        """
+        function = getattr(self.load(), name)
+        if by_row:
+            return self._score_rows(function, count, arguments, returns, by_row)
+        values = self.await_value(function(**arguments))
+        if returns and isinstance(values, dict):
+            values = columns_as_rows(values, returns, count)
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
         if not isinstance(values, list | tuple):
@@ -98,7 +114,31 @@ class Child:
             )
         if len(values) != count:
             raise WrongValue(f"{len(values)} numbers for {count} rows")
-        return [finite_number(value, row) for row, value in enumerate(values)]
+        return [row_result(value, returns) for value in values]
+
+    def _score_rows(
+        self,
+        function: Any,
+        count: int,
+        arguments: dict[str, Any],
+        returns: tuple[str, ...],
+        by_row: tuple[str, ...],
+    ) -> list[RowResult]:
+        """Call a function that takes one row, for each of `count` rows. Of a dict without `returns` it is the
+        `score`."""
+        results: list[RowResult] = []
+        for row in range(count):
+            given = {name: value[row] if name in by_row else value for name, value in arguments.items()}
+            try:
+                value = self.await_value(function(**given))
+            except Exception as error:
+                results.append(("raised", exception_details(error, str(Path(self.file).parent))))
+                continue
+            if isinstance(value, dict) and not returns:
+                results.append(row_result(value, ("score",)))
+            else:
+                results.append(row_result(value, returns))
+        return results
 
     def load_early(self) -> None:
         """Load the file, outside of the limit of a call."""
@@ -181,6 +221,61 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
+def row_result(value: Any, returns: tuple[str, ...]) -> RowResult:
+    """Return what a function has returned for one row as a `RowResult`.
+
+    returns: the names of its numbers, and of its texts with a `:` in front; empty: it is one number.
+    """
+    if value is None:
+        return ("none",)
+    try:
+        if not returns:
+            return ("value", [finite_number(value, None)])
+        parts = named_values(value, returns)
+        if any(part is None for part, name in zip(parts, returns, strict=True) if name[0] != ":"):
+            return ("none",)
+        return (
+            "value",
+            [
+                ("" if part is None else str(part)) if name[0] == ":" else finite_number(part, None)
+                for part, name in zip(parts, returns, strict=True)
+            ],
+        )
+    except WrongValue as wrong:
+        return ("wrong", wrong.message, wrong.hint)
+
+
+def named_values(value: Any, returns: tuple[str, ...]) -> list[Any]:
+    """Return the values of one row in the order of their names, from a dict, a list or a tuple. Raises WrongValue."""
+    names = [name.lstrip(":") for name in returns]
+    if isinstance(value, dict):
+        missing = next((name for name in names if name not in value), None)
+        if missing is not None:
+            has = ", ".join(f"'{name}'" for name in list(value)[:8]) or "nothing"
+            raise WrongValue(f"a dict without '{missing}'", None, f"it has {has}")
+        return [value[name] for name in names]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        if len(value) != len(names):
+            shown = ", ".join(names)
+            raise WrongValue(f"{len(value)} values", None, f"for each row it returns {len(names)}: {shown}")
+        return list(value)
+    if len(names) == 1:
+        return [value]
+    raise WrongValue(describe_value(value), None, f"for each row it returns a dict or a tuple of {', '.join(names)}")
+
+
+def columns_as_rows(columns: dict[str, Any], returns: tuple[str, ...], count: int) -> list[list[Any]]:
+    """Return rows from a dict with a list for each name. Raises WrongValue."""
+    lists = [value.tolist() if hasattr(value, "tolist") else value for value in named_values(columns, returns)]
+    for name, values in zip(returns, lists, strict=True):
+        if not isinstance(values, list | tuple) or len(values) != count:
+            what = f"{len(values)} entries" if isinstance(values, list | tuple) else describe_value(values)
+            raise WrongValue(f"{what} as '{name.lstrip(':')}', not a list of {count}")
+    return [list(row) for row in zip(*lists, strict=True)]
+
+
 def finite_number(value: Any, row: int | None) -> float:
     """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
@@ -206,12 +301,11 @@ def hint_for_list(value: Any) -> str:
 
 def hint_for_number(value: Any) -> str:
     """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
-    if value is None:
-        return "a row has a number always: `0.0` where a function abstains, as `None` does in TRL"
     if isinstance(value, dict):
-        return "return one of its numbers for each row, as in `found['score']`, which is the one that verl takes"
+        names = ", ".join(f'"{name}"' for name in list(value)[:4])
+        return f"name its numbers in the declaration, `returns=[{names}]`, or return one: `found['score']`"
     if isinstance(value, list | tuple):
-        return "return one number for each row, not a list of them"
+        return 'return one number for each row, or name them in the declaration: `returns=["score", "format"]`'
     return ""
 
 

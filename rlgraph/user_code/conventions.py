@@ -1,8 +1,9 @@
-"""Reward functions as other systems write them: hints on what to rename and what to return."""
+"""Reward functions as other systems write them: verl's are called as they stand, for others there are hints on what to
+rename and what to return."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,6 @@ class RewardConvention:
 
 
 CONVENTIONS = (
-    RewardConvention(
-        "verl",
-        "solution_str",
-        "verl calls `{name}` a row at a time; here a function is called on many: `def f(completions, answer, "
-        '**columns): return [{name}("", text, right) for text, right in zip(completions, answer)]`, where `answer` is '
-        "the column with what verl calls `ground_truth`; of a dict it takes the `score`",
-    ),
     RewardConvention(
         "OpenRLHF",
         "queries",
@@ -50,9 +44,37 @@ OTHER_NAMES = {
 """For each argument of a function, the names that other systems use for it."""
 
 
+def is_by_row(named: Collection[str]) -> bool:
+    """Return whether a function with these parameters is called a row at a time, as in verl."""
+    return "solution_str" in named
+
+
+def verl_columns(columns: Collection[str]) -> tuple[str, ...]:
+    """Return the arguments of a function as in verl that rows with these columns have beside them."""
+    return ("solution_str", "extra_info", *(("ground_truth",) if "reward_model" in columns else ()))
+
+
+def row_arguments(
+    named: Collection[str], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+) -> dict[str, list[Any]]:
+    """Return the arguments of a function as in verl, each with an entry for each row: the answer as `solution_str`,
+    `ground_truth` from the rows' `reward_model` where they have no such column, and columns that it names."""
+    arguments = {name: list(values) for name, values in columns.items() if name in named}
+    if "ground_truth" in named and "ground_truth" not in columns and "reward_model" in columns:
+        models = columns["reward_model"]
+        arguments["ground_truth"] = [model.get("ground_truth") if isinstance(model, dict) else None for model in models]
+    if "extra_info" in named:
+        arguments.setdefault("extra_info", [None] * len(completions))
+    return arguments | {"solution_str": [str(completion or "") for completion in completions]}
+
+
 def hint_for_missing_parameters(name: str, missing: Collection[str]) -> str:
     """Return what to write where the function `name` asks for parameters that it does not get; "" if no other system
     gives them."""
+    if "ground_truth" in missing:
+        return f"give it by name, `{name}(rollout, ground_truth=rollout.answer)`, or call the data's column so"
+    if "data_source" in missing:
+        return f'it is the same for all rows: `data_source="gsm8k"` in the declaration of `{name}`'
     for convention in CONVENTIONS:
         if convention.parameter in missing:
             return convention.hint.format(name=name)

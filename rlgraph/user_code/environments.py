@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.user_code.declared import DEFAULT_LIMIT_S
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.functions import DEFAULT_LIMIT_S
 from rlgraph.user_code.report import (
     CodeTarget,
     Signature,

@@ -3,8 +3,9 @@
 A function has the signature that reward functions have in TRL: `f(prompts, completions, **columns) ->
 list[float]`, all by name. It is given the columns that it names as parameters, and all of them if it takes
 `**kwargs`; `completion_ids` too, if it names them. Where prompts are lists of messages, completions are
-`[{"role": "assistant", "content": ...}]`. An `async def` is awaited. It runs in a process of its own (see
-`worker.py`).
+`[{"role": "assistant", "content": ...}]`. An `async def` is awaited. One with the signature that they have in verl,
+`f(data_source, solution_str, ground_truth, extra_info)`, is called a row at a time. It runs in a process of its own
+(see `worker.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
-from rlgraph.user_code.conventions import hint_for_exception, hint_for_missing_parameters
+from rlgraph.user_code.conventions import (
+    hint_for_exception,
+    hint_for_missing_parameters,
+    is_by_row,
+    row_arguments,
+    verl_columns,
+)
+from rlgraph.user_code.declared import (
+    DEFAULT_LIMIT_S,
+    OPTIONS,
+    SHIPPED,
+    FunctionSpec,
+    check_function,
+    over_option,
+    server_of,
+)
 from rlgraph.user_code.files import Folders
+from rlgraph.user_code.outcomes import Contract, Judgement, contract_of, judgement
+from rlgraph.user_code.remote import whole_limit_s
 from rlgraph.user_code.report import (
     BAD_SIGNATURE,
     CodeTarget,
@@ -31,14 +49,10 @@ from rlgraph.user_code.report import (
     user_options,
 )
 from rlgraph.user_code.spec import (
-    BAD_ARGUMENT,
-    CallSpec,
+    flag_option,
     int_option,
-    refuse_unknown_options,
     require_package,
     seconds_option,
-    single_text_argument,
-    text_option,
 )
 from rlgraph.user_code.worker import (
     IMPORT_LIMIT_S,
@@ -53,11 +67,9 @@ from rlgraph.user_code.worker import (
     run_in_parallel,
 )
 
-FunctionSpec = CallSpec
-DEFAULT_LIMIT_S = 300.0
-OPTIONS = ("timeout", "batch", "workers", "over")
-UNITS = ("row", "group", "batch")
-_FORMS = ("python", "reasoning_gym")
+RowValues = list[Any] | CodeFailure | None
+"""The numbers and texts of a row, the failure of its call, or None where the function abstains."""
+_ABSTAINS = "in the declaration, `none=skip` leaves such a row without a number, and `none=0.0` gives it one"
 _GIVEN = ("prompts", "completions", "completion_ids")
 
 
@@ -76,11 +88,21 @@ class RewardFunction:
     over: str
     """The rows on which the number of a row may depend, one of `UNITS`: no call has only a part of them."""
     workers: tuple[Worker, ...] = field(repr=False)
+    contract: Contract = Contract()
+    trial: bool = True
+    """Whether it is called on a made-up answer before the first step."""
+    together: bool = False
+    """Whether a call that fails would fail for any of its rows, so that none is looked for."""
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it takes one row at a time, as in verl."""
+        return is_by_row(self.signature.named)
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise an error unless `columns` hold all that the function asks for; a run asks before it works."""
         names = tuple(columns)
-        available = {*names, *_GIVEN, *self.constants}
+        available = {*names, *_GIVEN, *self.constants, *(verl_columns(names) if self.by_row else ())}
         missing = [name for name in self.signature.required if name not in available]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
@@ -97,7 +119,20 @@ class RewardFunction:
         ids: Sequence[object] | None = None,
         groups: Sequence[int] | None = None,
     ) -> list[float]:
-        """Return one number for each completion.
+        """Return one number for each completion, the first of those that it returns; see `judge`."""
+        numbers: list[float] = self.judge(prompts, completions, completion_ids, columns, ids, groups).columns[0]
+        return numbers
+
+    def judge(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        ids: Sequence[object] | None = None,
+        groups: Sequence[int] | None = None,
+    ) -> Judgement:
+        """Return what the function gives for each completion.
 
         All arguments have one entry for each completion; `ids` name the rows in errors. `groups`, ascending, says which
         rows are of one prompt; without it each is by itself. Raises `RunError`.
@@ -105,16 +140,20 @@ class RewardFunction:
         columns = columns or {}
         self.check_columns(columns)
         if not completions:
-            return []
-        names = [f"row {row}" for row in range(len(completions))] if ids is None else map(str, ids)
+            width = max(1, len(self.contract.numbers)) + len(self.contract.texts)
+            return Judgement([[] for _ in range(width)], [])
+        names = [f"row {row}" for row in range(len(completions))] if ids is None else list(map(str, ids))
         arguments = self._arguments(prompts, completions, completion_ids, columns)
         shown = {**arguments, "prompts": list(prompts), "completions": list(completions)}
-        return self._in_parts(_Rows(list(names), arguments, shown), groups)
+        results = self._in_parts(_Rows(names, arguments, shown, groups))
+        return judgement(self.contract, results, names)
 
     def accepts_column(self, name: str) -> bool:
         """Return whether it is given a column of that name, where the rows have one."""
         if name in self.constants:
             return False
+        if self.by_row:
+            return name in self.signature.named or (name == "reward_model" and "ground_truth" in self.signature.named)
         # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
         return name in self.signature.named or (self.signature.open_ended and name not in ("prompt", "completion"))
 
@@ -131,6 +170,9 @@ class RewardFunction:
         columns: Mapping[str, Sequence[Any]],
     ) -> dict[str, list[Any]]:
         """Return the arguments that the function accepts, with an entry for each row."""
+        if self.by_row:
+            given = row_arguments(self.signature.named, completions, columns)
+            return {name: values for name, values in given.items() if name not in self.constants}
         answers = [completion_as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         arguments = {name: list(values) for name, values in columns.items()}
         arguments |= {"prompts": list(prompts), "completions": answers}
@@ -138,17 +180,18 @@ class RewardFunction:
             arguments["completion_ids"] = list(completion_ids)
         return {name: values for name, values in arguments.items() if self.accepts_column(name)}
 
-    def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
-        """Return the numbers of the rows, which are divided into calls of the processes."""
+    def _in_parts(self, rows: _Rows) -> list[RowValues]:
+        """Return the results of the rows, which are divided into calls of the processes."""
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
-        parts = [rows.row_range(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
+        parts = [rows.row_range(start, end) for start, end in pairwise(self._cuts(rows, size))]
         calls = [partial(self._call, *pair) for pair in zip(itertools.cycle(self.workers), parts, strict=False)]
         return [value for part in run_in_parallel(self.workers, calls) for value in part]
 
-    def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
+    def _cuts(self, rows: _Rows, size: int) -> list[int]:
         """Return where calls of so many rows begin, and the last one ends; none is within rows that belong
         together."""
+        prompts, groups = rows.shown["prompts"], rows.groups
         count = len(prompts)
         if self.over == "batch":
             return [0, count]
@@ -165,15 +208,31 @@ class RewardFunction:
             prompts_seen |= group_prompts
         return [*cuts, count]
 
-    def _call(self, worker: Worker, rows: _Rows) -> list[float]:
+    def _call(self, worker: Worker, rows: _Rows) -> list[RowValues]:
+        """Return for each row its values, None, or the failure of its call. Raises RunError for what stops the run."""
         try:
-            return self._retried(worker, rows)
-        except WrongValue as wrong:
-            raise self._error(wrong, wrong.row, rows) from None
+            results = self._retried(worker, rows)
         except CodeFailure as failure:
+            if self.contract.failed != "stop":
+                return self._in_smallest_calls(worker, failure, rows)
+            if isinstance(failure, WrongValue):
+                raise self._error(failure, failure.row, rows) from None
             raise self._error(*self._culprit(worker, failure, rows), rows) from None
+        for row, result in enumerate(results):
+            if isinstance(result, CodeFailure) and self.contract.failed == "stop":
+                raise self._error(result, row, rows)
+            if result is None and self.contract.none == "stop":
+                raise self._error(WrongValue("None", row, _ABSTAINS), row, rows)
+        return results
 
-    def _retried(self, worker: Worker, rows: _Rows) -> list[float]:
+    def _in_smallest_calls(self, worker: Worker, failure: CodeFailure, rows: _Rows) -> list[RowValues]:
+        """Return the results of rows whose call has failed: those that belong together are judged by themselves."""
+        cuts = [] if self.together else self._cuts(rows, 1)
+        if len(cuts) <= 2:
+            return [failure] * len(rows.names)
+        return [result for start, end in pairwise(cuts) for result in self._call(worker, rows.row_range(start, end))]
+
+    def _retried(self, worker: Worker, rows: _Rows) -> list[RowValues]:
         try:
             return self._request(worker, rows, self.limit_s)
         except Died as died:
@@ -182,15 +241,19 @@ class RewardFunction:
             # The process holds nothing that the run needs: another one is asked for the same, once.
             return self._request(worker, rows, self.limit_s)
 
-    def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[float]:
+    def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[RowValues]:
         arguments = {**rows.arguments, **self.constants}
-        scores: list[float] = worker.request("score", self.target.name, len(rows.names), arguments, limit_s=limit_s)
-        return scores
+        by_row = tuple(rows.arguments) if self.by_row else ()
+        asked = (self.target.name, len(rows.names), arguments, self.contract.returns, by_row)
+        results = worker.request("score", *asked, limit_s=limit_s)
+        return [_row_values(result, row) for row, result in enumerate(results)]
 
     def _culprit(self, worker: Worker, failure: CodeFailure, rows: _Rows) -> tuple[CodeFailure, int | None]:
         """Return how and for which row alone the call fails too; the search takes no longer than one call may."""
         if len(rows.names) == 1:
             return failure, 0
+        if self.together:
+            return failure, None
         try:  # restarting the process does not count as time of the search
             worker.request("load_early", limit_s=IMPORT_LIMIT_S)
         except CodeFailure:
@@ -216,7 +279,8 @@ class RewardFunction:
     def _error(self, failure: CodeFailure, row: int | None, rows: _Rows) -> RunError:
         names = rows.names
         if row is None and len(names) > 1:
-            where = f"on {len(names)} rows together: {names[0]} to {names[-1]}"
+            alike = names[0] == names[-1]
+            where = f"on {len(names)} rows together: {names[0] if alike else f'{names[0]} to {names[-1]}'}"
             slow = isinstance(failure, TimedOut)
             alone = "batch=1" if self.over == "row" else "over=row, batch=1"
             slow_hint = f"with `{alone}` every row has its own limit, and is named"
@@ -242,15 +306,32 @@ class _Rows:
     """The arguments of the function."""
     shown: dict[str, list[Any]]
     """The values of a row that an error shows."""
+    groups: Sequence[int] | None = None
+    """Numbers, ascending, that say which rows are of one prompt; None: each is by itself."""
 
     def row_range(self, start: int, end: int) -> _Rows:
         arguments = {name: values[start:end] for name, values in self.arguments.items()}
-        return _Rows(self.names[start:end], arguments, {n: v[start:end] for n, v in self.shown.items()})
+        shown = {name: values[start:end] for name, values in self.shown.items()}
+        return _Rows(self.names[start:end], arguments, shown, None if self.groups is None else self.groups[start:end])
 
     def row_for_message(self, row: int) -> dict[str, Any]:
         rest = [name for name in self.shown if name not in ("prompts", "completions", "completion_ids")]
         texts = {"prompt": self.shown["prompts"][row], "completion": self.shown["completions"][row]}
         return {**texts, **{name: self.shown[name][row] for name in rest}}
+
+
+def _row_values(result: tuple[Any, ...], row: int) -> RowValues:
+    """Return the values of a row, None where the function abstains, or the failure for this row."""
+    match result:
+        case ("value", list() as values):
+            return values
+        case ("none",):
+            return None
+        case ("raised", dict() as details):
+            return Raised(**details)
+        case ("wrong", str() as what, str() as hint):
+            return WrongValue(what, row, hint)
+    raise AssertionError(result)
 
 
 def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None = None) -> RewardFunction:
@@ -260,54 +341,34 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
     function has processes of its own. Raises `ProgramError`.
     """
     check_function(spec)
-    if spec.kind == "python":
-        target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
-    else:
-        require_package("reasoning_gym", spec.span)
-        file = Path(__file__).with_name("verify.py")
-        target = CodeTarget("reasoning_gym", CodeSource(file), "reasoning_gym", spec.span, ours=True)
+    target = _target(spec, folders)
     pool = workers or Workers()
     processes = tuple(pool.worker_for(target.code, slot) for slot in range(int_option(spec, "workers", 1) or 1))
     signature = load_signature(target, processes[0])
-    constants = user_options(spec, OPTIONS, signature, target.name)
+    limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
+    if spec.kind == "http":
+        server = server_of(spec, limit_s)
+        constants: dict[str, Any] = {"rlgraph_server": server}
+        limit_s = whole_limit_s(limit_s, server["retries"])
+    else:
+        constants = user_options(spec, OPTIONS, signature, target.name)
     if spec.kind == "reasoning_gym" and spec.args:
         constants["name"] = spec.args[0]
-    limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
+    batch, trial = int_option(spec, "batch", None), flag_option(spec, "trial", True)
+    whole = spec.kind == "http"
     return RewardFunction(
-        target, signature, constants, limit_s, int_option(spec, "batch", None), _over(spec), processes
+        target, signature, constants, limit_s, batch, over_option(spec), processes, contract_of(spec), trial, whole
     )
 
 
-def check_function(spec: FunctionSpec) -> None:
-    """Raise an error for what is wrong with a `func` declaration, as far as can be seen without any file."""
-    if spec.kind not in _FORMS:
-        hint = did_you_mean(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
-        message = f"there are no functions of kind '{spec.kind}'"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
+def _target(spec: FunctionSpec, folders: Folders) -> CodeTarget:
+    """Return the file and the function of a declaration."""
     if spec.kind == "python":
-        single_text_argument(spec, "a file and a function in it", 'python("rewards.py:exact_match")')
-    elif spec.args:
-        single_text_argument(spec, "the task, where the rows do not name it", 'reasoning_gym("spell_backward")')
-    if spec.kind == "reasoning_gym":
-        refuse_unknown_options(spec, OPTIONS)
-    seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
-    int_option(spec, "batch", None)
-    int_option(spec, "workers", 1)
-    _over(spec)
-
-
-def _over(spec: FunctionSpec) -> str:
-    """Return the option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
-    over: str = text_option(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
-    if over not in UNITS:
-        message = f"`over` must be row, group or batch, not {over!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span("over"), did_you_mean(over, UNITS)))
-    cutting = "batch" if spec.options.get("batch") else "workers" if spec.options.get("workers", 1) > 1 else ""
-    if over == "batch" and cutting:
-        message = f"`over=batch` has one call for all rows, and `{cutting}` would cut them"
-        hint = f"leave `{cutting}` out, or write `over=group` if a row's number depends on those of its prompt alone"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(cutting), hint))
-    return over
+        return parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
+    file, package = SHIPPED[spec.kind]
+    if package:
+        require_package(package, spec.span)
+    return CodeTarget(spec.kind, CodeSource(Path(__file__).with_name(file)), spec.kind, spec.span, ours=True)
 
 
 def completion_as_messages(prompt: Any, completion: Any) -> Any:

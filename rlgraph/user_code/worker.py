@@ -56,6 +56,11 @@ class CodeFailure(Exception):
     line: int
     """The line in the user's own code; 0 if it is unknown."""
 
+    @property
+    def in_words(self) -> str:
+        """What happened, in a few words."""
+        raise NotImplementedError
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are pickled with their positional arguments, and lose named ones.
         return type(self), tuple(vars(self).values())
@@ -70,6 +75,10 @@ class Raised(CodeFailure):
     file: str
     line: int
 
+    @property
+    def in_words(self) -> str:
+        return f"it raised {self.type}{f': {self.message}' if self.message else ''}"
+
 
 @dataclass(eq=False)
 class WrongValue(CodeFailure):
@@ -83,6 +92,10 @@ class WrongValue(CodeFailure):
     file: str = ""
     line: int = 0
 
+    @property
+    def in_words(self) -> str:
+        return f"it gave {self.what}"
+
 
 @dataclass(eq=False)
 class TimedOut(CodeFailure):
@@ -91,6 +104,10 @@ class TimedOut(CodeFailure):
     limit_s: float
     file: str
     line: int
+
+    @property
+    def in_words(self) -> str:
+        return f"it did not come back within {self.limit_s:g} s"
 
 
 @dataclass(eq=False)
@@ -102,6 +119,10 @@ class Died(CodeFailure):
     line: int
     killed: bool = False
     """Whether someone else killed it, most often the system, for want of memory."""
+
+    @property
+    def in_words(self) -> str:
+        return f"its process ended {self.how}"
 
 
 @dataclass(frozen=True)

@@ -276,10 +276,10 @@ def test_a_column_that_is_not_there(folder: Path) -> None:
     ],
 )
 def test_a_function_that_goes_wrong_is_a_diagnostic(folder: Path, name: str, said: list[str]) -> None:
-    head = "algorithm t\n" + MODEL + DATA + f'func spread = python("bad.py:{name}")\n' + ROLL
+    head = "algorithm t\n" + MODEL + DATA + f'func spread = python("bad.py:{name}", trial=false)\n' + ROLL
     text = failure("    report a = mean(score)\n", folder, head)
     assert text.startswith("error[E07")
-    assert f'func spread = python("bad.py:{name}")' in text and "^" in text
+    assert f'func spread = python("bad.py:{name}", trial=false)' in text and "^" in text
     for piece in said:
         assert piece in text, text
 

@@ -75,13 +75,13 @@ def test_a_good_program_passes() -> None:
         ),
         (
             "reward: float[rollout] <- call(rollout)",
-            "reward: float[rollout], more: float <- call(rollout)",
-            "reward: call makes tensor, not float[rollout], float",
+            "reward: float[rollout], more: cursor<prompts> <- call(rollout)",
+            "reward: call makes tensor tensor*, not float[rollout], cursor<prompts>",
         ),
         (
             "  report(best)",
             "  again: cursor<prompts> <- call(rollout)\n  report(best)",
-            "again: call makes tensor, not cursor<prompts>",
+            "again: call makes tensor tensor*, not cursor<prompts>",
         ),
         ("yield actor@2, prompts@1", "yield actor@2, prompts@7", "yields prompts@7, which nothing makes"),
         # Values of a region end with it.

@@ -175,7 +175,7 @@ class Short:
         def patient(worker: Worker, process: Any, operation: str, limit_s: float, arguments: Any) -> Any:
             without_end = False
             if operation == "score":
-                _, rows, given = arguments
+                _, rows, given, *_ = arguments
                 self.asked.append(rows)
                 without_end = not ends(given)
             return exchange(worker, process, operation, limit_s if without_end else NEVER, arguments)
@@ -347,8 +347,9 @@ OTHERS = [
     (
         "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
         "asks for a column 'data_source'",
-        "verl calls `f` a row at a time",
+        "`f(rollout, ground_truth=rollout.answer)`",
     ),
+    ("def f(data_source, solution_str):\n    return 1.0\n", "a column 'data_source'", 'data_source="gsm8k"'),
     ("def f(queries, prompts, labels):\n    return [1.0]\n", "a column 'queries'", "OpenRLHF's `queries`"),
     ("def f(samples, prompts, outputs):\n    return [1.0]\n", "a column 'samples'", "trlX's `samples`"),
     ("def f(prompts, responses):\n    return [1.0]\n", "a column 'responses'", "rename `responses` to `completions`"),
@@ -359,7 +360,11 @@ OTHERS = [
     ),
     ("def f(completions):\n    return (1.0 for _ in completions)\n", "gave a generator", "`return list(...)`"),
     ("def f(completions):\n    yield 1.0\n", "gave a generator", "in place of `(...)` or `yield`"),
-    ("def f(completions):\n    return [None, 1.0]\n", "gave None, on row 0", "`0.0` where a function abstains"),
+    (
+        "def f(completions):\n    return [None, 1.0]\n",
+        "gave None, on row 0",
+        "`none=skip` leaves such a row without a number",
+    ),
     ("def f(completions):\n    return [{'score': 1.0}] * 2\n", "gave a dict, on row 0", "`found['score']`"),
     ("def f(completions):\n    return {'rewards': [1.0] * 2}\n", "gave a dict, not", "`return found['rewards']`"),
     ("def f(completions):\n    return 1.0\n", "gave 1.0, not a list", "called on many rows at a time"),

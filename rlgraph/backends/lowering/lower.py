@@ -126,7 +126,11 @@ class _Lowering:
 
     def lower_operation(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
         """Return the value of an operation on values."""
-        kind = TENSOR[expr.op].kind
+        kind, chosen = TENSOR[expr.op].kind, None
+        if len(args) > TENSOR[expr.op].args:
+            assert expr.args[0].type.axis is not None
+            chosen = self.broadcast(args[-1], expr.args[-1].type.axis, expr.args[0].type.axis)
+            args = args[:-1]
         if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
             return _fold(expr, args)
         function = reference.REFERENCE[expr.op]
@@ -150,12 +154,19 @@ class _Lowering:
             return self.add_call(function, (args[0], *rest, self.ancestor_rows(source, source.parent)), hint)
         target = expr.type.axis
         # The share of `quantile` is broadcast to what the reduction leaves.
-        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
+        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
+        entries = args[0] if chosen is None else self.add_call(reference.select, (args[0], chosen))
         if target is None:
-            return self.add_call(function, (args[0], *rest, None, 1), hint)
+            return self.add_call(function, (entries, *rest, None, 1), hint)
         same_axis = source.key == target.key
         index = self.add_call(reference.own_rows, args[:1]) if same_axis else self.ancestor_rows(source, target)
-        return self.add_call(function, (args[0], *rest, index, self.row_count(target)), hint)
+        if chosen is None:
+            return self.add_call(function, (entries, *rest, index, self.row_count(target)), hint)
+        index = self.add_call(reference.select, (index, chosen))
+        if TENSOR[expr.op].dtype != "row":
+            return self.add_call(function, (entries, *rest, index, self.row_count(target)), hint)
+        place = self.add_call(function, (entries, *rest, index, self.row_count(target)))
+        return self.add_call(reference.place_before, (place, chosen), hint)
 
     def in_result_dtype(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""

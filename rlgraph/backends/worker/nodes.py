@@ -28,6 +28,7 @@ from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
 from rlgraph.ir.types import Table, axis_of
+from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops import NODES, attribute_value
 
 Work = Callable[[Node, Frame, Session], NodeOutput]
@@ -196,11 +197,18 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
-    returned = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
-    rewards = finite_numbers(
-        returned, lambda place: f"what `{func}` gives for {rows.row_name(place)}", node.span, session.dtype
-    )
-    return NodeOutput({node.outputs[0].name: rewards})
+    judged = function.judge(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
+    session.tell_failures(func, judged.failures)
+    values: dict[str, Any] = {}
+    for output, column in zip(node.outputs, [*judged.columns, judged.states], strict=False):
+        assert isinstance(output.type, TensorType)
+        if output.type.dtype == "float":
+            values[output.name] = finite_numbers(
+                column, lambda place: f"what `{func}` gives for {rows.row_name(place)}", node.span, session.dtype
+            )
+        else:
+            values[output.name] = torch.tensor(column, dtype=torch.long) if output.type.dtype == "int" else column
+    return NodeOutput(values)
 
 
 @cache

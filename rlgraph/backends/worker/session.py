@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.model_sources import model_spec, source_span
+from rlgraph.backends.worker.trials import try_functions
 from rlgraph.catalog.models.heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
@@ -155,6 +157,8 @@ class Session:
         self.notes = TraceNotes(program)
         self._open_engine = open_engine
         self.workers = Workers()
+        self._told: set[str] = set()
+        """Functions of which it has been said that they failed."""
         self.models: dict[str, ModelState] = {}
         self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
@@ -179,6 +183,9 @@ class Session:
         if not problems:
             columns = {name: reader.source.columns for name, reader in self.readers.items()}
             problems += column_misuses(self.program, columns, self.functions)
+        if not problems:
+            # Before models are loaded, which may take minutes.
+            problems += try_functions(self.program, self.readers, self.functions, note)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
@@ -260,6 +267,12 @@ class Session:
         base = self.bases.get(model.name)
         engines = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
         return next((engine for engine in engines if hasattr(engine, "tensors")), None)
+
+    def tell_failures(self, func: str, failures: Sequence[str]) -> None:
+        """Say once in this process for which row a function failed that the run goes on without."""
+        if failures and func not in self._told:
+            self._told.add(func)
+            print(f"`{func}` failed {failures[0]}; metrics count how often it does", file=sys.stderr, flush=True)
 
     def prepare_change(self, name: str, step: Step) -> None:
         """Prepare for a change of a model's weights: wait until they are not held, and keep the past ones as long as

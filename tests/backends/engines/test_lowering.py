@@ -20,6 +20,7 @@ from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.types import Axis
 from rlgraph.ir.types import Tensor as Type
 from rlgraph.ops import TENSOR, infer_type
+from rlgraph.ops.tensor import TensorOp
 
 PROMPTS = Axis("prompts", "prompts")
 ROLLOUT = Axis("rollout", "rollout", PROMPTS)
@@ -425,3 +426,31 @@ def test_whole_numbers_that_are_compared_with_real_ones_stay_what_they_are() -> 
     made = node("b = n == s", yields="b: bool[rollout]")
     given = {"n": torch.tensor([2**24 + 1, 2**24]), "s": torch.tensor(2.0**24, dtype=torch.float32)}
     assert lower(made)(given, Shape([[1, 1]], torch.float32))["b"].tolist() == [False, True]
+
+
+REDUCTIONS = [op for op in TENSOR.values() if op.kind == "reduction"]
+
+
+@pytest.mark.parametrize("op", REDUCTIONS, ids=lambda op: op.name)
+def test_a_reduction_of_some_entries_is_that_of_a_batch_without_the_others(op: TensorOp) -> None:
+    """The rows that lack a value come and go; which groups there are stays."""
+    shape = Shape([[1, 1, 1], [], [1, 1], [1]])
+    r = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0, 7.0], dtype=torch.float64)
+    ok = torch.tensor([True, False, True, True, True, False])
+    share = ", 0.25" if op.args == 2 else ""
+    kind = infer_type(op.name, [Type("float", ROLLOUT), *[Type("float")] * (op.args - 1)], PROMPTS).dtype
+    some = lower(node(f"x = {op.name}(r{share}, r > 0 and n > 2, to=prompts)", yields=f"x: {kind}[prompts]"))
+    found = some({"r": r, "n": torch.where(ok, 3, 1)}, shape)["x"]
+    rest = Shape([[1, 1], [], [1, 1], []])
+    whole = lower(node(f"x = {op.name}(r{share}, to=prompts)", yields=f"x: {kind}[prompts]"))({"r": r[ok]}, rest)["x"]
+    if op.dtype == "row":
+        whole = torch.where(whole < 0, -1, ok.nonzero()[:, 0][whole])
+    assert found.tolist() == whole.tolist() and found.dtype == whole.dtype
+
+
+def test_a_column_of_rows_says_which_of_their_tokens_count() -> None:
+    made = node("x = mean(t, n > 2)", "y = size(t, n > 2, to=rollout)", yields="x: float, y: int[rollout]")
+    given = values(SHAPE) | {"n": torch.tensor([3, 1, 3, 1])}
+    found = lower(made)(given, SHAPE)
+    assert found["x"].item() == pytest.approx(given["t"][:3].mean().item(), rel=1e-12)
+    assert found["y"].tolist() == [3, 0, 0, 0]

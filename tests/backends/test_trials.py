@@ -1,0 +1,113 @@
+"""Functions are called once on made-up answers before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import compile_text, data_folder, weights
+
+from rlgraph.backends.worker.session import Session, Settings
+from rlgraph.errors import ProgramError
+
+USER = """
+import json
+from pathlib import Path
+
+def log(**given):
+    with (Path(__file__).parent / "calls.jsonl").open("a") as file:
+        file.write(json.dumps(given) + "\\\\n")
+    return [float(len(text)) for text in given["completions"]]
+
+def wrong(completions, **columns):
+    log(completions=completions)
+    return [json.loads(text) for text in completions]
+
+class Env:
+    def reset(self, row):
+        return ""
+    def step(self, action):
+        return "", 0.0, True
+
+def stream():
+    while True:
+        yield {"prompt": "ab"}
+""".replace("\\\\n", "\\n")
+HEAD = f"""algorithm tried
+model actor  = causal_lm({weights()})
+data prompts = jsonl("prompts.jsonl", batch=5)
+data other   = python("user.py:stream", batch=2)
+func f       = python("user.py:log")
+func row     = python("user.py:log", over=row)
+func quiet   = python("user.py:log", trial=false)
+func wrong   = python("user.py:wrong", over=row)
+func shy     = python("user.py:wrong", over=row, failed=skip)
+env shell    = python("user.py:Env")
+step:
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = data_folder(tmp_path)
+    (folder / "user.py").write_text(USER)
+    return folder
+
+
+def opened(step: str, folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """What is told while all is opened, and the calls."""
+    used = [line for line in HEAD.splitlines() if line[:4] not in ("func", "env ") or line.split()[1] in step]
+    told: list[str] = []
+    Session(compile_text("\n".join([*used, step])), Settings(folder=folder), told.append).close()
+    calls = folder / "calls.jsonl"
+    return told, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+
+
+def test_they_are_called_as_the_program_calls_them(folder: Path) -> None:
+    told, calls = opened(
+        "    rollout = actor.generate(prompts, n=3, max_tokens=4)\n"
+        "    a = f(rollout, length=rollout.length, mean=mean(rollout.logprobs, token), named=rollout.task)\n"
+        "    b = row(rollout)\n    again = row(rollout)\n"
+        "    report a = mean(a + b + again)\n",
+        folder,
+    )
+    assert told[-3:] == ["trying f on a made-up answer", "trying row on a made-up answer", told[-1]]
+    assert told[-1].startswith("loading actor"), "before models are loaded"
+    ids = [0, 1]
+    expected = {"prompts": "ab", "completions": "ab", "completion_ids": ids, "task": "a", "place": 0}
+    program = {"length": 1, "mean": 0.5, "named": "a"}
+    assert calls == [
+        {name: [value] * 3 for name, value in (expected | program).items()},
+        {name: [value] for name, value in expected.items()},
+    ]
+
+
+def test_what_is_wrong_is_said_before_models_are_loaded(folder: Path) -> None:
+    step = "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(wrong(rollout))\n"
+    with pytest.raises(ProgramError) as caught:
+        opened(step, folder)
+    found = caught.value.diagnostics[0]
+    assert found.code == "E0726" and found.message.endswith(", on a made-up answer to prompts row 0")
+    assert found.hint.endswith("if no model would ever answer with its prompt, `trial=false` in the declaration")
+
+
+def test_where_the_run_goes_on_without_such_rows_it_is_only_told(folder: Path) -> None:
+    step = "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(shy(rollout))\n"
+    told, _ = opened(step, folder)
+    assert "`shy` failed on a made-up answer to prompts row 0: it raised JSONDecodeError" in told[-2]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(quiet(rollout))\n",
+        "    rollout = actor.generate(other, max_tokens=4)\n    report a = mean(f(rollout))\n",
+        "    rollout = actor.interact(shell, prompts, max_turns=2, max_tokens=9)\n    report a = mean(f(rollout))\n",
+    ],
+    ids=["trial=false", "stream", "environment"],
+)
+def test_who_is_not_called(folder: Path, step: str) -> None:
+    told, calls = opened(step, folder)
+    assert not calls and not any("trying" in text for text in told)
