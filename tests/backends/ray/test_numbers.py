@@ -276,7 +276,7 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     step = Step(len(run.steps) + 1, "step")
     with run.backend.weights.lend_weights("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
         # Orders come behind them; this asks each process itself.
-        lent.arrived()
+        lent.wait_for_arrival()
         after, fresh = sampled_and_scored(run)
     torch.testing.assert_close(after, fresh, rtol=0, atol=CLOSE)
 
@@ -319,7 +319,7 @@ def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActor
         calls = Calls[WeightsReport](run.backend.processes)
         calls.call_replica(copy, Worker.report_weights, "actor")
         told = [each.change_count for found in calls.get("what it has") for each in found]
-        lent.arrived()
+        lent.wait_for_arrival()
     run.each(group.name, on_time)
     assert told == [count + 1 for count in before]
 
