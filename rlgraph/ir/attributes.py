@@ -9,11 +9,25 @@ from typing import Literal
 from rlgraph.ir.graph import Constant, Record
 
 AttributeType = Literal[
-    "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "columns", "any"
+    "int",
+    "float",
+    "bool",
+    "text",
+    "texts",
+    "word",
+    "rate",
+    "name",
+    "names",
+    "axis",
+    "source",
+    "lora",
+    "chat",
+    "columns",
+    "any",
 ]
 """`word`: one of the attribute's `names`, without quotes; `rate`: a number or a schedule of one (`cosine(...)`);
 `name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name,
-`gguf(...)` or `random(...)`; `lora`: adapters."""
+`gguf(...)` or `random(...)`; `lora`: adapters; `chat`: how conversations are written."""
 
 
 class Required:
@@ -87,7 +101,7 @@ def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
         return isinstance(value, bool)
     if type_ == "any":
         return True
-    if type_ in ("lora", "columns"):
+    if type_ in ("lora", "chat", "columns"):
         return isinstance(value, Record)
     if type_ == "source":
         return isinstance(value, (str, Record))
