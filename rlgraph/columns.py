@@ -54,7 +54,7 @@ def value_kind(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, list | tuple):
-        return "messages" if value and all(map(_message, value)) else "nested"
+        return "messages" if value and all(map(is_message, value)) else "nested"
     if isinstance(value, Mapping):
         return "nested"
     return _foreign(value)
@@ -65,8 +65,12 @@ def utf8_bytes_bound(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def _message(value: Any) -> bool:
-    return isinstance(value, Mapping) and "role" in value and "content" in value
+def is_message(value: Any) -> bool:
+    """Return whether a value is a chat message: `{"role": ..., "content": ...}`, what calls tools in place of the
+    content, or as ShareGPT has it, `{"from": ..., "value": ...}`."""
+    if not isinstance(value, Mapping):
+        return False
+    return "role" in value and ("content" in value or "tool_calls" in value) or "from" in value and "value" in value
 
 
 def _real(value: float) -> str:

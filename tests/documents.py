@@ -280,6 +280,8 @@ def generated() -> dict[str, str]:
             ("form", "meaning"), [(f"`{_form(signature)}`", signature.doc) for signature in group.values()]
         )
     made["lora"] = _options(own.CONSTRUCTORS["lora"])
+    made["chat"] = _options(own.CONSTRUCTORS["chat"])
+    made["encode"] = _options(own.ENCODE)
     made["data.options"] = _shared(own.DATA)
     made["called.options"] = _shared(own.FUNCS)
     made["prelude"] = _prelude()

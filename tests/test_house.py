@@ -24,6 +24,7 @@ FLOORS = {
     "errors": 0,
     "errors.codes": 0,
     "columns": 0,
+    "conversations": 1,
     "files": 0,
     "digests": 0,
     "rewards": 0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlgraph.columns import Column
+from rlgraph.conversations import Shape, shape_of
 from rlgraph.dsl.misuses import (
     ColumnUse,
     comparison_error,
@@ -21,7 +22,7 @@ from rlgraph.dsl.misuses import (
     number_error,
     prompt_error,
 )
-from rlgraph.errors import Diagnostic, Span
+from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
 from rlgraph.ir.types import DType, Handle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
@@ -41,8 +42,13 @@ class PromptUse:
     model: str
     chosen: bool
     """Whether these are only some of the rows: others were left out before."""
-    answer: str = ""
-    """The column of the answers that follow the prompts, where the model does not generate them."""
+    shape: Shape | None = None
+    """The columns of rows whose answers the model does not generate; `column` is that of their prompts, or of the
+    answers where there is none."""
+    whole: bool = False
+    """Whether the rows are given as a table, so that their tools are used."""
+    last: bool = False
+    """Whether only the last turn of a conversation carries loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +124,9 @@ class _UseWalk:
     """The data source of the rows of each buffer."""
     keys: dict[str, list[ColumnUse]] = field(default_factory=dict)
     """The columns that are keys of each keyed state."""
-    encoded: dict[str, tuple[ColumnUse, ColumnUse]] = field(default_factory=dict)
-    """The prompts and answers of each table that is made of two columns."""
+    encoded: dict[str, tuple[str, Shape, bool, bool]] = field(default_factory=dict)
+    """For each table that is made of texts or conversations the data source, the columns that it is made of, whether
+    it is made of whole rows, and whether only last turns carry loss."""
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
@@ -157,11 +164,9 @@ class _UseWalk:
     def _node(self, node: Node) -> None:
         table = next((name for name in node.inputs if name in self.encoded), None)
         if table is not None and node.op in NODES and NODES[node.op].uses_model:
-            prompt, answer = self.encoded[table]
-            model = self._handle(node).name
-            self.prompt_uses.append(
-                PromptUse(node, prompt.source, prompt.name, model, table in self.chosen, answer.name)
-            )
+            source, shape, whole, last = self.encoded[table]
+            model, column = self._handle(node).name, shape.prompt or shape.answer
+            self.prompt_uses.append(PromptUse(node, source, column, model, table in self.chosen, shape, whole, last))
         if node.op in _BY_OPERATION:
             _BY_OPERATION[node.op](self, node)
         elif node.op in NODES and NODES[node.op].generates:
@@ -187,13 +192,37 @@ class _UseWalk:
         self.chosen.add(node.outputs[0].name)
 
     def _encode(self, node: Node) -> None:
-        self._texts(node.inputs[0], node.span, ("text", "messages"))
-        self._texts(node.inputs[1], node.span, ("text",))
-        sides = [self.columns.get(name) for name in node.inputs]
-        if sides[0] and sides[1] and sides[0].source == sides[1].source:
-            self.encoded[node.outputs[0].name] = sides[0], sides[1]
-            if any(name in self.chosen for name in node.inputs):
-                self.chosen.add(node.outputs[0].name)
+        output = node.outputs[0].name
+        if any(name in self.chosen for name in node.inputs):
+            self.chosen.add(output)
+        if node.inputs[0] in self.tables:
+            self._encode_rows(node, self.tables[node.inputs[0]])
+            return
+        for name in node.inputs:
+            self._texts(name, node.span, ("text", "messages"))
+        sides = [self.columns[name] for name in node.inputs if name in self.columns]
+        if len(sides) == len(node.inputs) and len({side.source for side in sides}) == 1:
+            shape = Shape(sides[-1].name, sides[0].name if len(sides) > 1 else "")
+            self.encoded[output] = sides[0].source, shape, False, attribute_value(node, "turns") == "last"
+
+    def _encode_rows(self, node: Node, source: str) -> None:
+        """Check the columns of rows that are encoded as a table."""
+        output, known = node.outputs[0].name, self.contents.get(source)
+        self.tables[output] = source
+        if not known:
+            return
+        answer = attribute_value(node, "answer")
+        shape = shape_of(known, answer)
+        if shape is None:
+            what = f"no column `{answer}`" if answer else "no columns that `encode` knows"
+            hint = f"it has {quoted_list([*known], 'and')}: name them, `encode(rows.prompt, rows.response)`"
+            self._note(Diagnostic("E0771", f"`{source}` has {what}", node.span, hint))
+            return
+        self.encoded[output] = source, shape, True, attribute_value(node, "turns") == "last"
+        for name in shape.columns:
+            use = ColumnUse(source, name, known[name], node.span)
+            if not self._note(missing_column_error(use)):
+                self._note(prompt_error(use, ("text", "messages"), node.span))
 
     def _length(self, node: Node) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
@@ -294,7 +323,8 @@ class _UseWalk:
         # With an environment the prompts come from the environment.
         if source and not NODES[node.op].foreign:
             column = from_column.name if from_column else "prompt"
-            self.prompt_uses.append(PromptUse(node, source, column, self._handle(node).name, name in self.chosen))
+            model, whole = self._handle(node).name, from_column is None
+            self.prompt_uses.append(PromptUse(node, source, column, model, name in self.chosen, whole=whole))
         if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return

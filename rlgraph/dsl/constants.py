@@ -264,6 +264,7 @@ _TYPES = {
     "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
     "source": 'a path or a hub name in quotes, `gguf("model.gguf")`, or `random("qwen2", ...)`',
     "lora": "adapters: `lora(rank=32)` for example",
+    "chat": 'how conversations are written: `chat(system="Be brief.")` for example',
     "columns": 'columns and their values: `columns(answer="")` for example',
     "any": "a constant",
 }
@@ -272,6 +273,7 @@ _RECORDS: Mapping[str, tuple[str, ...]] = {
     "rate": RATES,
     "source": ("random", "gguf"),
     "lora": ("lora",),
+    "chat": ("chat",),
     "columns": ("columns",),
 }
 """The constructors of the types that hold more than plain constants."""

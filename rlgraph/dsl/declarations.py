@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
+from rlgraph.conversations import TEMPLATE_NAMES
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
@@ -171,6 +172,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
         )
     _check_lora(context, record, value)
+    _check_chat(context, record, value)
     return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
 
 
@@ -194,6 +196,18 @@ def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
         raise context.statement_error(
             "E0403", "`targets` of `lora` names no layer", given.get("targets", place.span), hint
         )
+
+
+def _check_chat(context: Context, record: Record, call: tree.Call) -> None:
+    """Check that what a chat template is given besides has no name of what every template is given."""
+    chat = record.option("chat")
+    if chat is None:
+        return
+    for name, _ in chat.options:
+        if name in TEMPLATE_NAMES:
+            place = dict(chat.spans).get(name, call.span)
+            hint = "conversations and tools are columns of the data; `chat` takes what the template is given besides"
+            raise context.statement_error("E0773", f"every chat template is given `{name}` already", place, hint)
 
 
 def _state(context: Context, item: tree.State) -> Meaning:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rlgraph.conversations import shape_of
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
 from rlgraph.dsl.reports import check_report
-from rlgraph.dsl.scope import NamedValues, OptionalValue, TableValue, describe_meaning
-from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
+from rlgraph.dsl.signatures import ENCODE, STATEMENTS
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, External, Node, Ref, Value
+from rlgraph.errors import did_you_mean, quoted_list
+from rlgraph.ir.graph import Apply, Const, Constant, External, Node, Ref, Value
 from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
@@ -141,33 +143,76 @@ def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     return TableValue(label, kind)
 
 
+_ENCODE = "`encode(rows)`, `encode(rows.messages)`, or `encode(rows.prompt, rows.response)`"
+
+
 def emit_encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
-    """Emit `encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
-    if len(expr.args) != 2 or expr.options:
+    """Emit `encode(rows)`, or of one or two of their columns: rows with tokens, of which the answer's carry loss."""
+    options = constants.evaluate_options(context, ENCODE, expr.options, expr.span, context.block.scope)
+    if len(expr.args) not in (1, 2):
         raise context.statement_error(
-            "E0405", "`encode` takes a prompt and an answer", expr.span, "`encode(pairs.prompt, pairs.response)`"
+            "E0405", "`encode` takes a table, or a column, or the columns of prompts and of answers", expr.span, _ENCODE
         )
-    sides: list[Expr] = []
-    for arg in expr.args:
-        side = context.evaluate(arg)
-        column = isinstance(side, (Ref, Apply)) and side.type.axis is not None
-        if not isinstance(side, (Ref, Apply)) or not column or side.type.dtype not in ("text", "any"):
-            hint = (
-                f"name its column: `{arg.span.covered_text}.prompt` for example" if isinstance(side, TableValue) else ""
-            )
+    sides = [context.evaluate(arg) for arg in expr.args]
+    table = sides[0]
+    if isinstance(table, TableValue) and len(sides) == 1:
+        if table.type.token:
             raise context.statement_error(
-                "E0304", f"a column of texts is needed here, and this is {describe_meaning(side)}", arg.span, hint
+                "E0305", f"`{expr.args[0].span.covered_text}` has tokens already", expr.args[0].span, "use it as it is"
             )
-        sides.append(side)
-    if sides[0].type.axis != sides[1].type.axis:
-        raise context.statement_error("E0301", "the prompt and the answer are columns of different tables", expr.span)
-    axis = sides[0].type.axis
+        answer = options["answer"]
+        assert answer is None or isinstance(answer, str)
+        _check_shape(context, expr, table, answer)
+        axis, data = table.type.axis, table.type.data
+        inputs: tuple[str, ...] = (table.name,)
+    else:
+        columns = [_text_column(context, arg, side) for arg, side in zip(expr.args, sides, strict=True)]
+        if options["answer"] is not None:
+            place = next(option.span for option in expr.options if option.name == "answer")
+            raise context.statement_error(
+                "E0405", "`answer` names a column of a table, and columns are given", place, "leave it out"
+            )
+        if len({column.type.axis for column in columns}) > 1:
+            raise context.statement_error(
+                "E0301", "the prompt and the answer are columns of different tables", expr.span
+            )
+        axis, data = columns[0].type.axis, None  # type: ignore[assignment]
+        inputs = tuple(materialize(context, column, "text") for column in columns)
     assert axis
     label = unique_name(context, hint or "answer")
-    kind = Table(axis, inner_axis(context, "token", label, axis), data=None)
-    inputs = tuple(materialize(context, side, "text") for side in sides)
-    emit_node(context, Node("encode", inputs, (Value(label, kind),), span=expr.span))
+    kind = Table(axis, inner_axis(context, "token", label, axis), data=data)
+    attrs = tuple(
+        (name, value) for name, value in options.items() if value != NODES["encode"].attribute_named(name).default
+    )
+    emit_node(context, Node("encode", inputs, (Value(label, kind),), attrs, span=expr.span))
     return TableValue(label, kind)
+
+
+def _check_shape(context: Context, expr: tree.Call, table: TableValue, answer: str | None) -> None:
+    """Report rows that have no columns to encode."""
+    data = table.type.data
+    if data is None or shape_of(data, answer) is not None:
+        return
+    has = f"it has {quoted_list([*data], 'and')}" if data else "it has no columns"
+    if answer is not None:
+        place = next(option.span for option in expr.options if option.name == "answer")
+        raise context.statement_error(
+            "E0771", f"the table has no column `{answer}`", place, did_you_mean(answer, data) or has
+        )
+    rows = expr.args[0].span.covered_text
+    named = f"name them: `encode({rows}.{data[0]}, {rows}.{data[-1]})` for example" if data else _ENCODE
+    message = f"`{rows}` has no columns that `encode` knows: {has}"
+    raise context.statement_error("E0771", message, expr.span, named)
+
+
+def _text_column(context: Context, arg: tree.Expr, side: Meaning) -> Ref | Apply:
+    """Return an argument that has to be a column of texts or messages."""
+    if isinstance(side, (Ref, Apply)) and side.type.axis is not None and side.type.dtype in ("text", "any"):
+        return side
+    hint = f"name its column: `{arg.span.covered_text}.prompt` for example" if isinstance(side, TableValue) else ""
+    raise context.statement_error(
+        "E0304", f"a column of texts is needed here, and this is {describe_meaning(side)}", arg.span, hint
+    )
 
 
 def emit_sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:

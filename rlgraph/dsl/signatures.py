@@ -106,6 +106,7 @@ _MODEL = (
         doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32",
     ),
     Attribute("lora", "lora", None, doc="train adapters, `lora(...)`, and not the model itself"),
+    Attribute("chat", "chat", None, doc="how conversations are written, `chat(...)`; if not said, as the model's own"),
 )
 
 MODELS = _table(
@@ -139,6 +140,22 @@ CONSTRUCTORS = _table(
             Attribute("seed", "int", 0, 0, None, "of the random half of each adapter; the other half begins with 0"),
         ),
         doc="Low-rank adapters, which are trained in place of the model (arXiv 2106.09685).",
+    ),
+    Signature(
+        "chat",
+        options=(
+            Attribute("template", "text", None, doc="a file with a Jinja template, in place of the tokenizer's own"),
+            Attribute("system", "text", None, doc="the system's message of conversations that have none"),
+            Attribute(
+                "special_tokens",
+                "bool",
+                None,
+                doc="whether the text of a special token in a prompt is that token; if not said, only in a prompt that "
+                "is a plain text",
+            ),
+        ),
+        doc="How conversations are written; other options are the chat template's own.",
+        open=True,
     ),
     Signature("chars", (Attribute("alphabet", "text"),), doc="A tokenizer with a token for each of these characters."),
     Signature("words", (Attribute("words", "text"),), doc="A tokenizer with a token for each of these words."),
@@ -305,6 +322,8 @@ ENVS = _table(
         open=True,
     ),
 )
+
+ENCODE = Signature("encode", options=_options("encode"), doc="Rows of texts or conversations as tokens.")
 
 BUFFERS = _table(
     Signature(

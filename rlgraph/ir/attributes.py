@@ -22,13 +22,14 @@ AttributeType = Literal[
     "axis",
     "source",
     "lora",
+    "chat",
     "columns",
     "any",
 ]
 """`word`: one of the attribute's `names`, without quotes; `outcome`: one of these, or a number; `rate`: a number or a
 schedule of one (`cosine(...)`);
 `name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name,
-`gguf(...)` or `random(...)`; `lora`: adapters."""
+`gguf(...)` or `random(...)`; `lora`: adapters; `chat`: how conversations are written."""
 
 
 class Required:
@@ -106,7 +107,7 @@ def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
         return isinstance(value, bool)
     if type_ == "any":
         return True
-    if type_ in ("lora", "columns"):
+    if type_ in ("lora", "chat", "columns"):
         return isinstance(value, Record)
     if type_ == "source":
         return isinstance(value, (str, Record))

@@ -44,7 +44,28 @@ RECORDS = (
         pure=False,
         random=True,
     ),
-    NodeOp("encode", "table|tensor tensor -> table", "row", "Prompt and answer as tokens; the answer's carry loss."),
+    NodeOp(
+        "encode",
+        "table|tensor tensor* -> table",
+        "row",
+        "Texts or conversations as tokens; the answer's carry loss, of a conversation the assistant's.",
+        attributes=(
+            Attribute(
+                "answer",
+                "text",
+                None,
+                doc="the column of the answers, such as `chosen`; if it is left out, `messages`, `completion`, "
+                "`response` or `text`",
+            ),
+            Attribute(
+                "turns",
+                "word",
+                "all",
+                doc="the assistant's turns that carry loss: `all` that come after the prompt, or the `last` one",
+                names=lambda: ("all", "last"),
+            ),
+        ),
+    ),
     NodeOp(
         "length",
         "tensor -> tensor",

@@ -115,6 +115,10 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "pairs": 'jsonl("preferences.jsonl", batch=5)',
         },
     ),
+    "dpo": (
+        {"lr=5e-7": "lr=0.02"},
+        {"base": weights(0), "actor": CAUSAL, "pairs": 'jsonl("preferences.jsonl", batch=5)'},
+    ),
     "distill": (
         # Of five samples those three that end first.
         {"max_tokens=1024": "max_tokens=5", "n=4": "n=5, first=3", "lr=1e-5": "lr=0.02"},

@@ -35,7 +35,7 @@ from rlgraph.ir.graph import Node
 from tests.suites import few
 
 STEPS = 3
-SAMPLING = [name for name in PROGRAMS if name not in ("sft", "reward_model")]
+SAMPLING = [name for name in PROGRAMS if name not in ("sft", "reward_model", "dpo")]
 
 
 @pytest.fixture(scope="module")

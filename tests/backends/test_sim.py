@@ -159,7 +159,7 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
     """All but what depends on the numbers, which `dapo` does. A run in one process is one thing after the other: what
     needs no model is fired in between there, and beside here. In a second step, who waits for weights lets others go
     first here."""
-    for more in ("", "stream rollout(block=2)\n" if name not in ("sft", "reward_model", "agent") else ""):
+    for more in ("", "stream rollout(block=2)\n" if name not in ("sft", "reward_model", "dpo", "agent") else ""):
         made = program(name, folder, schedule, more)
         real, ours = Fires(), Fires()
         backend = RayBackend(made.program, made.plan, Settings(folder=folder), real, debug=True)

@@ -191,7 +191,7 @@ def test_a_prompt_is_a_text_or_messages(value: Any, shown: str) -> None:
     asked = "m = actor.generate(q.other, max_tokens=2)\nreport a = mean(m.length)"
     assert f"`other` holds {shown} in q.jsonl:2" in one(asked, {"other": "a"}, {"other": value})
     encoded = "m = encode(q.prompt, q.other)\nreport a = mean(m.length)"
-    assert f"`other` holds {shown} in q.jsonl:2, and a text is needed here" in one(
+    assert f"`other` holds {shown} in q.jsonl:2, and a text or a list of messages is needed here" in one(
         encoded, {"other": "a"}, {"other": value}
     )
     assert not said(asked, {"other": "a"}, {"other": [{"role": "user", "content": "a"}]})

@@ -508,6 +508,23 @@ def reward_model(reward: Model, chosen: list[Row], rejected: list[Row], *, lr: f
     return step
 
 
+def dpo(actor: Model, ref: Model, chosen: list[Row], rejected: list[Row], *, beta: float, lr: float) -> Step:
+    """arXiv 2305.18290: -log sigmoid(beta (gap - gap of the reference)), the gap of the answers' log-probabilities."""
+    begin(actor)
+    step = Step()
+    pairs = list(zip(chosen, rejected, strict=True))
+    before = [sum(frozen_logprobs(ref, good)) - sum(frozen_logprobs(ref, bad)) for good, bad in pairs]
+    margins = [
+        sum(actor.logprobs(good)) - sum(actor.logprobs(bad)) - gap
+        for (good, bad), gap in zip(pairs, before, strict=True)
+    ]
+    loss = sum(torch.log(1 + torch.exp(-beta * margin)) for margin in margins) / len(margins)
+    step.trained("actor", actor.train(loss, lr))
+    found = [float(margin.item()) for margin in margins]
+    step.metrics = {"margin": mean(found), "accuracy": mean([float(margin > 0) for margin in found])}
+    return step
+
+
 def safe_rlhf(
     actor: Model,
     ref: Model,

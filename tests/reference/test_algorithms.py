@@ -271,6 +271,14 @@ def test_reward_model(folder: Path) -> None:
         replay.same(seen, formulas.reward_model(replay.models["reward"], good, bad, lr=0.02))
 
 
+def test_dpo(folder: Path) -> None:
+    text = shipped("dpo", {"lr=5e-7": "lr=0.02"})
+    replay = Replay(text, folder, {**ACTOR, "pairs": source("preferences", 7)})
+    for seen in replay.steps:
+        good, bad = (rows_of(seen.table(name)) for name in ("chosen", "rejected"))
+        replay.same(seen, formulas.dpo(replay.models["actor"], replay.models["ref"], good, bad, beta=0.1, lr=0.02))
+
+
 def test_safe_rlhf(folder: Path) -> None:
     text = shipped(
         "safe_rlhf",

@@ -19,6 +19,21 @@ class HubError(EngineError):
         """What to do."""
 
 
+class ConversationError(EngineError):
+    """A conversation that the model's chat template does not write so that it could be learned from."""
+
+    def __init__(self, message: str, code: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.args = message, code, hint
+        self.code = code
+        """Of the diagnostic."""
+        self.hint = hint
+        """What to do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class NonFiniteGradient(EngineError):
     """A gradient has NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 

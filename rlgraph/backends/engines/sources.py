@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, first_line
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
@@ -69,6 +70,8 @@ class ModelSpec:
     is_trained: bool = True
     """It is trained, or a copy of it: a head that the source does not have begins with 0. Else the source has to have
     one."""
+    chat: ChatOptions | None = None
+    """How its conversations are written; None: as the tokenizer says."""
 
     @property
     def needs_saved_head(self) -> bool:
@@ -119,13 +122,14 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
 
 
 def load_codec(spec: ModelSpec) -> Codec:
-    """Return the tokenizer of a model, without its weights."""
+    """Return the tokenizer of a model, without its weights. Raises ConversationError where its chat template does not
+    know what it is given."""
     default = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
     chosen = default if spec.tokenizer is None else spec.tokenizer
     if not isinstance(chosen, str):
-        return Codec(build_tokenizer(chosen))
+        return Codec(build_tokenizer(chosen), spec.chat)
     with quiet_transformers():
-        return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)))
+        return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)), spec.chat)
 
 
 def max_positions(spec: ModelSpec) -> int | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rlgraph.backends.engines.errors import EngineError, first_line
+from rlgraph.backends.engines.chat import ChatOptions, Hidden, Piece, check_options, conversation, hidden_in
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.pieces import encode_pieces
+from rlgraph.columns import utf8_bytes_bound
+from rlgraph.conversations import Content, Example, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -17,8 +21,9 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
 
-Message = Mapping[str, str]
-"""A chat message: `{"role": ..., "content": ...}`."""
+
+MOST_ENDS = 16
+"""More special tokens than a tokenizer puts around a text."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,13 @@ def _vocabulary(special: list[str], tokens: list[str], kind: str) -> dict[str, i
 class Codec:
     """Turns text into token ids and back, with one model's tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: ChatOptions | None = None) -> None:
         self.tokenizer = tokenizer
+        self.chat = chat or ChatOptions()
+        """How conversations are written."""
+        if self.chat.template is not None:
+            tokenizer.chat_template = self.chat.template
+        check_options(tokenizer, self.chat)
 
     @property
     def eos_id(self) -> int | None:
@@ -108,24 +118,90 @@ class Codec:
         bos = _token_id(self.tokenizer.bos_token_id)
         return bos if bos is not None else self.eos_id
 
-    def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+    def encode_prompt(
+        self,
+        prompt: Content,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the
-        chat template."""
-        if isinstance(prompt, str):
-            return self._tokens(prompt)
-        if self.tokenizer.chat_template is None:
-            raise EngineError("the prompt is a list of messages, but the model's tokenizer has no chat template")
-        messages = [dict(message) for message in prompt]
-        try:
-            rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        # A template is a program by whoever made the model, and can fail in any way.
-        except Exception as error:
-            reason = f"{type(error).__name__}: {first_line(error)[:300]}"
-            raise EngineError(f"the model's chat template fails: {reason}") from error
-        # The template writes its special tokens itself.
-        return self._tokens(str(rendered), add_special_tokens=False)
+        chat template. tools, options: what the template is given for this row alone."""
+        return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
 
-    def prompt_lengths(self, prompts: Sequence[str | Sequence[Message]]) -> list[int]:
+    def encode_example(self, example: Example) -> tuple[list[int], list[bool]]:
+        """Return the tokens of a row, and which of them carry loss: those of a text that answers and of its end, or
+        those that the assistant writes in a conversation.
+
+        Raises ConversationError where the chat template does not say which those are.
+        """
+        ids, learned = self._encode(self._example_pieces(example), begins=not _is_messages(example))
+        if not isinstance(example.answer, str):
+            return ids, learned
+        if self.eos_id is not None and not (ids and learned[-1] and ids[-1] == self.eos_id):
+            ids, learned = [*ids, self.eos_id], [*learned, True]
+        if learned[0] and example.prompt is None:
+            learned[0] = False  # Nothing comes before it from which it could be told.
+        elif learned[0] and self.start_id is not None:
+            ids, learned = [self.start_id, *ids], [False, *learned]  # An empty prompt is sampled from so.
+        return ids, learned
+
+    def prompt_length(
+        self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any], most: int
+    ) -> int:
+        """Return how many tokens a prompt has; 0 where its text is so short that it has at most `most`."""
+        return self._length(self._prompt_pieces(prompt, tools, options), most, begins=isinstance(prompt, str))
+
+    def example_length(self, example: Example, most: int) -> int:
+        """Return how many tokens a row has; 0 where its text is so short that it has at most `most`."""
+        pieces = self._example_pieces(example)
+        return 0 if self._is_short(pieces, most) else len(self.encode_example(example)[0])
+
+    def _length(self, pieces: Sequence[Piece], most: int, *, begins: bool) -> int:
+        return 0 if self._is_short(pieces, most) else len(self._encode(pieces, begins=begins)[0])
+
+    def _is_short(self, pieces: Sequence[Piece], most: int) -> bool:
+        """Return whether pieces have too few bytes for more tokens, with those that begin and end a text."""
+        size = sum(utf8_bytes_bound(piece.text) for piece in pieces)
+        return size * self.max_tokens_per_byte + MOST_ENDS <= most
+
+    def _prompt_pieces(
+        self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
+    ) -> list[Piece]:
+        if isinstance(prompt, str):
+            return [Piece(prompt, literal=self.chat.special_tokens is False)]
+        if not prompt:
+            raise EngineError("it is a list of no messages")
+        hidden = self._hidden(prompt)
+        chat, _ = conversation(self.tokenizer, self.chat, hidden.hide(prompt), tools, options)
+        # The template writes its special tokens itself.
+        return hidden.parted([Piece(chat.rendered(asks=True))])
+
+    def _example_pieces(self, example: Example) -> list[Piece]:
+        prompt, answer = example.prompt, example.answer
+        if isinstance(answer, str):
+            given = self._prompt_pieces(prompt, example.tools, example.options) if prompt else []
+            return [*given, Piece(answer, learned=True)]
+        assert not isinstance(prompt, str)
+        messages = [*(prompt or ()), *answer]
+        hidden = self._hidden(messages)
+        chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), example.tools, example.options)
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        first = max(answers) if example.last and answers else len(prompt or ())
+        text, turns = chat.turns(first + before)
+        return hidden.parted(_pieces(text, turns))
+
+    def _hidden(self, messages: Sequence[Message]) -> Hidden:
+        return Hidden() if self.chat.special_tokens else hidden_in(self.tokenizer, messages)
+
+    def _encode(self, pieces: Sequence[Piece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
+        try:
+            return encode_pieces(self.tokenizer, pieces, begins=begins)
+        except (TypeError, UnicodeError):
+            for piece in pieces:
+                _refuse_surrogates(piece.text)
+            raise
+
+    def prompt_lengths(self, prompts: Sequence[Content]) -> list[int]:
         """Return how many tokens each prompt has; texts are encoded many at a time."""
         if not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
@@ -152,8 +228,7 @@ class Codec:
         try:
             return list(self.tokenizer(text, **options)["input_ids"])
         except (TypeError, UnicodeError):
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character") from None
+            _refuse_surrogates(text)
             raise
 
     def encode_response(self, text: str) -> list[int]:
@@ -168,6 +243,26 @@ class Codec:
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a model folder."""
         self.tokenizer.save_pretrained(str(folder))
+
+
+def _is_messages(example: Example) -> bool:
+    """Return whether a chat template writes the beginning of an example, with the tokens that begin a text."""
+    return not isinstance(example.answer if example.prompt is None else example.prompt, str)
+
+
+def _pieces(text: str, turns: Sequence[tuple[int, int]]) -> list[Piece]:
+    """Return a text in pieces, of which the assistant's turns carry loss. turns: where each begins and ends."""
+    pieces, done = [], 0
+    for start, end in turns:
+        pieces += [Piece(text[done:start]), Piece(text[start:end], learned=True)]
+        done = end
+    return [piece for piece in [*pieces, Piece(text[done:])] if piece.text]
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Raise EngineError for a text with half a character."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character")
 
 
 def _token_id(value: object) -> int | None:

@@ -42,7 +42,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     kind, count = table_type(node), node.attr("n")
     ids = ids_of_samples(parents, count)
     weights, version = weights_to_sample_with(node, frame, session, model)
-    started = encode_prompts(node, model, prompts, parents)
+    started = encode_prompts(node, model, prompts, parents, data)
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     environment = session.environments[node.attr("env")]
     episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]

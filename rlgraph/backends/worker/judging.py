@@ -8,16 +8,18 @@ What is too long is decided by the model (the positions that it has, less `max_t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.columns import utf8_bytes_bound
+from rlgraph.conversations import OddRow, Shape, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
 from rlgraph.dsl.columns import PromptUse, find_prompt_uses
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, quoted_list
 from rlgraph.ir.graph import Program
 
 TOO_LONG = "E0748"
@@ -41,8 +43,17 @@ class PromptLimit:
     """The model that takes no more; empty where it is the program that says how long a prompt may be."""
     max_row_tokens: int = 0
     """Tokens of a row of that model, at most."""
-    answer: str = ""
-    """The column of what follows a prompt, and is counted with it."""
+    shape: Shape | None = None
+    """The columns of rows that are counted with their answers; None: the prompts alone are."""
+    whole: bool = False
+    """Whether the tools of a row are counted."""
+    last: bool = False
+    """Whether only the last turn of a conversation carries loss."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns whose tokens are counted."""
+        return self.shape.columns if self.shape else (self.column,)
 
     @property
     def safe_bytes(self) -> int:
@@ -75,9 +86,9 @@ def prompt_limits(
     for name, reader in readers.items():
         if reader.source.row_numbers is None:
             continue
-        lowest: dict[tuple[str, str, str], PromptLimit] = {}
+        lowest: dict[tuple[str, Shape | None, str], PromptLimit] = {}
         for limit, model in _limits(program, reader.source, [ask for ask in asks if ask.source == name], models):
-            key = limit.column, limit.answer, program.original(program.model(model)).name
+            key = limit.column, limit.shape, program.original(program.model(model)).name
             if key not in lowest or limit.max_tokens < lowest[key].max_tokens:
                 lowest[key] = limit
         if lowest:
@@ -93,12 +104,16 @@ def _limits(
     for ask in asks:
         codec = models[ask.model].engine.codec
         if max_prompt is not None:
-            yield PromptLimit(ask.column, codec, max_prompt, span), ask.model
+            # Of rows without a column of prompts all is counted.
+            shape = ask.shape if ask.shape and ask.column == ask.shape.answer else None
+            limit = PromptLimit(ask.column, codec, max_prompt, span)
+            yield replace(limit, shape=shape, whole=ask.whole, last=ask.last), ask.model
         # A program that leaves rows out may leave out those that are too long.
         longest = None if ask.chosen else models[ask.model].max_row_tokens
         if longest is not None:
             most = longest - ask.node.attr("max_tokens", 0)
-            yield PromptLimit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
+            limit = PromptLimit(ask.column, codec, most, ask.node.span, ask.model, longest)
+            yield replace(limit, shape=ask.shape, whole=ask.whole, last=ask.last), ask.model
     if max_prompt is not None and not asks and program.models:
         # Prompts that no model is asked are encoded, with the tokenizer of the first model.
         first = program.models[0].name
@@ -155,7 +170,7 @@ def _judge(reader: BatchReader, limits: Sequence[PromptLimit], note: Note) -> li
 def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
     """Whether the rows have to be read: the longest text of the column may be too long."""
     longest = 0
-    for name in filter(None, (limit.column, limit.answer)):
+    for name in limit.columns:
         column = (source.columns or {}).get(name)
         if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
             return True
@@ -175,51 +190,51 @@ def _longer(source: DataSource, name: str, limit: PromptLimit, note: Note) -> di
     return lengths
 
 
-def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
-    """Yield prompts to count, with the answers that follow them, by the number of their row, so many at a time; and how
-    many rows were read."""
+def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, Row], int]]:
+    """Yield rows to count by their number, so many at a time; and how many rows were read."""
     assert source.row_numbers is not None
-    part: dict[int, tuple[Any, str]] = {}
+    part: dict[int, Row] = {}
     for done, (number, row) in enumerate(numbered_rows(source), 1):
-        prompt, answer = row.get(limit.column), _answer(limit, row)
-        size = utf8_bytes_bound(prompt) + utf8_bytes_bound(answer) if isinstance(prompt, str) else None
-        if isinstance(prompt, list) or size is not None and size > limit.safe_bytes:
-            part[number] = prompt, answer
+        values = [row.get(name) for name in limit.columns]
+        sizes = [utf8_bytes_bound(value) if isinstance(value, str) else 0 for value in values]
+        if any(isinstance(value, list | tuple) for value in values) or sum(sizes) > limit.safe_bytes:
+            part[number] = row
         if len(part) == _PROMPTS_AT_A_TIME or done == len(source.row_numbers):
             yield part, done
             part = {}
 
 
-def _answer(limit: PromptLimit, row: Row) -> str:
-    """Return what follows a row's prompt; nothing, where the model makes it."""
-    answer = row.get(limit.answer) if limit.answer else ""
-    return answer if isinstance(answer, str) else ""
+def _tokens(name: str, limit: PromptLimit, part: Mapping[int, Row]) -> list[int]:
+    """Return the number of tokens of each row's prompt, with what follows it. Raises ProgramError for a row that cannot
+    be used."""
+    prompts = [row.get(limit.column) for row in part.values()]
+    if limit.shape is None and all(isinstance(prompt, str) for prompt in prompts):
+        with suppress(EngineError, TypeError, KeyError):
+            return limit.codec.prompt_lengths([str(prompt) for prompt in prompts])
+    return [_tokens_of_row(name, limit, number, row) for number, row in part.items()]
 
 
-def _answer_tokens(limit: PromptLimit, answer: str) -> int:
-    """Return the number of tokens of what follows a prompt."""
-    return len(limit.codec.encode_response(answer)) if limit.answer else 0
-
-
-def _tokens(name: str, limit: PromptLimit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
-    """Return the number of tokens of each prompt, with what follows it."""
+def _tokens_of_row(name: str, limit: PromptLimit, number: int, row: Row) -> int:
+    """Return the number of tokens of a row's prompt, with what follows it. Raises ProgramError where it cannot be
+    used."""
+    who = f"{name} row {number} cannot be used" if limit.shape else f"the prompt of {name} row {number} cannot be used"
     try:
-        prompts = limit.codec.prompt_lengths([prompt for prompt, _ in part.values()])
-        return [
-            tokens + _answer_tokens(limit, answer) for tokens, (_, answer) in zip(prompts, part.values(), strict=True)
-        ]
-    except (EngineError, TypeError, KeyError):
-        # One of them fails: trying one at a time tells which.
-        return [_tokens_of_row(name, limit, number, *texts) for number, texts in part.items()]
-
-
-def _tokens_of_row(name: str, limit: PromptLimit, number: int, prompt: Any, answer: str) -> int:
-    """Return the number of tokens of one prompt. Raises ProgramError where it cannot be used."""
-    try:
-        return len(limit.codec.encode_prompt(prompt)) + _answer_tokens(limit, answer)
+        return _count(limit, row)
+    except ConversationError as error:
+        raise ProgramError(Diagnostic(error.code, f"{who}: {error}", limit.span, error.hint)) from None
+    except OddRow as error:
+        raise ProgramError(Diagnostic("E0732", f"{who}: {error}", limit.span)) from None
     except (EngineError, TypeError, KeyError) as error:
-        message = f"the prompt of {name} row {number} cannot be used: {error}"
-        raise ProgramError(Diagnostic("E0731", message, limit.span)) from None
+        raise ProgramError(Diagnostic("E0731", f"{who}: {error}", limit.span)) from None
+
+
+def _count(limit: PromptLimit, row: Row) -> int:
+    """Return the number of tokens that count of a row; 0 where it is too short for more than are allowed."""
+    if limit.shape is not None:
+        shown = shaped_example(row, limit.shape, last=limit.last, whole=limit.whole)
+        return limit.codec.example_length(shown, limit.max_tokens)
+    tools, options = (tools_of(row), options_of(row)) if limit.whole else ((), {})
+    return limit.codec.prompt_length(content(row.get(limit.column), limit.column), tools, options, limit.max_tokens)
 
 
 def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: str) -> Diagnostic:
@@ -228,11 +243,13 @@ def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: 
     more = f" ({share} are too long)" if len(lengths) > 1 else ""
     row_length = f"the prompt of {name} row {number} has {count_phrase(tokens, 'token')}"
     ways = f"say what becomes of such rows, with `overlong=drop` or `overlong=cut` in `data {name}`"
+    if limit.shape:
+        columns = quoted_list([*limit.columns], "and")
+        row_length = f"{name} row {number} has {count_phrase(tokens, 'token')} in {columns}"
     if not limit.model:
         message = f"{row_length}, more than the {limit.max_tokens:,} of `max_prompt`{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
-    if limit.answer:
-        row_length = f"{name} row {number} has {count_phrase(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
+    if limit.shape:
         message = f"{row_length}, more than the {limit.max_row_tokens:,} that a row of `{limit.model}` may have{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     room = limit.max_row_tokens - limit.max_tokens
@@ -245,22 +262,17 @@ def _cut(name: str, rules: Mapping[PromptLimit, frozenset[int]], number: int, ro
     """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
-            column = limit.column
-            row = {
-                **row,
-                column: _shortened(name, limit, number, row[column], _answer_tokens(limit, _answer(limit, row))),
-            }
+            row = {**row, limit.column: _shortened(name, limit, number, row)}
     return row
 
 
-def _shortened(name: str, limit: PromptLimit, number: int, prompt: Any, following: int) -> Any:
-    """Return a prompt without its beginning; of messages, without that of the last one that the user wrote. following:
-    tokens of what follows."""
-    place = None
+def _shortened(name: str, limit: PromptLimit, number: int, row: Row) -> Any:
+    """Return a row's prompt without its beginning; of messages, without that of the last one that the user wrote."""
+    place, prompt = None, row[limit.column]
     if isinstance(prompt, list):
         users = [position for position, message in enumerate(prompt) if message.get("role") == "user"]
         place = users[-1] if users else len(prompt) - 1
-    text = prompt if place is None else prompt[place]["content"]
+    text = prompt if place is None else prompt[place].get("content")
 
     def cut_at(start: int) -> Any:
         if place is None:
@@ -268,11 +280,14 @@ def _shortened(name: str, limit: PromptLimit, number: int, prompt: Any, followin
         return [*prompt[:place], {**prompt[place], "content": text[start:]}, *prompt[place + 1 :]]
 
     def fits(start: int) -> bool:
-        return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.max_tokens
+        return _count(limit, {**row, limit.column: cut_at(start)}) <= limit.max_tokens
 
-    if not isinstance(text, str) or not fits(len(text)):
+    paired = limit.shape is not None and bool(limit.shape.paired)
+    if paired or not isinstance(text, str) or not fits(len(text)):
         message = f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.max_tokens, 'token')}: "
         message += "what is not the text of its last message is longer"
+        if paired:
+            message = f"the prompt of {name} row {number} cannot be cut: two conversations begin with it"
         raise RunError(Diagnostic(TOO_LONG, message, limit.span, "leave such rows out: `overlong=drop`"))
     low, high = 0, len(text)
     while low < high:

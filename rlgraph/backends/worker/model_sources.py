@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, TokenizerSpec, WordTokenizer
@@ -21,6 +23,31 @@ from rlgraph.user_code.files import Folders, find_file
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     """Return where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
+    chat = dict(program.original(model).options).get("chat")
+    written = _chat_options(chat, folders) if isinstance(chat, Record) else None
+    return replace(_source_spec(program, model, folders), chat=written)
+
+
+def _chat_options(chat: Record, folders: Folders) -> ChatOptions:
+    """Return how a model's conversations are written. Raises ProgramError where the template cannot be read."""
+    options = dict(chat.options)
+    path, system, special = options.pop("template"), options.pop("system"), options.pop("special_tokens")
+    template, file = None, Path()
+    if isinstance(path, str):
+        place = dict(chat.spans).get("template", chat.span)
+        try:
+            file = find_file(path, folders, place, "chat template")
+            template = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProgramError(Diagnostic("E0773", f"{path!r} cannot be read: {error}", place)) from None
+    assert system is None or isinstance(system, str)
+    assert special is None or isinstance(special, bool)
+    given = {name: plain_constant(value) for name, value in options.items()}
+    return ChatOptions(template, system, special, given, "" if template is None else str(file))
+
+
+def _source_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
+    """Return where the weights and the tokenizer of a model come from."""
     dtype = program.dtype(model)
     model = program.original(model)
     # A copy is made of what was loaded for its original.
@@ -71,6 +98,12 @@ def _gguf_folder(model: Model, folders: Folders) -> str:
 def source_span(model: Model) -> Span:
     """Return the place of a model's source in the program."""
     return model.source.span if isinstance(model.source, Record) and model.source.span.line else model.span
+
+
+def chat_span(model: Model) -> Span:
+    """Return the place in the program that says how a model's conversations are written."""
+    chat = dict(model.options).get("chat")
+    return chat.span if isinstance(chat, Record) else source_span(model)
 
 
 def _generating(program: Program) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,10 +20,11 @@ from rlgraph.backends.worker.choosing import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
-from rlgraph.backends.worker.prompts import data_column
+from rlgraph.backends.worker.prompts import data_column, encoded_rows, prompt_of
 from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
 from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
 from rlgraph.backends.worker.state import assign, lookup, push, sample
+from rlgraph.conversations import Example, options_of, tools_of
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
@@ -49,27 +50,25 @@ def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
 
 
 def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Encode prompts and answers with the tokenizer of the first model that is declared."""
+    """Encode texts and conversations with the tokenizer of the first model that is declared."""
     kind = table_type(node)
     rows = frame.rows[kind.axis.key]
-    prompts, answers = (frame.values[name] for name in node.inputs)
     owner = next(iter(session.models.values()))
-    codec = owner.engine.codec
-    pairs = []
-    for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if not isinstance(prompt, (str, list)) or not isinstance(answer, str):
-            raise RunError(
-                Diagnostic("E0732", f"{rows.row_name(place)} has no text to encode: {answer!r:.60}", node.span)
-            )
-        try:
-            pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
-        except (EngineError, TypeError, KeyError) as error:
-            raise engine_run_error(node, "the prompt cannot be used", error) from None
-    sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
-    # The table gets the columns of the data, so that functions can be called on it.
-    data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
-    table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
+    data, examples = encoded_rows(node, frame, rows)
+    sequences = _sequences_of(node, owner, examples, rows)
+    table = TableData(data, examples, sequences, {}, owner.model.name)
     return NodeOutput({node.outputs[0].name: table}, rows_of_inner_axes(kind, table))
+
+
+def _sequences_of(node: Node, model: ModelState, examples: Sequence[Any], rows: Rows | None) -> Sequences:
+    """Return examples in a model's tokens."""
+    made = []
+    for place, shown in enumerate(examples):
+        try:
+            made.append(model.engine.codec.encode_example(shown))
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_run_error(node, f"{rows.row_name(place) if rows else 'a row'} cannot be used", error) from None
+    return Sequences.from_lists([ids for ids, _ in made], [learned for _, learned in made])
 
 
 def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -158,8 +157,13 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Mod
                 "only `score` can read rows of a model with another tokenizer",
             )
         )
+    if any(isinstance(prompt, Example) for prompt in table.prompts):
+        return state, _sequences_of(node, state, table.prompts, None)
     texts = [owner.decode(row) for row in table.sequences.scored_rows()]
-    pairs = [(codec.encode_prompt(p), codec.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
+    pairs = [
+        (codec.encode_prompt(prompt, tools_of(row), options_of(row)), codec.encode_response(text))
+        for prompt, row, text in zip(table.prompts, table.data, texts, strict=True)
+    ]
     return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
 
 
@@ -197,7 +201,8 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
-    judged = function.judge(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
+    asked = [prompt_of(prompt) for prompt in table.prompts]
+    judged = function.judge(asked, [codec.decode(row) for row in ids], ids, columns, shown, groups)
     session.tell_failures(func, judged.failures)
     values: dict[str, Any] = {}
     for output, column in zip(node.outputs, [*judged.columns, judged.states], strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.engines.errors import EngineError
@@ -10,9 +10,21 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.worker.columns import missing_column_error
 from rlgraph.backends.worker.session import ModelState, engine_run_error, row_too_long_error
+from rlgraph.conversations import (
+    Example,
+    OddRow,
+    Shape,
+    content,
+    options_of,
+    row_example,
+    row_shape,
+    shaped_example,
+    tools_of,
+)
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table
+from rlgraph.ops import attribute_value
 
 
 def rows_to_answer(
@@ -25,7 +37,7 @@ def rows_to_answer(
     if isinstance(kind, Table):
         rows = frame.rows[kind.axis.key]
         if value.sequences is not None:
-            return rows, value.data, value.prompts
+            return rows, value.data, tuple(map(prompt_of, value.prompts))
         if asks:
             return rows, value.data, data_column(value, "prompt", rows, node)
         return rows, value.data, tuple(row.get("prompt", "") for row in value.data)
@@ -33,6 +45,34 @@ def rows_to_answer(
     assert axis
     rows = frame.rows[axis.key]
     return rows, tuple({"prompt": prompt} for prompt in value), tuple(value)
+
+
+def prompt_of(shown: Any) -> Any:
+    """Return the text or the messages that a row with tokens begins with; an empty text where it begins with none.
+    shown: its prompt, or of a row that was encoded, the whole example."""
+    if not isinstance(shown, Example):
+        return shown
+    return "" if shown.prompt is None else shown.prompt
+
+
+def encoded_rows(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[str, Any], ...], tuple[Example, ...]]:
+    """Return the rows of the data that a node encodes, and what a model is shown of each. Raises RunError for a row
+    that shows nothing."""
+    values = [frame.values[name] for name in node.inputs]
+    answer, last = attribute_value(node, "answer"), attribute_value(node, "turns") == "last"
+    whole = isinstance(frame.types[node.inputs[0]], Table)
+    # The table gets the columns of the data, so that functions can be called on it.
+    names = ("prompt", "response")[-len(values) :]
+    data = values[0].data if whole else tuple(dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
+    given = Shape("response", "prompt" if len(values) > 1 else "")
+    examples = []
+    for place, row in enumerate(data):
+        try:
+            examples.append(row_example(row, answer, last=last) if whole else shaped_example(row, given, last=last))
+        except OddRow as error:
+            code = "E0771" if whole and row_shape(row, answer) is None else "E0732"
+            raise RunError(Diagnostic(code, f"{rows.row_name(place)} cannot be encoded: {error}", node.span)) from None
+    return data, tuple(examples)
 
 
 def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> tuple[Any, ...]:
@@ -53,10 +93,13 @@ def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:
     return tuple((*row, sample) for row in parents.known_ids for sample in range(count))
 
 
-def encode_prompts(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
-    """Return the tokens of each prompt. Raises RunError for prompts that cannot be used."""
+def encode_prompts(
+    node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows, data: Sequence[Mapping[str, Any]]
+) -> list[list[int]]:
+    """Return the tokens of each prompt. data: the rows that they came from, with their tools. Raises RunError for
+    prompts that cannot be used."""
     encoded = []
-    for place, prompt in enumerate(prompts):
+    for place, (prompt, row) in enumerate(zip(prompts, data, strict=True)):
         who = parents.row_name(place)
         if not isinstance(prompt, (str, list)):
             raise RunError(
@@ -65,7 +108,10 @@ def encode_prompts(node: Node, model: ModelState, prompts: Sequence[Any], parent
                 )
             )
         try:
-            encoded.append(model.engine.codec.encode_prompt(prompt))
+            asked = content(prompt, "prompt")
+            encoded.append(model.engine.codec.encode_prompt(asked, tools_of(row), options_of(row)))
+        except OddRow as error:
+            raise RunError(Diagnostic("E0732", f"the prompt of {who} cannot be used: {error}", node.span)) from None
         except (EngineError, TypeError, KeyError) as error:
             raise engine_run_error(node, f"the prompt of {who} cannot be used", error) from None
         longest, most = model.max_row_tokens, node.attr("max_tokens")

@@ -38,7 +38,7 @@ def generate_parts(
     kind = table_type(node)
     count, answers = node.attr("n"), rows_per_input(node)
     ids = ids_of_samples(parents, count)
-    encoded = encode_prompts(node, model, prompts, parents)
+    encoded = encode_prompts(node, model, prompts, parents, data)
     weights, version = weights_to_sample_with(node, frame, session, model)
     keys = frame.step.row_random_numbers(node.attr("key"), ids)
     expected = frame.values[expected_lengths_of(node)] if expected_lengths_of(node) else None

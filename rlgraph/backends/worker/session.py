@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, ModelRefused
+from rlgraph.backends.engines.errors import ConversationError, EngineError, HubError, MissingHead, ModelRefused
 from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.roles import EmbeddedEngine, Engine, LimitsCache
 from rlgraph.backends.engines.sources import ModelSpec
@@ -23,7 +23,7 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
-from rlgraph.backends.worker.model_sources import model_spec, source_span
+from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
 from rlgraph.backends.worker.trials import try_functions
 from rlgraph.catalog.models.heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
@@ -247,6 +247,10 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", source_span(model), hint)
             ) from None
+        except ConversationError as error:
+            raise ProgramError(
+                Diagnostic(error.code, f"`{model.name}`: {error}", chat_span(model), error.hint)
+            ) from None
         except MissingHead as error:
             raise ProgramError(missing_head_diagnostic(model.name, str(error), source_span(model))) from None
         except EngineError as error:
@@ -319,6 +323,8 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
 
 def engine_run_error(node: Node, what: str, error: Exception) -> RunError:
     """Return the error for what an engine refuses, at the place in the program that asked."""
+    if isinstance(error, ConversationError):
+        return RunError(Diagnostic(error.code, f"{what}: {error}", node.span, error.hint))
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 

@@ -136,10 +136,12 @@ def _source(spec: ModelSpec) -> str:
 
 
 def _model_files(spec: ModelSpec) -> dict[str, Path]:
-    """Return the files in a model's folders (weights, tokenizer, adapters) by their shown paths."""
+    """Return the files in a model's folders (weights, tokenizer, adapters), and its chat template, by their shown
+    paths."""
     source = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
     named = [source, spec.tokenizer, spec.adapters and spec.adapters.start]
-    paths: dict[str, Path] = {}
+    template = Path(spec.chat.file) if spec.chat and spec.chat.file else None
+    paths = {template.name: template} if template else {}
     for folder in dict.fromkeys(Path(name) for name in named if isinstance(name, str) and name):
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
         visible = [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]

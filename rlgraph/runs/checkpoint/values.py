@@ -25,6 +25,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.state import BufferRows
+from rlgraph.conversations import Example
 from rlgraph.data import Cursor
 from rlgraph.ir import types
 from rlgraph.ir.graph import Program
@@ -37,6 +38,7 @@ _RECORDS = {
         Sequences,
         TableData,
         BufferRows,
+        Example,
         Step,
         types.Axis,
         types.Tensor,

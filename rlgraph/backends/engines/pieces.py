@@ -1,0 +1,80 @@
+"""Pieces of a text as tokens: each token belongs to one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from rlgraph.backends.engines.chat import Piece
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def encode_pieces(
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], *, begins: bool = False
+) -> tuple[list[int], list[bool]]:
+    """Return the tokens of pieces that are a text together, and for each whether it carries loss. begins: with the
+    special tokens that the tokenizer itself adds.
+
+    The text is split into tokens as a whole. Where a token would reach from one piece into the next, or could be
+    another if the text ended there, it ends there: what carries loss begins where the sampler would begin.
+    """
+    ids: list[int] = []
+    learned: list[bool] = []
+    for group in _groups(pieces):
+        starts = begins and not ids
+        for piece_ids, piece in _encoded(tokenizer, group, starts):
+            ids += piece_ids
+            learned += [piece.learned] * len(piece_ids)
+    return ids, learned
+
+
+def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield pieces that are split into tokens together: a literal one is alone."""
+    group: list[Piece] = []
+    for piece in pieces:
+        if group and (piece.literal or group[-1].literal):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], begins: bool
+) -> Iterator[tuple[list[int], Piece]]:
+    """Yield the tokens of each piece of a group."""
+    text = "".join(piece.text for piece in pieces)
+    if len(pieces) == 1:
+        literal = {"split_special_tokens": True} if pieces[0].literal else {}
+        yield list(tokenizer(text, add_special_tokens=begins, **literal)["input_ids"]), pieces[0]
+        return
+    borders = list(accumulate(len(piece.text) for piece in pieces))[:-1]
+    if not tokenizer.is_fast:
+        yield from _apart(tokenizer, pieces, 1, begins)
+        return
+    encoded = tokenizer(text, add_special_tokens=begins, return_offsets_mapping=True)
+    ids, ends = list(encoded["input_ids"]), list(accumulate((end for _, end in encoded["offset_mapping"]), max))
+    places = [0]
+    for number, border in enumerate(borders, 1):
+        place = next((at for at, end in enumerate(ends) if end > border), len(ids))
+        covered = ends[place - 1] if place else 0
+        # A tokenizer looks at what follows a blank before it takes it together with the one before.
+        blanks = len(text[max(0, border - 2) : border].strip()) == 0 and border > 1
+        if covered != border or blanks:
+            yield from _apart(tokenizer, pieces, number, begins)
+            return
+        places.append(place)
+    for piece, start, end in zip(pieces, places, [*places[1:], len(ids)], strict=True):
+        yield ids[start:end], piece
+
+
+def _apart(
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], number: int, begins: bool
+) -> Iterator[tuple[list[int], Piece]]:
+    """Yield the tokens of each piece, where the text ends before piece `number` and begins anew with it."""
+    yield from _encoded(tokenizer, pieces[:number], begins)
+    yield from _encoded(tokenizer, pieces[number:], False)

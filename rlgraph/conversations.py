@@ -1,0 +1,204 @@
+"""What a row of data shows a model: what it is given, and what it learns to answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlgraph.columns import is_message
+
+Message = Mapping[str, Any]
+"""A chat message: `{"role": ..., "content": ...}`, or as ShareGPT has it, `{"from": ..., "value": ...}`."""
+
+Content = str | Sequence[Message]
+"""A text or a conversation."""
+
+TOOLS, TEMPLATE_OPTIONS = "tools", "chat_template_kwargs"
+"""The columns with the tools of a row's conversation, and with what else its chat template is given."""
+
+TEMPLATE_NAMES = frozenset(
+    (
+        *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    )
+)
+"""Names that an option of a chat template cannot have: what writes it takes them itself."""
+
+_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+"""Roles of ShareGPT's messages, in the words of chat templates."""
+_PAIRED = {"chosen": "rejected", "rejected": "chosen"}
+"""Columns whose conversations begin in common where a row has no prompt of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The columns of rows that are read as tokens."""
+
+    answer: str
+    """The column that carries loss; of a conversation, the assistant's turns."""
+    prompt: str = ""
+    """The column of what comes before; empty where there is none."""
+    paired: str = ""
+    """The column whose beginning in common with the answer is the prompt; empty where there is none."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that have to be there."""
+        return tuple(name for name in (self.prompt, self.answer, self.paired) if name)
+
+
+SHAPES = (
+    Shape("messages"),
+    Shape("conversations"),
+    Shape("completion", "prompt"),
+    Shape("response", "prompt"),
+    Shape("text"),
+)
+"""What `encode(rows)` looks for, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row as a model reads it."""
+
+    answer: Content
+    """What carries loss: a text with all its tokens, a conversation with the assistant's."""
+    prompt: Content | None = None
+    """What comes before; None: nothing does, and the answer is all."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given for this row alone."""
+    last: bool = False
+    """Whether only the last of the assistant's turns carries loss."""
+
+
+class OddRow(ValueError):
+    """A row that is no example."""
+
+
+def shape_of(columns: Collection[str], answer: str | None = None) -> Shape | None:
+    """Return the shape of rows with these columns; None where they have none. answer: the column of the answers, if
+    the program names it."""
+    if answer is None:
+        return next((shape for shape in SHAPES if all(name in columns for name in shape.columns)), None)
+    if answer not in columns:
+        return None
+    if "prompt" in columns:
+        return Shape(answer, "prompt")
+    paired = _PAIRED.get(answer, "")
+    return Shape(answer, paired=paired if paired in columns else "")
+
+
+def row_shape(row: Mapping[str, Any], answer: str | None = None) -> Shape | None:
+    """Return the shape of a row, by the columns in which it has a value."""
+    return shape_of([name for name, value in row.items() if value is not None], answer)
+
+
+def row_example(row: Mapping[str, Any], answer: str | None = None, *, last: bool = False) -> Example:
+    """Return what a row shows. answer: the column of the answers, if the program names it; last: only the last turn
+    carries loss. Raises OddRow."""
+    shape = row_shape(row, answer)
+    if shape is None:
+        what = f"no column `{answer}`" if answer else "no `messages`, no `prompt` with a `completion`, and no `text`"
+        raise OddRow(f"it has {what}")
+    return shaped_example(row, shape, last=last)
+
+
+def shaped_example(row: Mapping[str, Any], shape: Shape, *, last: bool = False, whole: bool = True) -> Example:
+    """Return what a row of a shape shows. whole: with the row's tools and the options of its template. Raises
+    OddRow."""
+    said = content(row.get(shape.answer), shape.answer)
+    given = content(row.get(shape.prompt), shape.prompt) if shape.prompt else None
+    if shape.paired:
+        given, said = _common_beginning(said, content(row.get(shape.paired), shape.paired))
+    return example(said, given, tools_of(row) if whole else (), options_of(row) if whole else {}, last=last)
+
+
+def example(
+    answer: Content,
+    prompt: Content | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
+    *,
+    last: bool = False,
+) -> Example:
+    """Return an example whose prompt and answer fit together: an answer that is a whole conversation may begin with
+    the prompt, or with the user's message of which the prompt is the text."""
+    if not isinstance(answer, str) and prompt is not None:
+        if isinstance(prompt, str):
+            begins = answer[0]["role"] != "assistant"
+            prompt = _up_to_first_answer(answer) if begins else [{"role": "user", "content": prompt}]
+            answer = answer[len(prompt) :] if begins else answer
+        elif list(answer[: len(prompt)]) == list(prompt):
+            answer = answer[len(prompt) :]
+    return Example(answer, prompt, tools, options or {}, last)
+
+
+def content(value: Any, column: str) -> Content:
+    """Return the value of a column as a text or as messages. Raises OddRow."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value:
+        return [_message(item, column) for item in value]
+    raise OddRow(f"`{column}` is no text and no list of messages: {value!r:.60}")
+
+
+def tools_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tools of a row, which are a list of objects or its JSON. Raises OddRow."""
+    tools = row.get(TOOLS)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise OddRow(f"`{TOOLS}` is no list of tools, and no JSON of one: {tools!r:.60}") from None
+    if not tools:
+        return ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise OddRow(f"`{TOOLS}` is no list of tools: {tools!r:.60}")
+    return tools
+
+
+def options_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the chat template is given for a row alone."""
+    options = row.get(TEMPLATE_OPTIONS)
+    if not options:
+        return {}
+    if not isinstance(options, Mapping):
+        raise OddRow(f"`{TEMPLATE_OPTIONS}` is no object: {options!r:.60}")
+    taken = next((name for name in options if name in TEMPLATE_NAMES), None)
+    if taken is not None:
+        raise OddRow(f"`{TEMPLATE_OPTIONS}` has `{taken}`, which every template is given already")
+    return options
+
+
+def _message(value: Any, column: str) -> Message:
+    """Return a message in the words of chat templates, without what a table fills up with null."""
+    if not is_message(value):
+        raise OddRow(f'`{column}` holds {value!r:.60}: a message is `{{"role": "user", "content": "..."}}`')
+    if "role" not in value:
+        value = {"role": _ROLES.get(value["from"], value["from"]), "content": value["value"]}
+    return {name: item for name, item in value.items() if item is not None or name == "content"}
+
+
+def _up_to_first_answer(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages before the assistant's first one."""
+    first = next((place for place, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return messages[:first]
+
+
+def _common_beginning(answer: Content, other: Content) -> tuple[Content, Content]:
+    """Return what two answers begin with in common, and the rest of the first. Raises OddRow where they are of two
+    kinds."""
+    if isinstance(answer, str) != isinstance(other, str):
+        raise OddRow("one of `chosen` and `rejected` is a text, and the other a conversation")
+    size = min(len(answer), len(other))
+    shared = next((place for place in range(size) if answer[place] != other[place]), size)
+    if isinstance(answer, str):
+        # A word begins with its blank.
+        shared -= 0 < shared < size and answer[shared - 1] == " "
+    else:
+        shared = min(shared, size - 1)
+    return answer[:shared], answer[shared:]
