@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.columns import utf8_bytes_bound
+from rlgraph.columns import column_at, utf8_bytes_bound, value_at, with_value_at
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
 from rlgraph.dsl.columns import PromptUse, find_prompt_uses
@@ -156,7 +156,7 @@ def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
     """Whether the rows have to be read: the longest text of the column may be too long."""
     longest = 0
     for name in filter(None, (limit.column, limit.answer)):
-        column = (source.columns or {}).get(name)
+        column = column_at(source.columns or {}, name)
         if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
             return True
         longest += column.longest
@@ -181,7 +181,7 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, t
     assert source.row_numbers is not None
     part: dict[int, tuple[Any, str]] = {}
     for done, (number, row) in enumerate(numbered_rows(source), 1):
-        prompt, answer = row.get(limit.column), _answer(limit, row)
+        prompt, answer = _value(row, limit.column), _answer(limit, row)
         size = utf8_bytes_bound(prompt) + utf8_bytes_bound(answer) if isinstance(prompt, str) else None
         if isinstance(prompt, list) or size is not None and size > limit.safe_bytes:
             part[number] = prompt, answer
@@ -192,8 +192,16 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, t
 
 def _answer(limit: PromptLimit, row: Row) -> str:
     """Return what follows a row's prompt; nothing, where the model makes it."""
-    answer = row.get(limit.answer) if limit.answer else ""
+    answer = _value(row, limit.answer) if limit.answer else ""
     return answer if isinstance(answer, str) else ""
+
+
+def _value(row: Row, name: str) -> Any:
+    """Return what a row has in a column; None where it has nothing."""
+    try:
+        return value_at(row, name)
+    except (KeyError, TypeError):
+        return None
 
 
 def _answer_tokens(limit: PromptLimit, answer: str) -> int:
@@ -246,10 +254,8 @@ def _cut(name: str, rules: Mapping[PromptLimit, frozenset[int]], number: int, ro
     for limit, numbers in rules.items():
         if number in numbers:
             column = limit.column
-            row = {
-                **row,
-                column: _shortened(name, limit, number, row[column], _answer_tokens(limit, _answer(limit, row))),
-            }
+            following = _answer_tokens(limit, _answer(limit, row))
+            row = with_value_at(row, column, _shortened(name, limit, number, value_at(row, column), following))
     return row
 
 
