@@ -16,7 +16,8 @@ WORDS: Mapping[str, str] = {
     "real": "a real number",
     "truth": "true or false",
     "messages": "a list of messages",
-    "nested": "a list or an object",
+    "nested": "a list",
+    "object": "an object",
     "other": "neither text nor number",
     "null": "null",
     "missing": "nothing",
@@ -32,9 +33,11 @@ EVERY_ROW = (
 )
 """The hint for a row that lacks a column that other rows have."""
 
+ABSENT = frozenset({"null", "missing"})
+"""Kinds of no value."""
 NUMBERS = ("whole", "real", "truth")
 """Kinds that a program can calculate with."""
-NO_KEYS = ("null", "odd", "messages", "nested", "other")
+NO_KEYS = ("null", "odd", "messages", "nested", "object", "other")
 """Kinds that cannot be keys of a state: NaN is not equal to itself, so a lookup would never find it again."""
 _LARGEST = 2**63
 WIDEST = 3.4028235677973366e38
@@ -56,7 +59,7 @@ def value_kind(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "messages" if value and all(map(is_message, value)) else "nested"
     if isinstance(value, Mapping):
-        return "nested"
+        return "object"
     return _foreign(value)
 
 
@@ -101,6 +104,8 @@ class Column:
     empty where the kind is known without reading rows."""
     longest: int | None = None
     """An upper bound on the bytes of its longest text in UTF-8; None where nobody has counted."""
+    fields: Mapping[str, Column] | None = None
+    """What the objects in the column hold, by name; None where that is not known, so that any name may exist."""
 
     def kind_with_row(self, kind: str) -> str:
         """Return the words for a kind of value in the column, and the first row that has one."""
@@ -108,14 +113,61 @@ class Column:
         return f"{WORDS[kind]} in {place}" if place else WORDS[kind]
 
 
-def declared_column(kind: str) -> Column:
-    """Return a column whose kind of value is known without reading rows."""
-    return Column({kind: ""})
+def declared_column(value: Any) -> Column:
+    """Return a column of the kind of this value, which is known without reading rows."""
+    fields = {name: declared_column(inner) for name, inner in value.items()} if isinstance(value, Mapping) else None
+    return Column({value_kind(value): ""}, fields=fields)
+
+
+def column_at(columns: Mapping[str, Column], name: str) -> Column | None:
+    """Return what is known of a column, or of what its objects hold under a name (`extra_info.answer`); None where
+    nothing is. Where an object is missing or null, so is what it would hold."""
+    if name in columns:
+        return columns[name]
+    outer, _, inner = name.partition(".")
+    column = columns.get(outer)
+    if column is None or not inner or "object" not in column.first:
+        return column if inner and column is not None and column.first.keys() <= ABSENT else None
+    held = None if column.fields is None else column_at(column.fields, inner)
+    if held is None:
+        return None
+    absent = {kind: place for kind, place in column.first.items() if kind in ABSENT}
+    return Column({**absent, **held.first}, held.longest, held.fields)
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """Return what a row has in a column, or what the object in it has under a name (`extra_info.answer`); None where
+    the object is null. Raises KeyError where it is missing, and TypeError with the name of what is no object."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise TypeError(".".join(parts[:place]))
+        if part not in value:
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
+def with_value_at(row: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return the row with another value where `value_at` finds one."""
+    outer, _, inner = name.partition(".")
+    if name in row or not inner:
+        return {**row, name: value}
+    return {**row, outer: with_value_at(row[outer], inner, value)}
 
 
 _TOLD = (str, bool, type(None))
 """Types whose values all have the same kind, so that they need not be looked at."""
 _MOST_SIGNATURES = 4096
+_MOST_FIELDS = 256
+"""Objects with more names than this are taken for tables with keys of their own: their names are not remembered."""
+_DEEPEST_FIELDS = 8
+"""Objects in objects are looked into so deep."""
 
 
 @dataclass(slots=True)
@@ -133,6 +185,11 @@ class ColumnInspector:
     _first_number: int | None = None
     _longest: dict[str, int] = field(default_factory=dict)
     """For each column an upper bound on the bytes of its longest text."""
+    _objects: dict[str, ColumnInspector] = field(default_factory=dict)
+    """What the objects in each column hold."""
+    _depth: int = 0
+    _open: bool = False
+    """Whether these are objects of so many names that nobody remembers them."""
 
     def add_row(self, row: Mapping[str, Any], number: int) -> None:
         """Take in the next row, which has this number."""
@@ -145,10 +202,28 @@ class ColumnInspector:
             kind = value_kind(row[name])
             if kind not in first:
                 first[kind] = number
+            if kind == "object":
+                self._add_object(name, row[name], number)
         longest = self._longest
         for name in texts:
             if (size := utf8_bytes_bound(row[name])) > longest[name]:
                 longest[name] = size
+
+    def _add_object(self, name: str, value: Mapping[Any, Any], number: int) -> None:
+        inside = self._objects.get(name)
+        if inside is None:
+            inside = self._objects[name] = ColumnInspector(self.name, _depth=self._depth + 1)
+        if inside._open:
+            return
+        if (
+            len(value) <= _MOST_FIELDS
+            and inside._depth <= _DEEPEST_FIELDS
+            and all(isinstance(key, str) for key in value)
+        ):
+            inside.add_row(value, number)
+        else:
+            inside._open = True
+        inside._open |= len(inside._first) > _MOST_FIELDS
 
     def _add_signature(
         self, signature: Any, row: Mapping[str, Any], number: int
@@ -171,6 +246,12 @@ class ColumnInspector:
     def columns(self) -> dict[str, Column]:
         """Return the columns by name, in the order in which they first appeared."""
         return {
-            name: Column({kind: self.name(number) for kind, number in first.items()}, self._longest.get(name))
+            name: Column(
+                {kind: self.name(number) for kind, number in first.items()}, self._longest.get(name), self._fields(name)
+            )
             for name, first in self._first.items()
         }
+
+    def _fields(self, name: str) -> dict[str, Column] | None:
+        inside = self._objects.get(name)
+        return None if inside is None or inside._open else inside.columns()

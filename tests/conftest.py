@@ -103,6 +103,12 @@ def settled() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What `datasets` keeps of the tables of tests goes when they do; the package reads this when it is loaded."""
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
+
+
 @pytest.fixture(name="declare")
 def _declare() -> Callable[[str], CallSpec]:
     return declare

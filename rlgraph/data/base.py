@@ -180,22 +180,46 @@ def rows_with_defaults(spec: CallSpec, rows: Rows | Stream) -> Rows | Stream:
 
     def fill(number: int, row: Row) -> Row:
         del number
-        return {**defaults, **row}
+        return _filled(row, defaults)
 
     return TransformedRows(rows, fill) if isinstance(rows, Rows) else TransformedStream(rows, fill)
 
 
+def _filled(row: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
+    """Return a row, or an object in one, with default values for what it lacks."""
+    result = {**defaults, **row}
+    for name, value in defaults.items():
+        if isinstance(value, Mapping) and isinstance(row.get(name), Mapping):
+            result[name] = _filled(row[name], value)
+    return result
+
+
 def columns_with_defaults(spec: CallSpec, columns: Mapping[str, Column]) -> dict[str, Column]:
     """Return what the columns hold once the program's defaults have replaced missing values."""
+    return _with_defaults(columns, spec.options.get("defaults") or {})
+
+
+def _with_defaults(columns: Mapping[str, Column], defaults: Mapping[str, Any]) -> dict[str, Column]:
     result = dict(columns)
-    for name, value in (spec.options.get("defaults") or {}).items():
+    for name, value in defaults.items():
         old = columns.get(name)
         if old is None:
-            result[name] = declared_column(value_kind(value))
-        elif "missing" in old.first:
-            first = {kind: place for kind, place in old.first.items() if kind != "missing"}
-            longest = max(old.longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else old.longest
-            result[name] = Column({**first, value_kind(value): first.get(value_kind(value), "")}, longest)
+            result[name] = declared_column(value)
+            continue
+        first, longest, fields = dict(old.first), old.longest, old.fields
+        place = first.pop("missing", None)
+        if fields is not None and isinstance(value, Mapping):
+            if place is not None:
+                fields = {
+                    name: Column({"missing": place, **held.first}, held.longest, held.fields)
+                    for name, held in fields.items()
+                }
+            fields = _with_defaults(fields, value)
+        if place is not None:
+            first.setdefault(value_kind(value), "")
+            longest = max(longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else longest
+            fields = declared_column(value).fields if "object" not in old.first else fields
+        result[name] = Column(first, longest, fields)
     return result
 
 
@@ -237,38 +261,48 @@ def inspect_columns(spec: CallSpec, rows: Iterable[Row], name: str) -> dict[str,
 
 def columns_of_schema(schema: Any) -> dict[str, Column]:
     """Return what a pyarrow schema says of the columns; it does not say whether values are missing."""
-    return {field.name: Column({_arrow_kind(field.type): ""}) for field in schema}
+    return {field.name: _schema_column(field.type) for field in schema}
+
+
+def _schema_column(data_type: Any) -> Column:
+    kind = _arrow_kind(data_type)
+    fields = [data_type.field(place) for place in range(data_type.num_fields)] if kind == "object" else None
+    return Column({kind: ""}, fields=None if fields is None else columns_of_schema(fields))
 
 
 def columns_of_table(spec: CallSpec, table: Any, name: str) -> dict[str, Column]:
     """Return what the rows of an epoch in a pyarrow table hold, computed column by column."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
-
     table = table.slice(0, int_option(spec, "limit", None))
+    return {field.name: _array_column(column, name) for field, column in zip(table.schema, table.columns, strict=True)}
+
+
+def _array_column(column: Any, name: str) -> Column:
+    """Return what a pyarrow column holds, or what the objects in one hold under a name."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     def first_row(mask: Any) -> dict[str, str]:
         place = pc.index(mask, pa.scalar(True)).as_py()
         return {"": f"row {place} of {name}"} if place >= 0 else {}
 
-    result: dict[str, Column] = {}
-    for field, column in zip(table.schema, table.columns, strict=True):
-        kind, empty = _arrow_kind(field.type), first_row(pc.is_null(column)) if column.null_count else {}
-        kinds = {"null": empty[""]} if empty else {}
-        kinds |= {} if column.null_count == len(column) else {kind: first_row(pc.is_valid(column)).get("", "")}
-        if pa.types.is_floating(field.type):
-            size = pc.abs(column.cast(pa.float64()))
-            not_finite, too_wide = first_row(pc.invert(pc.is_finite(size))), first_row(pc.greater_equal(size, WIDEST))
-            kinds |= {"odd": not_finite[""]} if not_finite else {}
-            kinds |= {"wide": too_wide[""]} if too_wide and not not_finite else {}
-        if pa.types.is_uint64(field.type):
-            too_large = first_row(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
-            kinds |= {"large": too_large[""]} if too_large else {}
-        longest = None
-        if kind == "text" and not pa.types.is_dictionary(field.type) and len(table):
-            longest = pc.max(pc.binary_length(column)).as_py() or 0
-        result[field.name] = Column(kinds, longest)
-    return result
+    kind, empty = _arrow_kind(column.type), first_row(pc.is_null(column)) if column.null_count else {}
+    kinds = {"null": empty[""]} if empty else {}
+    kinds |= {} if column.null_count == len(column) else {kind: first_row(pc.is_valid(column)).get("", "")}
+    if pa.types.is_floating(column.type):
+        size = pc.abs(column.cast(pa.float64()))
+        not_finite, too_wide = first_row(pc.invert(pc.is_finite(size))), first_row(pc.greater_equal(size, WIDEST))
+        kinds |= {"odd": not_finite[""]} if not_finite else {}
+        kinds |= {"wide": too_wide[""]} if too_wide and not not_finite else {}
+    if pa.types.is_uint64(column.type):
+        too_large = first_row(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
+        kinds |= {"large": too_large[""]} if too_large else {}
+    longest, fields = None, None
+    if kind == "text" and not pa.types.is_dictionary(column.type) and len(column):
+        longest = pc.max(pc.binary_length(column)).as_py() or 0
+    if kind == "object":
+        names = [column.type.field(place).name for place in range(column.type.num_fields)]
+        fields = {inner: _array_column(pc.struct_field(column, place), name) for place, inner in enumerate(names)}
+    return Column(kinds, longest, fields)
 
 
 def _arrow_kind(data_type: Any) -> str:
@@ -276,6 +310,8 @@ def _arrow_kind(data_type: Any) -> str:
     import pyarrow as pa
 
     types = pa.types
+    if types.is_struct(data_type):
+        return "object"
     if types.is_dictionary(data_type):
         return _arrow_kind(data_type.value_type)
     if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):

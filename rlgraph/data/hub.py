@@ -11,12 +11,20 @@ from typing import Any
 
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
+from rlgraph.data.tables import StreamedRows
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import CallSpec, refuse_unknown_options, require_package, single_text_argument, text_option
+from rlgraph.user_code.spec import (
+    CallSpec,
+    flag_option,
+    refuse_unknown_options,
+    require_package,
+    single_text_argument,
+    text_option,
+)
 
 NOT_LOADED = "E0710"
-OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
+OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision", "streaming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +46,31 @@ def check(spec: CallSpec) -> None:
     refuse_unknown_options(spec, OPTIONS)
     for name in ("split", "config", "revision"):
         text_option(spec, name, None)
+    flag_option(spec, "streaming", False)
 
 
 def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is cached."""
     del folders  # hub names are not paths
     require_package("datasets", spec.span)
-    import datasets  # type: ignore[import-not-found, unused-ignore]
+    import datasets
 
     name = spec.args[0]
+    streaming = {"streaming": True} if flag_option(spec, "streaming", False) else {}
     try:
         loaded = datasets.load_dataset(
             name,
             spec.options.get("config"),
             split=spec.options.get("split", "train"),
             revision=spec.options.get("revision"),
+            **streaming,
         )
     except Exception as error:  # network, names, formats: `datasets` documents no common class
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         message = f"'{name}' cannot be loaded from the hub: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0))) from None
+    if streaming:
+        return make_source(spec, StreamedRows(loaded, f"'{name}'", spec.argument_span(0)), f"'{name}'")
     return make_source(spec, HubRows(loaded), f"'{name}'", _columns(spec, loaded, f"'{name}'"))
 
 

@@ -18,7 +18,7 @@ from rlgraph.user_code.files import Folders
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, int_option, require_package, single_text_argument
 
 BAD_TASK = "E0713"
-COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}
+COLUMNS = {"prompt": "text", "answer": "text", "metadata": "object", "task": "text", "index": "whole"}
 """What rows hold: all tasks have the same columns."""
 OPTIONS = (*SHARED_OPTIONS, "size", "seed", "start")
 

@@ -18,7 +18,7 @@ from rlgraph.user_code.spec import CallSpec, flag_option, int_option
 from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
-SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
+SOURCES = ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym")
 
 
 def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:

@@ -34,7 +34,7 @@ def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: s
                 continue
             prompts = types[node.inputs[1]]
             columns = prompts.data if isinstance(prompts, Table) else ()
-            if columns is not None and by not in columns:
+            if columns is not None and by not in columns and by.split(".")[0] not in columns:
                 message = f"`{by}` says nothing of how long the rows of `{table}` will be"
                 choices = [LONGEST, *functions, *columns]
                 expected = "a column of their data, a function of the program, or `longest`"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rlgraph.columns import Column
+from rlgraph.columns import Column, column_at
 from rlgraph.conversations import Shape, shape_of
 from rlgraph.dsl.misuses import (
     ColumnUse,
@@ -19,6 +19,7 @@ from rlgraph.dsl.misuses import (
     key_error,
     missing_column_error,
     mixed_keys_error,
+    no_part,
     number_error,
     prompt_error,
 )
@@ -251,9 +252,10 @@ class _UseWalk:
         """Return a column of the data from which a table's rows came, if the data have been read."""
         source = self.tables.get(table, "")
         columns = self.contents.get(source)
-        if not columns or name not in columns:
+        if not columns or self._note(no_part(columns, name, span)):
             return None
-        return ColumnUse(source, name, columns[name], span)
+        column = column_at(columns, name)
+        return None if column is None else ColumnUse(source, name, column, span)
 
     def _column(self, node: Node) -> None:
         kind, name = self.types[node.inputs[0]], str(node.attr("name"))

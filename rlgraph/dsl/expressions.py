@@ -25,7 +25,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.signatures import METHODS
 from rlgraph.dsl.values import evaluate_tensor
-from rlgraph.errors import did_you_mean
+from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import OLDEST, Tensor
 
@@ -54,9 +54,34 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
 
 
 def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
-    base = evaluate_expression(context, expr.base)
+    path = _path(expr)
+    base = evaluate_expression(context, path[0].base)
+    while path:
+        count = _nested(base, path) if isinstance(base, TableValue) else 1
+        base = _member(context, base, path[:count])
+        path = path[count:]
+    return base
+
+
+def _path(expr: tree.Attribute) -> list[tree.Attribute]:
+    """Return the steps of `a.b.c`, from the first one on: `a.b`, `a.b.c`."""
+    path = [expr]
+    while isinstance(path[0].base, tree.Attribute):
+        path.insert(0, path[0].base)
+    return path
+
+
+def _nested(table: TableValue, path: list[tree.Attribute]) -> int:
+    """Return how many steps name what is in the objects of one column of the data: `.length` counts tokens."""
+    built_in = replace(table.type, data=()).column_types()
+    return 1 if path[0].name in built_in else max(1, len(path) - (path[-1].name == "length"))
+
+
+def _member(context: Context, base: Meaning, path: list[tree.Attribute]) -> Meaning:
+    """Return what a value has under a name; of a table also what the objects in a column have."""
+    expr = path[-1]
     if isinstance(base, TableValue):
-        return _column(context, base, expr)
+        return _column(context, base, path)
     if isinstance(base, ModelName):
         methods = METHODS[base.model.kind]
         hint = did_you_mean(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
@@ -78,7 +103,13 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
         return values[expr.name]
     if isinstance(base, Ref) and base.type.dtype in ("text", "any") and expr.name == "length":
         return _length(context, base, expr)
-    raise context.statement_error("E0206", f"{describe_meaning(base)} has no columns", expr.span)
+    hint = ""
+    if isinstance(base, Ref) and base.type.dtype == "any":
+        source = next((column for column, value in context.phase.columns.items() if value == base.name), None)
+        if source is not None:
+            return _column_value(context, source[0], f"{source[1]}.{expr.name}", base.type, expr.span)
+        hint = f"name it where the table is named: `rollout.extra_info.{expr.name}` for example"
+    raise context.statement_error("E0206", f"{describe_meaning(base)} has no columns", expr.span, hint)
 
 
 def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
@@ -91,20 +122,26 @@ def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
     return Ref(values[column], kind, expr.span)
 
 
-def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
+def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> Ref:
     columns = {name: kind for name, kind in table.type.column_types().items() if name != OLDEST}
-    kind = columns.get(expr.name)
+    first, name, span = path[0], ".".join(step.name for step in path), path[-1].span
+    # A file may have a column of the whole name: tables that were made flat do.
+    kind = columns.get(name) or columns.get(first.name)
     if kind is None and table.type.data is None:
         kind = Tensor("any", table.type.axis)
     if kind is None:
-        hint = did_you_mean(expr.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
-        raise context.statement_error("E0204", f"the table has no column `{expr.name}`", expr.name_span, hint)
-    values, column = context.phase.columns, (table.name, expr.name)
-    if column not in values:
-        value = Value(unique_name(context, f"{table.name}.{expr.name}"), kind)
-        emit_node(context, Node("column", (table.name,), (value,), (("name", expr.name),), span=expr.span))
-        values[column] = value.name
-    return Ref(values[column], kind, expr.span)
+        hint = did_you_mean(first.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
+        raise context.statement_error("E0204", f"the table has no column `{first.name}`", first.name_span, hint)
+    return _column_value(context, table.name, name, kind, span)
+
+
+def _column_value(context: Context, table: str, name: str, kind: Tensor, span: Span) -> Ref:
+    values = context.phase.columns
+    if (table, name) not in values:
+        value = Value(unique_name(context, f"{table}.{name}"), kind)
+        emit_node(context, Node("column", (table,), (value,), (("name", name),), span=span))
+        values[table, name] = value.name
+    return Ref(values[table, name], kind, span)
 
 
 def state_key_column(context: Context, expr: tree.Index) -> Expr:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.columns import EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
-from rlgraph.errors import Diagnostic, Span
+from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const
 
 _MANY = {
@@ -15,7 +15,8 @@ _MANY = {
     "real": "real numbers",
     "truth": "true or false",
     "messages": "lists of messages",
-    "nested": "lists or objects",
+    "nested": "lists",
+    "object": "objects",
     "other": "what is neither text nor number",
     "large": "whole numbers of more than 64 bits",
     "wide": "numbers that 32 bits cannot hold",
@@ -72,6 +73,13 @@ class ColumnUse:
             return "numbers"
         return "mixed" if "text" in kinds else "neither"
 
+    @property
+    def part(self) -> str:
+        """The hint that names what the column's objects hold; empty where it holds none, or nobody knows what is in
+        them."""
+        held = [*self.column.fields][:4] if self.column.fields else []
+        return f"name what is in it: {quoted_list([f'{self.name}.{name}' for name in held], 'or')}" if held else ""
+
     def _place(self, kind: str) -> str:
         place = self.column.first[kind]
         return f" ({place})" if place else ""
@@ -79,6 +87,28 @@ class ColumnUse:
     def unwanted_kind(self, wanted: Sequence[str]) -> str | None:
         """Return the first kind of value that is none of these; rows that lack the column are another matter."""
         return next((kind for kind in self.column.first if kind not in (*wanted, "missing")), None)
+
+
+def no_part(columns: Mapping[str, Column], name: str, span: Span) -> Diagnostic | None:
+    """Return the diagnostic where a program names what is in a column's objects (`extra_info.answer`), and some rows
+    have no object there, or none of that name in any."""
+    outer, _, inner = name.partition(".")
+    above = ""
+    while inner and f"{outer}.{inner}" not in columns and outer in columns:
+        column = columns[outer]
+        other = next((kind for kind in column.first if kind not in ABSENT | {"object"}), None)
+        if other is not None:
+            message = f"`{above}{outer}` holds {column.kind_with_row(other)}, which has no `{inner}`"
+            return Diagnostic("E0760", message, span, f'write an object in every row: "{outer}": {{"{inner}": ...}}')
+        if column.fields is None:
+            return None
+        columns, above = column.fields, f"{above}{outer}."
+        outer, _, inner = inner.partition(".")
+        if outer not in columns and f"{outer}.{inner}" not in columns:
+            message = f"no row has a `{above}{outer}`"
+            hint = did_you_mean(outer, columns) or f"`{above[:-1]}` has {', '.join(columns) or 'nothing in any row'}"
+            return Diagnostic("E0204", message, span, hint)
+    return None
 
 
 def missing_column_error(use: ColumnUse) -> Diagnostic | None:
@@ -95,7 +125,8 @@ def key_error(use: ColumnUse) -> Diagnostic | None:
     if odd is None:
         return None
     message = f"{use.as_written} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
-    return Diagnostic("E0735", message, use.span, "write a text or a whole number in every row")
+    hint = use.part if odd == "object" else ""
+    return Diagnostic("E0735", message, use.span, hint or "write a text or a whole number in every row")
 
 
 def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | None:
@@ -105,7 +136,8 @@ def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | No
     if odd is None or (odd == "wide" and in_double):
         return None
     message = f"{use.as_written} holds {use.column.kind_with_row(odd)}, and one calculates with it"
-    return Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, ""))
+    hint = use.part if odd == "object" else _REMEDIES.get(odd, "")
+    return Diagnostic("E0735", message, span if span.line else use.span, hint)
 
 
 def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
@@ -118,6 +150,7 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
     hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
     hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
+    hint = use.part if odd == "object" else hint
     return Diagnostic("E0732", message, span, hint)
 
 
@@ -135,6 +168,7 @@ def comparison_error(use: ColumnUse, side: str, other: str, expr: Apply) -> Diag
     if side == "neither":
         message = f"{use.as_written} holds {use.kinds_text}, which is compared with nothing here"
         hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
+        hint = use.part or hint
         return Diagnostic("E0304", message, expr.span, hint)
     return _mismatch(expr, use, side) if {side, other} == {"texts", "numbers"} else None
 

@@ -224,13 +224,26 @@ def _over(default: str, *names: str) -> Attribute:
     )
 
 
+_STREAMING = Attribute("streaming", "bool", None, doc="rows come one after the other, and are stored nowhere")
+
 DATA = _table(
+    Signature(
+        "files",
+        (Attribute("paths", "texts"),),
+        (
+            *_BATCH,
+            Attribute("split", "text", None, doc="of a folder or of what `*` matches: the files whose names say so"),
+            Attribute("field", "text", None, doc="the name under which a JSON object has its list of rows"),
+            _STREAMING,
+        ),
+        "Files, folders, what `*` matches, or a list of these: the endings say of which format.",
+    ),
     Signature("jsonl", (Attribute("path", "text"),), _BATCH, "A file with a JSON object on each line."),
-    Signature("parquet", (Attribute("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
+    Signature("parquet", (Attribute("path", "text"),), _BATCH, "A Parquet file (extra `datasets`)."),
     Signature(
         "hub",
         (Attribute("name", "text"),),
-        (*_BATCH, Attribute("split", "text", None), Attribute("config", "text", None)),
+        (*_BATCH, Attribute("split", "text", None), Attribute("config", "text", None), _STREAMING),
         "A data set of the Hugging Face hub (extra `datasets`).",
     ),
     Signature(

@@ -93,7 +93,13 @@ def _wrong(spec: CallSpec, name: str, wanted: str, value: object) -> ProgramErro
     return ProgramError(Diagnostic(BAD_ARGUMENT, f"`{name}` must be {wanted}, not {value!r}", spec.argument_span(name)))
 
 
-EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym", "math_verify": "math"}
+EXTRAS = {
+    "datasets": "datasets",
+    "pyarrow": "datasets",
+    "zstandard": "datasets",
+    "reasoning_gym": "gym",
+    "math_verify": "math",
+}
 """The extra of rlgraph that installs a package."""
 
 

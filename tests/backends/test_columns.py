@@ -68,8 +68,8 @@ def reported() -> str:
 def test_whole_numbers_stay_whole(tmp_path: Path, source: str, block: int | None) -> None:
     """In comparisons, mathematics, keys, buffers and metrics."""
     if source == "parquet":
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
 
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "q.parquet")
     text = HEAD + FILES[source] + STEP + LINES + reported()
@@ -101,7 +101,7 @@ def refused(folder: Path, lines: str, source: str = "stream", rows: Any = ROWS) 
         ("seen[r.x] := r.length", [{"x": 4}, {"x": "4"}], "is a text, and other keys are numbers"),
         ("seen[r.x] := r.length", [{"x": "4"}, {"x": 4.5}], "is a real number, and other keys are texts"),
         ("seen[r.x] := r.length", [{"x": 4.0}, {"x": float("nan")}], "is a number that is not finite, and no key"),
-        ("seen[r.x] := r.length", [{"x": "4"}, {"x": ["4"]}], "is a list or an object, and no key"),
+        ("seen[r.x] := r.length", [{"x": "4"}, {"x": ["4"]}], "is a list, and no key"),
         ("report a = mean(seen[r.x])", [{"x": 4}, {"x": "4"}], "is a text, and other keys are numbers"),
         ("seen[r.prompt] := r.x", [{"x": 4}, {"x": "5"}], "a text"),
         ("keep q where q.x\n    report a = mean(r.length)", [{"x": True}, {"x": "false"}], "a text"),
@@ -237,3 +237,62 @@ def test_numbers_of_a_column_have_a_kind_of_their_own() -> None:
     assert made(True, False).dtype == torch.bool and made(1, 2.5).dtype == torch.float32
     assert torch.cat([made(), made(1)]).dtype == torch.int64, "a block without rows changes nothing"
     assert finite_numbers([1e38], str, NO_SPAN, torch.float32).isfinite().all()
+
+
+INFO = [
+    {"reward_model": {"style": "rule", "ground_truth": "a"}, "extra_info": {"index": BIG, "q": "b"}},
+    {"reward_model": {"style": "rule", "ground_truth": "b"}, "extra_info": {"index": BIG + 1, "q": "a"}},
+    {"reward_model": {"style": "rule", "ground_truth": "c"}, "extra_info": {"index": HUGE + 1, "q": "c"}},
+]
+JUDGE = """
+def judge(completions, reward_model, extra_info, truth, info):
+    assert [row["ground_truth"] for row in reward_model] == truth and extra_info == info
+    return [float(row["index"] % 7) for row in info]
+"""
+
+
+@pytest.mark.parametrize("source", FILES)
+def test_what_objects_hold_is_read_by_name(tmp_path: Path, source: str) -> None:
+    """In comparisons, as a key, a prompt, a weight of a loss, from a buffer, after `collect`, and by functions: it is
+    what a flat column of the same values is."""
+    rows = [{"prompt": "a", **row} for row in INFO]
+    if source == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
+    written(tmp_path, *rows)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    text = HEAD + 'func judge = python("judge.py:judge")\n' + FILES[source] + STEP.rpartition("    r =")[0]
+    text += """    collect q(3):
+        r = actor.generate(q, n=2, max_tokens=3)
+        keep q where any(r.reward_model.style == "rule", by=q)
+    score = judge(r, truth=r.reward_model.ground_truth, info=r.extra_info)
+    push replay(r)
+    old = replay.sample(6)
+    seen[r.extra_info.index] := r.extra_info.index % 7
+    again = actor.generate(q.extra_info.q, max_tokens=2)
+    info = q.extra_info
+    train actor(lr=0.1):
+        minimize mean(mean(-actor.logprobs(r), token) * r.extra_info.index)
+    report a = mean(old.reward_model.ground_truth == "b"), b = mean(score), c = mean(seen[r.extra_info.index] == score)
+    report d = mean(q.extra_info.index - info.index), e = mean(again.length > 0), f = mean(q.extra_info.q.length)
+"""
+    (seen,) = run_text(text, tmp_path)
+    mean = sum(row["extra_info"]["index"] % 7 for row in INFO) / 3
+    wanted = {"a": 1 / 3, "b": mean, "c": 1, "d": 0, "e": 1, "f": 1}
+    assert {name: value for name, value in seen.metrics.items() if name in wanted} == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"index": 1}, "E0711]: q row 1, sample 0 has no column `extra_info.q`, which other rows have"),
+        (None, "null: None, and"),
+        ("{}", "E0760]: `extra_info` of q row 1"),
+    ],
+)
+def test_what_an_object_that_came_lacks_is_said(tmp_path: Path, change: Any, said: str) -> None:
+    rows = [{"prompt": "a", "extra_info": info} for info in ({"q": "a"}, change, {"q": "a"})]
+    text = refused(tmp_path, '    report a = mean(r.extra_info.q == "a")\n', "stream", rows)
+    assert said in text and "^^^" in text, text

@@ -105,9 +105,15 @@ def test_who_leaves_rows_out_may_leave_out_the_long_ones(folder: Path) -> None:
 
 
 def test_another_column_is_judged_too(folder: Path) -> None:
-    (folder / "late.jsonl").write_text('{"prompt": "a", "other": "abcdabcdabcd"}\n')
-    text = refused("", folder, STEP.replace("generate(prompts,", "generate(prompts.other,"))
-    assert "row 0 has 12 tokens" in text
+    """A column of another name, or what the objects in one hold."""
+    (folder / "late.jsonl").write_text('{"prompt": "a", "other": "abcdabcdabcd", "info": {"q": "abcdabcdabcd"}}\n')
+    for column in ("other", "info.q"):
+        step = STEP.replace("generate(prompts,", f"generate(prompts.{column},")
+        assert "row 0 has 12 tokens" in refused("", folder, step)
+    cut = STEP.replace("generate(prompts,", "generate(prompts.info.q,")
+    cut = cut.replace("max(rollout.prompt.length)", "max(prompts.info.q.length) + 0 * max(rollout.length)")
+    (folder / "late.jsonl").write_text('{"prompt": "a", "info": {"q": "abcdabcdabcd", "n": 1}}\n')
+    assert lengths(", overlong=cut", folder, step=cut) == [8]
 
 
 def test_two_models_and_the_lower_limit(folder: Path) -> None:

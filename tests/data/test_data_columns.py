@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import rlgraph.columns
-from rlgraph.columns import ColumnInspector, value_kind
+from rlgraph.columns import Column, ColumnInspector, column_at, value_at, value_kind, with_value_at
 from rlgraph.data import BatchReader, Cursor, open_source, source_columns
-from rlgraph.data import jsonl as jsonl_source
+from rlgraph.data import lines as lines_source
 from rlgraph.errors import NO_SPAN, RunError
 from rlgraph.user_code import Workers
 from rlgraph.user_code.files import Folders
@@ -56,7 +56,7 @@ def first(found: Any) -> dict[str, dict[str, str]]:
         (CHAT, "messages"),
         ([*CHAT, "a"], "nested"),
         ([], "nested"),
-        ({"role": "user", "content": "a"}, "nested"),
+        ({"role": "user", "content": "a"}, "object"),
         (date(2000, 1, 1), "other"),
         (b"a", "other"),
     ],
@@ -96,7 +96,7 @@ def test_jsonl_is_looked_at_by_line(declare: Declare, tmp_path: Path, monkeypatc
     spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
     wanted = {name: {k: f"d.jsonl:{n + 1}" for k, n in of.items()} for name, of in KINDS.items()}
     assert first(source_columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
-    monkeypatch.setattr(jsonl_source, "_PEEK_BYTES", len(lines[0]) + len(lines[1]) + 10)
+    monkeypatch.setattr(lines_source, "_PEEK_BYTES", len(lines[0]) + len(lines[1]) + 10)
     assert first(source_columns(spec, folders)) == {
         "prompt": {"text": "d.jsonl:2", "messages": "d.jsonl:3"},
         "x": {"whole": "d.jsonl:2", "real": "d.jsonl:3"},
@@ -114,8 +114,8 @@ def test_rows_beyond_the_limit_are_not_looked_at(declare: Declare, tmp_path: Pat
 
 
 def test_a_table_says_what_its_columns_are(declare: Declare, tmp_path: Path) -> None:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet
 
     table = pa.table(
         {
@@ -230,3 +230,110 @@ def test_a_default_stands_for_a_column_that_is_missing(tmp_path: Path) -> None:
     assert known["answer"] == {"text": "a.jsonl:2"} and known["by"] == {"whole": ""}
     assert known["n"] == {"whole": "a.jsonl:1", "null": "a.jsonl:2"}, "null is a value, for which no default stands"
     assert first(source_columns(spec, Folders(tmp_path))) == known
+
+
+VERL: list[dict[str, Any]] = [
+    {"prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 0}},
+    {"prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "\u00e9"}, "extra_info": None},
+    {"prompt": CHAT, "reward_model": {"style": "rule"}, "extra_info": {"index": 1.5, "more": {"deep": [1]}}},
+]
+"""Rows as verl publishes them."""
+NESTED = {
+    "reward_model": {"object": 1},
+    "reward_model.ground_truth": {"text": 1, "missing": 3},
+    "extra_info": {"object": 1, "null": 2},
+    "extra_info.index": {"whole": 1, "null": 2, "real": 3},
+    "extra_info.more": {"missing": 1, "null": 2, "object": 3},
+    "extra_info.more.deep": {"missing": 1, "null": 2, "nested": 3},
+}
+
+
+def kinds(found: Mapping[str, Column] | None, name: str) -> dict[str, str]:
+    column = column_at(found or {}, name)
+    assert column is not None, name
+    return dict(column.first)
+
+
+def test_what_objects_hold_is_known_by_name(declare: Declare, tmp_path: Path, workers: Workers) -> None:
+    """Before a run and in one, in files of lines and in a function's list."""
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in VERL))
+    (tmp_path / "tasks.py").write_text(f"def f():\n    return {VERL!r}\n")
+    spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
+    for known in (source_columns(spec, folders), open_source(spec, folders).columns):
+        assert {name: kinds(known, name) for name in NESTED} == {
+            name: {kind: f"d.jsonl:{number}" for kind, number in of.items()} for name, of in NESTED.items()
+        }
+    longest = column_at(open_source(spec, folders).columns or {}, "reward_model.ground_truth")
+    assert longest is not None and longest.longest == 4, "a bound on its bytes"
+    listed = open_source(declare('data d = python("tasks.py:f")'), folders, workers).columns
+    assert {name: set(kinds(listed, name)) for name in NESTED} == {name: set(of) for name, of in NESTED.items()}
+    assert column_at(listed or {}, "reward_model.truth") is None and column_at(listed or {}, "prompt.role") is None
+
+
+def test_a_table_says_what_its_objects_hold(declare: Declare, tmp_path: Path) -> None:
+    """A name that an object lacks is null there."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.parquet.write_table(pa.Table.from_pylist(VERL), tmp_path / "d.parquet")
+    spec, folders = declare('data d = parquet("d.parquet")'), Folders(tmp_path)
+    schema, known = source_columns(spec, folders), open_source(spec, folders).columns
+    for name, of in NESTED.items():
+        [kind] = {"real" if kind == "whole" else kind for kind in of} - {"null", "missing"}
+        assert [*kinds(schema, name)] == [kind]
+        absent = min((number for k, number in of.items() if k in ("null", "missing")), default=None)
+        places = kinds(known, name)
+        assert places[kind] and places.get("null") == (None if absent is None else f"row {absent - 1} of 'd.parquet'")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {str(number): 1 for number in range(257)},
+        {1: "a"},
+        {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}}},
+    ],
+)
+def test_of_objects_of_any_names_nothing_is_remembered(value: Any) -> None:
+    looked = ColumnInspector(str)
+    looked.add_row({"x": {"a": 1}}, 1)
+    looked.add_row({"x": value}, 2)
+    names, found = "x" + ".a" * 8 if "a" in value else "x", looked.columns()
+    column = column_at(found, names)
+    assert column is not None and "object" in column.first and column.fields is None
+    assert column_at(found, f"{names}.a") is None
+
+
+def test_rows_of_names_of_their_own_are_forgotten() -> None:
+    """Each is small, and together they would be many."""
+    looked = ColumnInspector(str)
+    for number in range(300):
+        looked.add_row({"x": {f"n{number}": 1}}, number)
+    assert looked.columns()["x"].fields is None
+
+
+def test_a_value_is_reached_by_name() -> None:
+    row = {"a": {"b": {"c": 1}}, "none": None, "text": "t", "flat.name": 2}
+    assert value_at(row, "a.b.c") == 1 and value_at(row, "none.x.y") is None and value_at(row, "flat.name") == 2
+    for name in ("x", "a.x", "a.b.x"):
+        with pytest.raises(KeyError):
+            value_at(row, name)
+    for name, outer in {"text.x": "text", "a.b.c.d.e": "a.b.c"}.items():
+        with pytest.raises(TypeError, match=f"^{outer}$"):
+            value_at(row, name)
+    assert with_value_at(row, "a.b.c", 5) == {**row, "a": {"b": {"c": 5}}} and row["a"] == {"b": {"c": 1}}
+    assert with_value_at(row, "flat.name", 5) == {**row, "flat.name": 5}
+
+
+def test_a_default_stands_for_what_objects_lack(tmp_path: Path, declare: Declare) -> None:
+    lines = [{"prompt": "a", **row} for row in ({"o": {"x": 1}}, {"o": {"y": "b"}}, {"o": None}, {})]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    options = {"shuffle": False, "defaults": {"o": {"x": 7}, "p": {"q": ""}}}
+    source = open_source(CallSpec("jsonl", ("d.jsonl",), options, NO_SPAN), Folders(tmp_path))
+    rows, _, _ = BatchReader(source, "a", 0).read_batch(Cursor())
+    assert [row["o"] for row in rows] == [{"x": 1}, {"x": 7, "y": "b"}, None, {"x": 7}]
+    assert all(row["p"] == {"q": ""} for row in rows)
+    assert kinds(source.columns, "o.x") == {"null": "d.jsonl:3", "whole": "d.jsonl:1"}
+    assert kinds(source.columns, "o.y") == {"missing": "d.jsonl:1", "null": "d.jsonl:3", "text": "d.jsonl:2"}
+    assert kinds(source.columns, "o") == {"null": "d.jsonl:3", "object": "d.jsonl:1"}
+    assert kinds(source.columns, "p.q") == {"text": ""}

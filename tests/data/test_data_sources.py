@@ -17,7 +17,7 @@ import pytest
 
 from rlgraph.data import BatchReader, Cursor, check_source, column_values, open_source, source_columns
 from rlgraph.data.base import numbered_rows
-from rlgraph.data.jsonl import JsonLines
+from rlgraph.data.lines import JsonLines
 from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
 from rlgraph.user_code import Workers
 from rlgraph.user_code.files import Folders
@@ -57,8 +57,8 @@ def test_limit_keeps_the_first_rows(declare: Declare, tmp_path: Path) -> None:
 
 
 def test_parquet(declare: Declare, tmp_path: Path) -> None:
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": None}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
@@ -216,7 +216,7 @@ FILES: list[tuple[bytes, str, str]] = [
     (
         b'[{"a": 1}]\n',
         "E0706: d.jsonl:1: this line is a list, not a row",
-        "the file seems to be one JSON array; write each of its objects on a line of its own",
+        "the file seems to be one JSON array: use `files(...)`, and let its name end in .json",
     ),
     (b'{"a": 1}\n"text"\n', "E0706: d.jsonl:2: this line is a text, not a row", 'write {"prompt": ...} on each line'),
     (b"null\n", "E0706: d.jsonl:1: this line is null, not a row", 'write {"prompt": ...} on each line'),
@@ -230,7 +230,7 @@ FILES: list[tuple[bytes, str, str]] = [
     (
         b"\x1f\x8b\x08abc",
         "E0705: d.jsonl:1: not a text in UTF-8 (byte 0x8b at position 2)",
-        "the file is compressed; unpack it first",
+        "the file is compressed: let its name end in .gz, .zst, .bz2 or .xz, or unpack it",
     ),
     (
         '{"a": 1}'.encode("utf-16"),
@@ -280,12 +280,16 @@ CALLS: list[tuple[str, str, str]] = [
     (
         'parquet("d.jsonl")',
         "E0710: 'd.jsonl' is not a parquet table: Parquet magic bytes not found in footer. Either the file is corrupted or this is not a parquet file",
-        "use `jsonl(...)` for it",
+        "use `files(...)` for it",
     ),
     ('parquet("bad.parquet")', "E0710: 'bad.parquet' is not a parquet table: Parquet file size is 0 bytes", ""),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
     ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean `jsonl`?"),
-    ('csv("d.csv")', "E0701: there is no data source 'csv'", "there are: jsonl, parquet, hub, python, reasoning_gym"),
+    (
+        'csv("d.csv")',
+        "E0701: there is no data source 'csv'",
+        "there are: files, jsonl, parquet, hub, python, reasoning_gym",
+    ),
     ("jsonl()", "E0702: `jsonl` takes one text: the path of a file", 'as in `jsonl("prompts.jsonl", batch=64)`'),
     ('jsonl("d.jsonl", btch=3)', "E0702: `jsonl` has no option 'btch'", "did you mean `batch`?"),
     (

@@ -97,7 +97,7 @@ def test_a_text_is_never_equal_to_a_column_of_numbers(rows: str) -> None:
         (
             ["4"],
             '"4"',
-            "holds lists or objects (q.jsonl:1), which is compared with nothing here",
+            "holds lists (q.jsonl:1), which is compared with nothing here",
             "a function is given",
         ),
         (2**63, "4", "holds a whole number of more than 64 bits in q.jsonl:1", "write it as a text"),
@@ -147,7 +147,7 @@ def test_a_loop_hands_columns_on() -> None:
         (float("inf"), "a number that is not finite", "NaN and infinity"),
         (1e39, "a number that 32 bits cannot hold", "divide"),
         (2**63, "a whole number of more than 64 bits", "as a text"),
-        ([1], "a list or an object", ""),
+        ([1], "a list", ""),
     ],
 )
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_is_computed_of_a_column_is_a_number() -> None:
 # Prompts, keys, functions
 
 
-@pytest.mark.parametrize(("value", "shown"), [(4, "a whole number"), (None, "null"), ([], "a list or an object")])
+@pytest.mark.parametrize(("value", "shown"), [(4, "a whole number"), (None, "null"), ([], "a list")])
 def test_a_prompt_is_a_text_or_messages(value: Any, shown: str) -> None:
     [found] = said("report a = mean(r.length)", {}, {"prompt": value})
     assert (found.code, found.span.covered_text) == ("E0732", "actor.generate(q, n=2, max_tokens=4)")
@@ -240,3 +240,66 @@ def test_every_row_has_the_columns_that_are_used(order: int) -> None:
 def test_data_that_nobody_has_looked_at_are_not_judged() -> None:
     program, _ = check(Source("p.rlf", HEAD.replace("DTYPE", "") + '    report a = mean(r.answer == "4")\n'))
     assert column_misuses(program, {"q": None}) == [] and column_misuses(program, {}) == []
+
+
+# What objects hold
+
+VERL = {"reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 3, "q": "a"}, "flat.x": 1}
+
+
+def test_what_objects_hold_is_used_by_name() -> None:
+    lines = (
+        "h = actor.generate(q.extra_info.q, max_tokens=2)\nseen[r.extra_info.index] := r.extra_info.index + h.length\n"
+    )
+    lines += "report a = mean(r.text == r.reward_model.ground_truth), b = mean(f(r, info=r.extra_info, i=q.extra_info.index))\n"
+    lines += 'report c = mean(r.flat.x), d = mean(r.extra_info.q.length)\ni = r.extra_info\nreport g = mean(i.index), e = mean(r.reward_model.style == "rule")'
+    assert not said(lines, VERL)
+
+
+@pytest.mark.parametrize(
+    ("use", "row", "told"),
+    [
+        (
+            "report a = mean(r.reward_model.truth == r.text)",
+            {},
+            "E0204]: no row has a `reward_model.truth`\n  --> p.rlf:10:21",
+        ),
+        ("report a = mean(r.extra_info.a.b)", {}, "help: `extra_info` has index, q"),
+        (
+            "report a = mean(r.extra_info.index)",
+            {"extra_info": "{}"},
+            "E0760]: `extra_info` holds a text in q.jsonl:2, which has no `index`",
+        ),
+        (
+            "report a = mean(r.extra_info.q.z == r.text)",
+            {},
+            "E0760]: `extra_info.q` holds a text in q.jsonl:1, which has",
+        ),
+        (
+            "report a = mean(r.extra_info.index)",
+            {"extra_info": {"q": "a"}},
+            "E0711]: q.jsonl:2 has no column `extra_info.index`, which other rows have",
+        ),
+        (
+            "report a = mean(r.extra_info.index)",
+            {"extra_info": None},
+            "E0735]: `r.extra_info.index` holds null in q.jsonl:2, and one calculates with it",
+        ),
+        (
+            "report a = mean(r.reward_model.ground_truth == 4)",
+            {},
+            "E0304]: `r.reward_model.ground_truth` holds texts (q.jsonl:1), and is compared with a number",
+        ),
+        ("report a = mean(r.extra_info)", {}, "help: name what is in it: `extra_info.index` or `extra_info.q`"),
+        ("report a = mean(r.extra_info == r.text)", {}, "help: name what is in it"),
+        ("seen[r.extra_info] := r.length", {}, "help: name what is in it"),
+        ("h = actor.generate(q.extra_info, max_tokens=2)\nreport a = mean(h.length)", {}, "help: name what is in it"),
+        ("report a = mean(r.extra_info.length)", {}, "E0732]: the column `extra_info` holds an object in q.jsonl:1"),
+    ],
+)
+def test_what_objects_hold_has_to_fit_its_use(use: str, row: Mapping[str, Any], told: str) -> None:
+    assert told in one(use, VERL, {**VERL, **row})
+
+
+def test_objects_of_unknown_names_are_not_judged() -> None:
+    assert not said("report a = mean(r.extra_info.x.y + 1)", {"extra_info": {str(n): n for n in range(300)}})

@@ -62,7 +62,7 @@ from pathlib import Path
 from rlgraph.data import source_columns
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
-from rlgraph.errors import ProgramError, Source
+from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.files import Folders
 from rlgraph.passes.rewrites.pipeline import run_passes
@@ -71,11 +71,11 @@ def look(record):
     return source_columns(CallSpec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), Folders(Path()))
 
 # Whatever rlgraph itself loads late is loaded now.
-import rlgraph.data.jsonl, rlgraph.data.parquet, rlgraph.data.hub, rlgraph.data.python, rlgraph.data.reasoning_gym
+import rlgraph.data.files, rlgraph.data.jsonl, rlgraph.data.parquet, rlgraph.data.hub, rlgraph.data.python, rlgraph.data.reasoning_gym
 check(Source("<warm>", 'algorithm w\\nuse "grpo.rlf"\\n'))
-for kind in ("jsonl", "parquet", "hub", "python", "reasoning_gym"):
-    source_columns(CallSpec(kind, ("nothing:here",), {}, Source("", "")), Folders(Path()))
-    source_columns(CallSpec(kind, ("rows.jsonl",), {}, Source("", "")), Folders(Path()))
+for kind in ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym"):
+    source_columns(CallSpec(kind, ("nothing:here",), {}, NO_SPAN), Folders(Path()))
+    source_columns(CallSpec(kind, ("rows.jsonl",), {}, NO_SPAN), Folders(Path()))
 
 seen, text = [], Path(sys.argv[1]).read_text()
 source, before = Source(sys.argv[1], text), set(sys.modules)

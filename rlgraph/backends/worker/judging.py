@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.columns import utf8_bytes_bound
+from rlgraph.columns import column_at, utf8_bytes_bound, value_at, with_value_at
 from rlgraph.conversations import OddRow, Shape, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
@@ -171,7 +171,7 @@ def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
     """Whether the rows have to be read: the longest text of the column may be too long."""
     longest = 0
     for name in limit.columns:
-        column = (source.columns or {}).get(name)
+        column = column_at(source.columns or {}, name)
         if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
             return True
         longest += column.longest
@@ -195,7 +195,7 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, R
     assert source.row_numbers is not None
     part: dict[int, Row] = {}
     for done, (number, row) in enumerate(numbered_rows(source), 1):
-        values = [row.get(name) for name in limit.columns]
+        values = [_value(row, name) for name in limit.columns]
         sizes = [utf8_bytes_bound(value) if isinstance(value, str) else 0 for value in values]
         if any(isinstance(value, list | tuple) for value in values) or sum(sizes) > limit.safe_bytes:
             part[number] = row
@@ -204,10 +204,18 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, R
             part = {}
 
 
+def _value(row: Row, name: str) -> Any:
+    """Return what a row has in a column; None where it has nothing."""
+    try:
+        return value_at(row, name)
+    except (KeyError, TypeError):
+        return None
+
+
 def _tokens(name: str, limit: PromptLimit, part: Mapping[int, Row]) -> list[int]:
     """Return the number of tokens of each row's prompt, with what follows it. Raises ProgramError for a row that cannot
     be used."""
-    prompts = [row.get(limit.column) for row in part.values()]
+    prompts = [_value(row, limit.column) for row in part.values()]
     if limit.shape is None and all(isinstance(prompt, str) for prompt in prompts):
         with suppress(EngineError, TypeError, KeyError):
             return limit.codec.prompt_lengths([str(prompt) for prompt in prompts])
@@ -234,7 +242,7 @@ def _count(limit: PromptLimit, row: Row) -> int:
         shown = shaped_example(row, limit.shape, last=limit.last, whole=limit.whole)
         return limit.codec.example_length(shown, limit.max_tokens)
     tools, options = (tools_of(row), options_of(row)) if limit.whole else ((), {})
-    return limit.codec.prompt_length(content(row.get(limit.column), limit.column), tools, options, limit.max_tokens)
+    return limit.codec.prompt_length(content(_value(row, limit.column), limit.column), tools, options, limit.max_tokens)
 
 
 def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: str) -> Diagnostic:
@@ -262,13 +270,13 @@ def _cut(name: str, rules: Mapping[PromptLimit, frozenset[int]], number: int, ro
     """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
-            row = {**row, limit.column: _shortened(name, limit, number, row)}
+            row = with_value_at(row, limit.column, _shortened(name, limit, number, row))
     return row
 
 
 def _shortened(name: str, limit: PromptLimit, number: int, row: Row) -> Any:
     """Return a row's prompt without its beginning; of messages, without that of the last one that the user wrote."""
-    place, prompt = None, row[limit.column]
+    place, prompt = None, value_at(row, limit.column)
     if isinstance(prompt, list):
         users = [position for position, message in enumerate(prompt) if message.get("role") == "user"]
         place = users[-1] if users else len(prompt) - 1
@@ -280,7 +288,7 @@ def _shortened(name: str, limit: PromptLimit, number: int, row: Row) -> Any:
         return [*prompt[:place], {**prompt[place], "content": text[start:]}, *prompt[place + 1 :]]
 
     def fits(start: int) -> bool:
-        return _count(limit, {**row, limit.column: cut_at(start)}) <= limit.max_tokens
+        return _count(limit, with_value_at(row, limit.column, cut_at(start))) <= limit.max_tokens
 
     paired = limit.shape is not None and bool(limit.shape.paired)
     if paired or not isinstance(text, str) or not fits(len(text)):

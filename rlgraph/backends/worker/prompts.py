@@ -10,6 +10,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.worker.columns import missing_column_error
 from rlgraph.backends.worker.session import ModelState, engine_run_error, row_too_long_error
+from rlgraph.columns import WORDS, value_at, value_kind
 from rlgraph.conversations import (
     Example,
     OddRow,
@@ -76,14 +77,30 @@ def encoded_rows(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[st
 
 
 def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> tuple[Any, ...]:
-    """Return a column of the data that a table's rows came from; the error names the row that lacks it."""
+    """Return a column of the data that a table's rows came from, or what its objects hold under a name
+    (`extra_info.answer`); the error names the row that lacks it."""
+    values: list[Any] = []
     for place, row in enumerate(table.data):
-        if name not in row:
-            others = any(name in other_row for other_row in table.data)
-            raise missing_column_error(
-                rows.row_name(place) if rows else f"row {place}", name, node.span, () if others else tuple(row)
-            )
-    return tuple(row[name] for row in table.data)
+        who = rows.row_name(place) if rows else f"row {place}"
+        try:
+            values.append(value_at(row, name))
+        except KeyError:
+            others = any(_has(other_row, name) for other_row in table.data)
+            raise missing_column_error(who, name, node.span, () if others else tuple(row)) from None
+        except TypeError as error:
+            outer = str(error)
+            what, inner = WORDS[value_kind(value_at(row, outer))], name.removeprefix(f"{outer}.")
+            message = f"`{outer}` of {who} is {what}, which has no `{inner}`"
+            raise RunError(Diagnostic("E0760", message, node.span, "write an object in every row")) from None
+    return tuple(values)
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    try:
+        value_at(row, name)
+    except (KeyError, TypeError):
+        return False
+    return True
 
 
 def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:

@@ -3,6 +3,7 @@ wrong is said as it is there."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -47,6 +48,8 @@ def slow(prompts, completions, completion_ids, **columns):
     time.sleep(0.01 * sum(len(ids) ** 2 for ids in completion_ids))
     if (HERE / "raise").exists() and "dddd" in prompts:
         raise LookupError("no answer is known")
+    assert columns["deep"] == [info["deep"] for info in columns["info"]] and len(columns["name"]) == len(prompts)
+    assert columns["name"] == [deep["name"] for deep in columns["deep"]]
     return [(3 * sum(ids) + len(ids)) % 5 / 4 for ids in completion_ids]
 
 class Longer:
@@ -72,7 +75,7 @@ func correct = python("user.py:slow", workers=2, over=row)
 env longer   = python("user.py:Longer", workers=2)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=5)
-    score   = correct(rollout)
+    score   = correct(rollout, name=rollout.info.deep.name, deep=rollout.info.deep)
     adv     = center(score, prompts)
     episode = actor.interact(longer, tasks, n=2, max_turns=3, max_tokens=12)
     gain    = sum(episode.reward, turn)
@@ -80,6 +83,7 @@ step:
         minimize mean(-actor.logprobs(rollout) * adv)
     report gain = mean(gain), turns = mean(episode.turns), over = mean(episode.finished)
     report score = mean(score), spread = std(score), length = mean(rollout.length), best = mean(max(score, by=prompts))
+    report place = mean(rollout.info.place), first = mean(rollout.info.deep.name == "a")
 """
 
 SCHEDULE = """pool all    = 2 devices
@@ -94,6 +98,9 @@ stream rollout(block=4, deal=free)
 def made(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     folder = data_folder(tmp_path_factory.mktemp("judged"))
     (folder / "user.py").write_text(USER)
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    nested = [{**row, "info": {"place": row["place"], "deep": {"name": row["task"]}}} for row in rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nested))
     return compiled(TEXT, {}, SCHEDULE, folder)
 
 
@@ -120,7 +127,7 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     (made.folder / "one-will-do").touch()
     with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
         for ours, told in zip(found, local.run_steps(2), strict=True):
-            names = ("score", "spread", "length", "best", "gain", "turns", "over")
+            names = ("score", "spread", "length", "best", "gain", "turns", "over", "place", "first")
             assert {name: ours.metrics[name] for name in names} == pytest.approx(told.metrics, abs=1e-12)
 
 

@@ -1,0 +1,208 @@
+"""Tables that the package `datasets` reads: csv, parquet, arrow, text. It keeps what it has read in its cache, from
+where rows are taken without reading the rest."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlgraph.columns import Column
+from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source
+from rlgraph.data.listing import Listed, names_of
+from rlgraph.data.packed import UNPACKING, opened
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
+from rlgraph.user_code.spec import CallSpec, require_package
+
+NOT_LOADED = "E0710"
+NO_VALUE = "E0715"
+CELLS = "E0765"
+BUILDERS = {"csv": "csv", "tsv": "csv", "parquet": "parquet", "arrow": "arrow", "text": "text"}
+"""The builder of `datasets` for each format."""
+_WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
+_REAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+_TRUTH = r"^(true|false)$"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of a pyarrow table."""
+
+    path: str
+    """What messages call it."""
+    span: Span
+    table: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        names = self.table.column_names
+        return {name: self._value(name, self.table.column(place), index) for place, name in enumerate(names)}
+
+    def _value(self, name: str, column: Any, index: int) -> Any:
+        try:
+            return column[index].as_py()
+        except (ValueError, OverflowError) as error:  # a date before the year 1, a text that is not in UTF-8
+            message = f"`{name}` of row {index} of {self.path} ({column.type}) is nothing that Python has: {error}"
+            hint = "leave the column out of the file, or write it as a text or as whole numbers"
+            raise RunError(Diagnostic(NO_VALUE, message, self.span, hint)) from None
+
+
+@dataclass(slots=True)
+class StreamedRows:
+    """The rows of a data set that `datasets` streams: they come in one order, and again in the same one."""
+
+    dataset: Any = field(repr=False)
+    path: str
+    span: Span
+    position: int = 0
+    """Rows that were read."""
+    _rows: Iterator[Any] | None = field(default=None, repr=False)
+
+    def read_rows(self, start: int, count: int) -> list[Row]:
+        """Return `count` rows from `start` on, or fewer where the stream ends. Raises RunError."""
+        try:
+            if self._rows is None or start != self.position:
+                self._rows, self.position = iter(self.dataset.skip(start)), start
+            rows = [dict(row) for _, row in zip(range(count), self._rows, strict=False)]
+        except Exception as error:  # network, formats: `datasets` documents no common class
+            message = f"{self.path} cannot be read on from row {self.position}: {reason(error)}"
+            raise RunError(Diagnostic(NOT_LOADED, message, self.span)) from None
+        self.position += len(rows)
+        return rows
+
+
+def reason(error: BaseException) -> str:
+    """Return what was at the root of an error of `datasets`, in a line."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return " ".join(f"{error}".split())[:300] or type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep `datasets` from drawing progress bars over those of the run, and from logging what is going to be said."""
+    import datasets
+
+    shown, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def open_tables(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool = False) -> DataSource:
+    """Read the files. kind: one of `BUILDERS`. Raises ProgramError."""
+    require_package("datasets", spec.span)
+    if any(file.packed == ".zst" for file in listed):
+        require_package("zstandard", spec.span)
+    name = names_of(listed)
+    with _problems(spec, listed, kind):
+        dataset = _load(spec, listed, kind, streaming)
+    if streaming:
+        rows: Stream = StreamedRows(dataset, name, spec.argument_span(0))
+        return make_source(spec, rows, name)
+    table = dataset.data.table
+    if BUILDERS[kind] == "csv":
+        table = _typed(table)
+    return make_source(spec, TableRows(name, spec.argument_span(0), table), name, columns_of_table(spec, table, name))
+
+
+def _load(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool) -> Any:
+    import datasets
+
+    options: dict[str, Any] = {}
+    if BUILDERS[kind] == "csv":
+        # As texts: `datasets` would take "None" for no value, "007" for 7, and 4 for 4.0 where a row has no number.
+        texts = {name: datasets.Value("string") for name in _headers(spec, listed, kind)}
+        options = {"features": datasets.Features(texts), "keep_default_na": False, "na_filter": False}
+        options |= {"sep": "\t" if kind == "tsv" else ","}
+    paths = [str(file.file.absolute()) for file in listed]
+    with quiet():
+        return datasets.load_dataset(BUILDERS[kind], data_files=paths, split="train", streaming=streaming, **options)
+
+
+@contextmanager
+def _problems(spec: CallSpec, listed: Sequence[Listed], kind: str) -> Iterator[None]:
+    try:
+        yield
+    except ProgramError:
+        raise
+    except Exception as error:  # formats, disks: `datasets` documents no common class
+        name, why = names_of(listed), reason(error).rstrip(".")
+        verb = "is" if len(listed) == 1 else "are"
+        what = {"text": "text in UTF-8", "csv": "csv table", "tsv": "table"}.get(kind, f"{kind} table")
+        hint = "use `files(...)` for it" if listed[0].format not in ("", kind) else ""
+        message = f"{name} {verb} not a {what}: {why}" if verb == "is" else f"{name} cannot be read as {kind}: {why}"
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
+
+
+def _headers(spec: CallSpec, listed: Sequence[Listed], kind: str) -> list[str]:
+    """Return the names in the first line of csv files, which have to be the same in all. Raises ProgramError."""
+    beginnings = [_first_rows(file, kind) for file in listed]
+    headers = [header for header, _ in beginnings]
+    for file, (header, row) in zip(listed, beginnings, strict=True):
+        where = f"the first line of '{file.shown}'"
+        twice = next((name for name in header if header.count(name) > 1), None)
+        if not header:
+            raise ProgramError(Diagnostic(CELLS, f"{where} is empty, and names the columns", spec.argument_span(0)))
+        if twice is not None:
+            raise ProgramError(Diagnostic(CELLS, f"{where} names the column '{twice}' twice", spec.argument_span(0)))
+        if len(row) > len(header):
+            # `datasets` would take the first cell of each row for its name, and all others for one column to the left.
+            message = f"{file.shown}:2 has {len(row)} cells, and the first line names {len(header)} columns"
+            raise ProgramError(Diagnostic(CELLS, message, spec.argument_span(0), "put cells with commas in quotes"))
+        if sorted(header) != sorted(headers[0]):
+            odd = min({*header} ^ {*headers[0]})
+            has, lacks = (file, listed[0]) if odd in header else (listed[0], file)
+            message = f"'{has.shown}' has a column '{odd}', and '{lacks.shown}' has none"
+            raise ProgramError(Diagnostic(CELLS, message, spec.argument_span(0), "give all files the same columns"))
+    return headers[0]
+
+
+def _first_rows(listed: Listed, kind: str) -> tuple[list[str], list[str]]:
+    """Return the cells of the first line of a csv file, and of the first row behind it."""
+    with opened(listed) as handle:
+        rows = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), delimiter="\t" if kind == "tsv" else ",")
+        return next(rows, []), next(rows, [])
+
+
+def _typed(table: Any) -> Any:
+    """Return a csv table whose columns are numbers or truths where all their cells are written as such; an empty cell
+    is null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = []
+    for column in table.columns:
+        cells = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+        present = cells.drop_null()
+        forms = {_WHOLE: pa.int64(), _REAL: pa.float64(), _TRUTH: pa.bool_()}
+        fits = (form for pattern, form in forms.items() if pc.all(pc.match_substring_regex(present, pattern)).as_py())
+        columns.append(cells.cast(next(fits, column.type)) if len(present) else cells)
+    return pa.table(columns, names=table.column_names)
+
+
+def table_columns(listed: Listed, kind: str) -> dict[str, Column] | None:
+    """Return what a table's own description says of its columns; None where that has to be read first."""
+    with suppress(*UNPACKING, ValueError):
+        if kind == "text":
+            return {"text": Column({"text": ""})}
+        if BUILDERS[kind] == "csv":
+            return {name: Column({}) for name in _first_rows(listed, kind)[0]} or None
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if listed.packed:
+            return None
+        with listed.file.open("rb") as handle:
+            return columns_of_schema(pq.read_schema(handle) if kind == "parquet" else pa.ipc.open_stream(handle).schema)
+    return None
