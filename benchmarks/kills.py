@@ -249,7 +249,7 @@ class Killed:
             file.write(f"{self.fault}:{kind}\n")
         inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
-    def report_progress(self, what: str) -> None: ...
+    def starting(self, what: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None:
         self._passed()
@@ -348,10 +348,11 @@ def result(folder: Path) -> dict[str, Any]:
     """What is left of a run, as far as it does not tell the time."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
-    trace = folder / "trace.jsonl"
+    trace, samples = folder / "trace.jsonl", folder / "samples.jsonl"
     return {
         "metrics": [{name: each for name, each in line.items() if not name.startswith(MACHINE)} for line in lines],
         "trace": trace.read_text() if trace.exists() else "",
+        "samples": samples.read_text() if samples.exists() else "",
         **{
             str(path.relative_to(folder)): path.read_bytes()
             for path in (*sorted(checkpoint.rglob("*")), *sorted((folder / "models").rglob("*.safetensors")))

@@ -189,6 +189,8 @@ class Compiled(Compilation):
         save_every: int | str | None = None,
         keep: int | None = None,
         keep_best: str | None = None,
+        keep_samples: int | None = None,
+        show_samples: int = 0,
         max_restarts: int = RESTARTS,
         resume: str | Path | None = None,
         changed: bool = False,
@@ -218,6 +220,8 @@ class Compiled(Compilation):
           where the run is interrupted.
         - `keep`: so many of the checkpoints stay, the newest; 2 if not given.
         - `keep_best`: so does the one with the highest value of this metric ("kl:min": the lowest).
+        - `keep_samples`: so many rows of a step are kept in `out`, the best and the worst among them; 32 if not given.
+        - `show_samples`: so many of them are shown every so often.
         - `max_restarts`: how often a run that is saved goes back to its last checkpoint where it has lost a process.
           Any run on Ray replaces processes that only sample, so often.
         - `resume`: the folder of a run that was saved; it goes on there to `steps` steps, with its seed. What is None
@@ -254,6 +258,8 @@ class Compiled(Compilation):
             save_every=None if save_every is None else str(save_every),
             keep=keep,
             keep_best=keep_best,
+            keep_samples=keep_samples,
+            show_samples=show_samples,
             restarts=max_restarts,
             resume=resume,
             changed=changed,

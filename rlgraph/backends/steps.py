@@ -20,6 +20,7 @@ from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.regions import LoopPolicy, run_loop
 from rlgraph.backends.replayed import drop_unfinished_steps
+from rlgraph.backends.samples import ReadsRows, Sample, SampledTable, gather, sampled_tables
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program
@@ -55,6 +56,11 @@ class Observer(TimelineWatcher, Protocol):
         """A node was done with a block; `tokens`: those that it generated."""
         ...
 
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
+        """A node has done a part of its block. unit: what is counted, as "row" or "micro-batch"; `tokens`: those that
+        it has generated. It comes from any thread, every so often, and not from every engine."""
+        ...
+
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
@@ -71,6 +77,8 @@ class SilentObserver:
     def node_started(self, node: Node, pool: str = "") -> None: ...
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None: ...
 
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -97,6 +105,8 @@ class StepResult:
     """Numbers about the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
     trace: Mapping[str, Any] | None = None
     """Where steps may overlap, what became of its rows: see `rlgraph.backends.notes`."""
+    samples: Sequence[Sample] = ()
+    """Some of its rows, as a person reads them."""
 
 
 class StepRunner:
@@ -125,6 +135,8 @@ class StepRunner:
     """The things as that step left them; None before the first one."""
     record: Path | None = None
     """A folder for all that is sampled."""
+    most_samples = 0
+    """How many rows of a step it gathers to be shown, at most."""
 
     def run_steps(self, wanted: int | None) -> Generator[StepResult]:
         """Run phase after phase, then the main step `wanted` times (None: for ever). Called again, it goes on: phases
@@ -135,9 +147,8 @@ class StepRunner:
         began = self.now()
         for frame, extra in self.iter_step_frames(self.upcoming_steps(wanted)):
             seconds, step = self.now() - began, frame.step
-            yield StepResult(
-                step.number, step.phase, seconds, frame.metrics, extra, self.trace_notes.pop_step_trace(step)
-            )
+            notes = self.trace_notes.pop_step_trace(step)
+            yield StepResult(step.number, step.phase, seconds, frame.metrics, extra, notes, frame.samples)
             began = self.now()
 
     def upcoming_steps(self, wanted: int | None) -> Iterator[Coming]:
@@ -156,7 +167,19 @@ class StepRunner:
         machine."""
         for frame, left in self.iter_finished_steps(coming):
             self.done, self.last_things = frame.step.number, left
+            frame.samples = self.samples_of(frame)
             yield frame, self.finish_step(frame.step, left)
+
+    def samples_of(self, frame: Frame) -> tuple[Sample, ...]:
+        """Return rows of a finished step to be shown. They are read before the step's rows are forgotten."""
+        if not self.most_samples:
+            return ()
+        return tuple(gather(self._sampled[frame.step.phase], frame, self.most_samples, self.row_reader()))
+
+    @cached_property
+    def _sampled(self) -> Mapping[str, Sequence[SampledTable]]:
+        """The tables of each phase that have samples."""
+        return {phase.name: sampled_tables(phase.graph) for phase in self.program.phases}
 
     def iter_finished_steps(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         """Run steps, and yield for each, in order, its frame and what it left."""
@@ -233,6 +256,10 @@ class StepRunner:
     def finish_step(self, step: Step, things: Things) -> dict[str, float]:
         """Note that a step is over, and left these things; all else that it made can be forgotten. Returns numbers
         about the machine."""
+        raise NotImplementedError
+
+    def row_reader(self) -> ReadsRows:
+        """Return what reads the values of a frame."""
         raise NotImplementedError
 
     def publish_weights(self, model: str) -> None:

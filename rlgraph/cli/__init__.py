@@ -23,6 +23,7 @@ from rlgraph.cli import (
     planfiles,
     profiling,
     running,
+    sampled,
     simulating,
     tracing,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "planfiles",
     "profiling",
     "running",
+    "sampled",
     "simulating",
     "run_command",
     "tracing",

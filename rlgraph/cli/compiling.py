@@ -11,6 +11,7 @@ import click
 
 from rlgraph.cli.base import (
     FINE,
+    INTERRUPTED,
     devices_option,
     message_format,
     parse_settings,
@@ -191,4 +192,5 @@ def compile_(
                 print_record(record)
         else:
             echo_text(summary_text(compiled))
-    return FINE
+    # A script that hears of Ctrl-C too need not take half a search for a whole one.
+    return INTERRUPTED if cluster is not None and compiled.choice.question.control.stopped else FINE

@@ -23,7 +23,7 @@ from rlgraph.cli.base import (
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
-from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, RunOptions, backend_spec
+from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, RunOptions, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -55,6 +55,20 @@ restarts_option = click.option(
     show_default=True,
     help=f"With {_PROCESSES} and --save-every: if a process is lost, go back to the last checkpoint, so often; "
     "without it too, replace those that only sample.",
+)
+keep_samples_option = click.option(
+    "--keep-samples",
+    type=click.IntRange(0),
+    metavar="N",
+    help="So many rows of a step are kept in DIR/samples.jsonl, the best and the worst among them.  "
+    f"[default: {KEEP_SAMPLES}]",
+)
+show_samples_option = click.option(
+    "--show-samples",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Show so many rows of a step every so often, the best and the worst, with their rewards.",
 )
 changed_option = click.option(
     "--changed", is_flag=True, help="The program, or files that it takes, may be others than were saved."
@@ -123,6 +137,8 @@ changed_option = click.option(
 @save_every_option
 @keep_option
 @keep_best_option
+@keep_samples_option
+@show_samples_option
 @restarts_option
 @click.option(
     "--resume",
@@ -184,6 +200,8 @@ def run(
 @save_every_option
 @keep_option
 @keep_best_option
+@keep_samples_option
+@show_samples_option
 @restarts_option
 @changed_option
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")

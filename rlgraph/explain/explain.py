@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from html import escape
 from math import inf
@@ -25,7 +26,7 @@ from rlgraph.passes.placement.found_plan import plan_from_search
 from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
-from rlgraph.passes.placement.search.progress import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
 from rlgraph.passes.placement.search.search import Search
 from rlgraph.viz.plot import BarRow, bars_svg
 
@@ -208,7 +209,16 @@ class Explanation:
 def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     """Explain the plan of a program that was compiled for a cluster. seconds: for all searches together; None: the
     limit of the search for its plan. Raise ProgramError if no plan fits."""
-    choice = compiled.choice
+    with closing(ProgressLine("explaining")) as line:
+        # The searches for an explanation end together, and not with that for the plan.
+        control = SearchControl(line)
+        question = replace(compiled.choice.question, control=control)
+        return _explain(compiled, replace(compiled.choice, question=question), control, seconds)
+
+
+def _explain(
+    compiled: Compilation, choice: PlacementChoice, control: SearchControl, seconds: float | None
+) -> Explanation:
     ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []
     tried_strategies = placement_strategies(choice, ends)
@@ -224,12 +234,22 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     # The best plan after a change mostly shares pools in one of the ways that were searched.
     near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
     simulated_s = compiled.plan_file_sections["predicted"]["seconds"]
-    tried = [
-        replace(evaluate_change(choice, other, near, ends, simulated_s), said=other.said)
-        for other in possible_variants(choice)
-    ]
+    tried = list[Change]()
+    for other in possible_variants(choice):
+        best_saved = max((change.saves for change in tried), default=0.0)
+        control.doing = f"{len(tried)} changes searched, the best saves {max(best_saved, 0.0):.0%}; {other.name}"
+        try:
+            change = evaluate_change(choice, other, near, ends, simulated_s)
+        except KeyboardInterrupt:
+            control.stop("what was not searched by now is left out")
+            change = Change(other.name, other.detail, None, None, -inf, over=True)
+        tried.append(replace(change, said=other.said))
     # The rows of a large cluster take long to simulate.
-    tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
+    if choice.question.cluster.devices <= LARGE and not control.stopped:
+        try:
+            tried.extend(_streamed(choice, ends))
+        except KeyboardInterrupt:
+            control.stop("what was not simulated by now is left out")
     changes = sorted(tried, key=lambda change: -change.saves)
     path = critical_path(choice.problem, choice.search_result)
     return Explanation(
@@ -251,7 +271,9 @@ def evaluate_change(
     near_blocks = [blocks for blocks in all_blocks if near is None or pool_components(blocks) in near]
     try:
         fuse = fuse_mode(problem, other.question)
-        best = Search(problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse).run_or_time_out()
+        best = Search(
+            problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse, control=other.question.control
+        ).run_or_time_out()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (best is None or best.value > choice.search_result.value):

@@ -75,8 +75,13 @@ def _searched(
     name: str, wanted: Sharing, choice: PlacementChoice, allowed: Sequence[Blocks], ends: float
 ) -> PlacementStrategy:
     """Return the strategy with the best plan of a search, or the reason why there is none."""
+    control = choice.question.control
+    control.doing = f"{name} in place of what was chosen"
     try:
         best = search_before_deadline(ends, choice.problem, choice.question, allowed)
+    except KeyboardInterrupt:
+        control.stop("what was not searched by now is left out")
+        return PlacementStrategy(name, wanted, choice.problem, None, OVER)
     except OutOfTime:
         return PlacementStrategy(name, wanted, choice.problem, None, OVER)
     refused = "" if best else f"does not fit: {_unfit(choice.problem, allowed[0])}"

@@ -13,6 +13,7 @@ Everything else stays as the program was compiled for it, and each plan is searc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from html import escape
 from time import monotonic
@@ -31,7 +32,7 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
 from rlgraph.passes.placement.choose import choose_before_deadline
 from rlgraph.passes.placement.question import PlacementQuery
-from rlgraph.passes.placement.search.progress import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
 from rlgraph.viz.plot import Panel, PanelAxis, lines_svg
 
 BAD = "E0936"
@@ -129,10 +130,18 @@ def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> S
     """Return the best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. seconds:
     for all searches together; None: the limit of the search for its plan. Raise ProgramError with a caret under what is
     wrong."""
-    question = compiled.choice.question
+    with closing(ProgressLine("searching for each value")) as line:
+        # These searches end together, and not with that for the plan.
+        return _what_if(compiled, replace(compiled.choice.question, control=SearchControl(line)), text, seconds)
+
+
+def _what_if(compiled: Compilation, question: PlacementQuery, text: str, seconds: float | None) -> Sweep:
     ends = monotonic() + (question.search_seconds if seconds is None else seconds)
     name, values = _read(text)
-    points = [_point(ends, value.text, *_PARAMETERS[name](question, value)) for value in values]
+    points = list[SweepPoint]()
+    for value in values:
+        question.control.doing = f"{name}={value.text}, {len(points)} of {len(values)} done"
+        points.append(_point(ends, value.text, *_PARAMETERS[name](question, value)))
     return Sweep(compiled.name, question.cluster.text, name, tuple(points), question.goal)
 
 
@@ -140,6 +149,9 @@ def _point(ends: float, value: str, question: PlacementQuery, number: float | No
     """Return the best plan for one value."""
     try:
         choice = choose_before_deadline(ends, question)
+    except KeyboardInterrupt:
+        question.control.stop("what was not searched by now is left out")
+        return SweepPoint(value, number, over=True)
     except OutOfTime:
         return SweepPoint(value, number, over=True)
     if choice is None:

@@ -93,6 +93,7 @@ def open_local(
     # Without a cluster the device decides the dtypes that are still open.
     program = with_default_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
+    backend.most_samples = max(options.kept_samples, options.show_samples)
     weights = {
         name: LocalWeights(partial(backend.save, name), cast("EmbeddedEngine", state.engine))
         for name, state in backend.session.models.items()
@@ -131,6 +132,7 @@ def open_ray(
         repeats=options.restarts,
         say=observer.display.show_note if isinstance(observer, RunObserver) else observer.report_progress,
     )
+    backend.most_samples = max(options.kept_samples, options.show_samples)
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.
         model.name: RemoteWeights(

@@ -4,6 +4,7 @@ program.rlf      the program as it was run; `plan.json` where that was a plan fi
 run.json         how it was run: what was set in it, seed, steps, versions
 graph.txt        its graph after the last pass
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
+samples.jsonl    some rows of every step, as a person reads them, with the numbers that they were given
 trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
 tensorboard/     the same, where the package `tensorboard` is installed
 models/NAME/     the trained models, as `from_pretrained` reads them
@@ -16,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -27,11 +28,12 @@ from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
 from rlgraph.runs.event_files import EventFile
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
+from rlgraph.runs.samples import SAMPLES, cut_rows
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
 CHECKPOINTS = "checkpoints"
-OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, "tensorboard", "models", CHECKPOINTS)
+OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, SAMPLES, "tensorboard", "models", CHECKPOINTS)
 DEFAULT_PARENT = Path("runs")
 
 
@@ -53,7 +55,8 @@ class RunFolder:
         self._metrics = metrics
         self._texts: Mapping[str, str] = {}
         """The texts of the other files that were written, by file name."""
-        self._trace: IO[str] | None = None
+        self._beside: dict[str, IO[str]] = {}
+        """The files beside the metrics that have lines of every step, by name."""
         self._made = made
         self._first = 1
         self._board: EventFile | None = None
@@ -117,12 +120,13 @@ class RunFolder:
             raise _unusable(path, failure_reason(error)) from None
 
     def cut_after_step(self, step: int) -> list[dict[str, Any]]:
-        """Cut metrics and trace after this step, and return the metrics that stay."""
+        """Cut metrics, trace and samples after this step, and return the metrics that stay."""
         try:
             records = cut_lines_after(self._metrics, step)
-            if (self.path / TRACE).exists():
-                self._trace = _lines(self.path / TRACE)
-                cut_lines_after(self._trace, step)
+            for name, cut in ((TRACE, cut_lines_after), (SAMPLES, cut_rows)):
+                if (self.path / name).exists():
+                    self._beside[name] = _lines(self.path / name)
+                    cut(self._beside[name], step)
         except OSError as error:
             raise _unusable(self.path, failure_reason(error)) from None
         self._first = step + 1
@@ -147,8 +151,9 @@ class RunFolder:
         gone = self.path
         self._metrics, self.path = _again(self._metrics, gone)
         self.losses += 1
-        if self._trace is not None and not _is(self._trace, self.path / TRACE):
-            self._trace = _copied(self._trace, self.path / TRACE)
+        for name, file in self._beside.items():
+            if not _is(file, self.path / name):
+                self._beside[name] = _copied(file, self.path / name)
         for name, text in self._texts.items():
             write_text_atomically(self.path / name, text)
         if self._board is not None:
@@ -161,14 +166,18 @@ class RunFolder:
             "the metrics of all steps again, and gets what is written from here on, without the checkpoints before"
         )
 
-    def append_step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
-        """Append the line of a step, and that of its trace. Raise RunError if the disk is full."""
+    def append_step(
+        self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None, samples: Sequence[str] = ()
+    ) -> None:
+        """Append the line of a step, that of its trace, and those of its samples. Raise RunError if the disk is
+        full."""
         try:
             self.recreate_if_missing()
-            if trace is not None:
-                self._trace = self._trace or _new(self.path / TRACE)
-                self._trace.write(json.dumps(trace) + "\n")
-                self._trace.flush()
+            for name, lines in ((TRACE, [] if trace is None else [json.dumps(trace)]), (SAMPLES, samples)):
+                if lines:
+                    file = self._beside.setdefault(name, self._beside.get(name) or _new(self.path / name))
+                    file.writelines(f"{line}\n" for line in lines)
+                    file.flush()
             self._metrics.write(json.dumps(encode_nonfinite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
@@ -218,12 +227,12 @@ class RunFolder:
     def flush(self) -> None:
         """Flush what was written to the disk, so that it survives a power failure. Raise OSError. It may be called
         during `step`, which leaves nothing in its buffers."""
-        for file in filter(None, (self._metrics, self._trace)):
+        for file in (self._metrics, *self._beside.values()):
             os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the files."""
-        for file in filter(None, (self._metrics, self._trace)):
+        for file in (self._metrics, *self._beside.values()):
             with suppress(OSError):
                 file.close()
         if self._board is not None:

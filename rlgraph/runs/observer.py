@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -57,12 +57,28 @@ class InterruptHandler:
             raise KeyboardInterrupt
 
 
+BETWEEN_SAMPLES_S = 30.0
+"""The least seconds between the samples that are shown of two steps."""
+
+
 class RunObserver:
     """The observer of a run, which informs all others. Different pools report their nodes from different threads."""
 
     def __init__(
-        self, shown: Display, interrupts: InterruptHandler, observer: Observer | None, trace: Timeline | None
+        self,
+        shown: Display,
+        interrupts: InterruptHandler,
+        observer: Observer | None,
+        trace: Timeline | None,
+        *,
+        show_samples: int = 0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """show_samples: how many samples of a step the display shows every so often. now: returns the seconds by which
+        that is decided."""
+        self._show_samples, self._clock = show_samples, now
+        self._samples_shown_s: float | None = None
+        self._last = 0
         self.display, self.interrupts, self.trace = shown, interrupts, trace
         self._listeners: list[Display | Observer] = [shown, observer] if observer else [shown]
         self._open: list[tuple[Node, float]] = []
@@ -98,6 +114,13 @@ class RunObserver:
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()
 
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
+        with self._lock:
+            # An observer that was written for less is told less.
+            for listener in self._listeners:
+                if hasattr(listener, "node_progress"):
+                    listener.node_progress(node, done, total, unit, tokens, pool)
+
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
@@ -107,8 +130,9 @@ class RunObserver:
 
     def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
         """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
-        self.display.run_started(phases)
+        self.display.run_started(phases, done)
         self._began, self._number = self._now(), done + 1
+        self._last = sum(phases.values())
 
     def step_done(self, step: StepResult) -> None:
         """Take note of a finished step. Raise KeyboardInterrupt if an interruption was put off until now."""
@@ -116,7 +140,16 @@ class RunObserver:
         self.add_span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
         self._began, self._number = now, step.number + 1
         self.display.step_done(step)
+        if self._show_samples and step.samples and self._samples_are_due(step.number):
+            self._samples_shown_s = self._clock()
+            self.display.samples(step, self._show_samples)
         self.interrupts.raise_if_signalled()
+
+    def _samples_are_due(self, number: int) -> bool:
+        """Return whether samples of a step are shown: of the first one and the last one, and in between when none were
+        for a while."""
+        before = self._samples_shown_s
+        return before is None or number == self._last or self._clock() - before >= BETWEEN_SAMPLES_S
 
     def _interrupt(self) -> None:
         """Raise an interruption that came during an update, or that was lost: Python raises it wherever the main thread

@@ -82,6 +82,10 @@ RESTARTS = 3
 """The default number of times that a saved run resumes by itself after it has lost a process."""
 
 
+KEEP_SAMPLES = 32
+"""The default number of samples of a step that are kept."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How to run a program; the options after the first two do not change what is computed, `replay`, `on_nonfinite`,
@@ -122,6 +126,15 @@ class RunOptions:
     """The folder of the run that is resumed."""
     changed: bool = False
     """Whether the resumed run's program may have changed."""
+    keep_samples: int | None = None
+    """The number of samples of a step that are kept in the folder; None means `KEEP_SAMPLES`."""
+    show_samples: int = 0
+    """The number of samples of a step that are shown every so often."""
+
+    @property
+    def kept_samples(self) -> int:
+        """The number of samples of a step that are kept."""
+        return KEEP_SAMPLES if self.keep_samples is None else self.keep_samples
 
     def need_installed(self) -> None:
         """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""

@@ -1,20 +1,22 @@
 """The displays that show a person the progress of a run.
 
 On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for
-each step on stderr:
+each step on stderr, and one every so often while a step goes on:
 
     step 3/30  reward 0.41  length 12.1  1.2 s  3,400 tok/s
+    step 4/30  rollout: 212 of 512 rows, 1,830 tok/s  40 s, about 12 min left
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from rlgraph.errors import escape_controls
+from rlgraph.errors import count_phrase, escape_controls
 from rlgraph.ir.graph import Node
 from rlgraph.runs.jsonlines import print_record, with_metrics
 
@@ -23,19 +25,23 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """A display of a run, which by itself shows nothing; its first four methods are those of the backend's observer."""
+    """A display of a run, which by itself shows nothing; its first five methods are those of the backend's observer."""
 
     def report_progress(self, what: str) -> None: ...
     def node_started(self, node: Node, pool: str = "") -> None: ...
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None: ...
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
-    def run_started(self, phases: Mapping[str, int]) -> None:
-        """Begin the run, with the number of steps of each phase."""
+    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
+        """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
 
     def step_done(self, done: StepResult) -> None:
         """Show a finished step."""
+
+    def samples(self, step: StepResult, most: int) -> None:
+        """Show so many samples of a finished step, the best and the worst."""
 
     def show_note(self, text: str) -> None: ...
     def close(self) -> None: ...
@@ -51,6 +57,12 @@ class JsonDisplay(Display):
     def step_done(self, done: StepResult) -> None:
         fields = {"type": "step", "step": done.number, "phase": done.phase, "seconds": round(done.seconds, 6)}
         print_record(with_metrics(fields, done.metrics))
+
+    def samples(self, step: StepResult, most: int) -> None:
+        from rlgraph.runs.samples import best_and_worst, to_json
+
+        for word, sample in best_and_worst(step.samples, most):
+            print_record({"type": "sample", "which": word, **to_json(step.number, sample)})
 
     def show_note(self, text: str) -> None:
         print_record({"type": "note", "text": text})
@@ -70,9 +82,30 @@ class StepCounts:
             self._before[name] = so_far
             so_far += steps
         self.total = so_far
+        self.done = 0
+        """The number of the last step that is over."""
+        self.began_s: float | None = None
+        """When the first step of this run began."""
+        self.steps_done = 0
+
+    def place(self, number: int) -> str:
+        """Return where in its phase a step is, as "step 3/30"."""
+        for phase, steps in self.phases.items():
+            if number <= self._before[phase] + steps:
+                return f"{phase} {number - self._before[phase]}/{steps}"
+        return f"step {number}"
+
+    def time_left(self, now_s: float, step_began_s: float) -> str:
+        """Return about how long the rest of the run takes, by the steps that are over; empty if there are none."""
+        if not self.steps_done or self.began_s is None:
+            return ""
+        each_s = (step_began_s - self.began_s) / self.steps_done
+        left_s = each_s * (self.total - self.done) - (now_s - step_began_s)
+        return f"about {shown_duration(max(left_s, 0.0))} left"
 
     def step_line(self, done: StepResult) -> str:
         """Return a finished step as one line, and reset the counts to 0."""
+        self.done, self.steps_done = done.number, self.steps_done + 1
         phase, seconds = done.phase, done.seconds
         at = f"{phase} {done.number - self._before[phase]}/{self.phases[phase]}"
         parts = [at, *(f"{name} {format_number(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
@@ -96,6 +129,26 @@ def format_rate(tokens: int, seconds: float) -> str:
     return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
 
 
+def shown_duration(seconds: float) -> str:
+    """Return a time as a short text: "40 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def shown_progress(done: int, total: int, unit: str, tokens: int, seconds: float) -> str:
+    """Return how far a node is: "212 of 512 rows, 1,830 tok/s", "micro-batch 3 of 8"."""
+    if unit != "row":
+        return f"{unit} {done:,} of {total:,}"
+    rate = f", {format_rate(tokens, seconds)}" if tokens else ""
+    return f"{done:,} of {count_phrase(total, unit)}{rate}"
+
+
+def work_name(node: Node) -> str:
+    """Return the name of a node's work: its operation and, where that is not in it, its name."""
+    return node.op if node.name.startswith(node.op) else f"{node.op} {node.name}"
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes as a short text."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
@@ -117,15 +170,55 @@ class CountingDisplay(Display):
             self.count.synced_s += seconds
             self.count.synced_bytes += sent_bytes
 
-    def run_started(self, phases: Mapping[str, int]) -> None:
+    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
         self.count = StepCounts(phases)
+        self.count.done = done
+
+    def samples(self, step: StepResult, most: int) -> None:
+        from rlgraph.runs.samples import best_and_worst
+        from rlgraph.runs.shown_samples import shown_sample
+
+        width = shutil.get_terminal_size().columns
+        for word, sample in best_and_worst(step.samples, most):
+            self.show_note(shown_sample(word, sample, width))
+
+
+BETWEEN_LINES_S = 30.0
+"""The least seconds between two lines of a step that goes on."""
 
 
 class LinesDisplay(CountingDisplay):
-    """A display that prints a line for each step."""
+    """A display that prints a line for each step, and one every so often while a step goes on."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
+    def __init__(self, stream: IO[str], now: Callable[[], float] = time.monotonic) -> None:
+        """now: returns the seconds by which it is decided what is worth a line."""
+        self.stream, self.now = stream, now
+        self._shown_s = self._step_began_s = now()
+        self._node_began_s: dict[tuple[str, str], float] = {}
+        """When each node that is at work began, by its name and its pool."""
+
+    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
+        super().run_started(phases, done)
+        assert self.count is not None
+        self._shown_s = self._step_began_s = self.count.began_s = self.now()
+
+    def node_started(self, node: Node, pool: str = "") -> None:
+        self._node_began_s[node.name, pool] = self.now()
+        self._while_it_goes_on(work_name(node))
+
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
+        now = self.now()
+        seconds = now - self._node_began_s.get((node.name, pool), now)
+        self._while_it_goes_on(f"{work_name(node)}: {shown_progress(done, total, unit, tokens, seconds)}")
+
+    def _while_it_goes_on(self, what: str) -> None:
+        """Print what a step is doing, if nothing was printed for a while."""
+        now = self.now()
+        if self.count is None or now - self._shown_s < BETWEEN_LINES_S:
+            return
+        self._shown_s = now
+        ages = [f"{shown_duration(now - self._step_began_s)}", self.count.time_left(now, self._step_began_s)]
+        self.show_note("  ".join([self.count.place(self.count.done + 1), what, ", ".join(filter(None, ages))]))
 
     def report_progress(self, what: str) -> None:
         # Later openings are about the rounds of a `collect`.
@@ -135,6 +228,7 @@ class LinesDisplay(CountingDisplay):
     def step_done(self, done: StepResult) -> None:
         assert self.count is not None
         self.show_note(self.count.step_line(done))
+        self._shown_s = self._step_began_s = self.now()
 
     def show_note(self, text: str) -> None:
         # A run must not end because its output is closed.
@@ -158,6 +252,10 @@ class CellDisplay(LinesDisplay):
     def step_done(self, done: StepResult) -> None:
         assert self.count is not None
         self._show(self.count.step_line(done))
+
+    def _while_it_goes_on(self, what: str) -> None:
+        if self.count is not None:
+            self._show(f"{self.count.place(self.count.done + 1)}  {what}")
 
     def close(self) -> None:
         self._show(self.line, least_s=0)

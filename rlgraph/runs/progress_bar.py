@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
-from rlgraph.runs.progress import CountingDisplay, format_rate
+from rlgraph.runs.progress import CountingDisplay, format_rate, shown_progress, work_name
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -24,8 +25,15 @@ class _Pool:
     """The work that a pool is doing."""
 
     at_work: list[str] = field(default_factory=list)
+    progress: dict[str, str] = field(default_factory=dict)
+    """How far the work is, where that is known."""
     last: str = ""
     """The text about the last rows that it generated."""
+
+    def shown(self) -> list[str]:
+        """Return a text for each piece of work."""
+        works = dict.fromkeys(list(self.at_work))
+        return [f"{work} {self.progress[work]}" if work in self.progress else work for work in works]
 
 
 class BarDisplay(CountingDisplay):
@@ -45,6 +53,8 @@ class BarDisplay(CountingDisplay):
         )
         self.task = self.bar.add_task("opening", total=None, doing="")
         self.pools: dict[str, _Pool] = {}
+        self._began_s: dict[tuple[str, str], float] = {}
+        """When each node began, by its name and its pool."""
         self.live = Live(get_renderable=self._drawn, console=self.console, refresh_per_second=10)
         self.live.start()
 
@@ -53,7 +63,9 @@ class BarDisplay(CountingDisplay):
         # A thread of its own draws the display, while pools may be added.
         for name, pool in list(self.pools.items()):
             lines.add_row(
-                f"  {name}", ", ".join(dict.fromkeys(list(pool.at_work))) or "[dim]waits", f"[dim]{pool.last}"
+                f"  {name}",
+                ", ".join(pool.shown()) or "[dim]waits",
+                f"[dim]{pool.last}",
             )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
 
@@ -61,23 +73,34 @@ class BarDisplay(CountingDisplay):
         self.bar.update(self.task, doing=what)
 
     def node_started(self, node: Node, pool: str = "") -> None:
+        self._began_s[node.name, pool] = time.monotonic()
         if pool:
             self.bar.update(self.task, doing="")
-            self.pools.setdefault(pool, _Pool()).at_work.append(_called(node))
+            self.pools.setdefault(pool, _Pool()).at_work.append(work_name(node))
         else:
-            self.bar.update(self.task, doing=_called(node))
+            self.bar.update(self.task, doing=work_name(node))
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         super().node_done(node, seconds, tokens, pool)
         if pool:
-            self.pools[pool].at_work.remove(_called(node))
+            self.pools[pool].at_work.remove(work_name(node))
+            self.pools[pool].progress.pop(work_name(node), None)
             if tokens:
                 self.pools[pool].last = format_rate(tokens, seconds)
 
-    def run_started(self, phases: Mapping[str, int]) -> None:
-        super().run_started(phases)
+    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
+        now = time.monotonic()
+        seconds = now - self._began_s.get((node.name, pool), now)
+        text = shown_progress(done, total, unit, tokens, seconds)
+        if pool:
+            self.pools.setdefault(pool, _Pool()).progress[work_name(node)] = text
+        else:
+            self.bar.update(self.task, doing=f"{work_name(node)}: {text}")
+
+    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
+        super().run_started(phases, done)
         assert self.count is not None
-        self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, doing="")
+        self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, completed=done, doing="")
 
     def step_done(self, done: StepResult) -> None:
         assert self.count is not None
@@ -91,7 +114,3 @@ class BarDisplay(CountingDisplay):
         self.pools.clear()
         self.bar.update(self.task, doing="")
         self.live.stop()
-
-
-def _called(node: Node) -> str:
-    return node.op if node.name.startswith(node.op) else f"{node.op} {node.name}"

@@ -30,6 +30,7 @@ from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.options import RunOptions, installed_versions
 from rlgraph.runs.progress import Display, QuietDisplay
+from rlgraph.runs.samples import bounded, sample_lines
 from rlgraph.runs.timeline import Timeline, check_writable
 from rlgraph.runs.trained_models import TrainedModel
 
@@ -100,6 +101,8 @@ def run_in_folder(
     """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process
     goes back to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
+    if folder is None:
+        options = replace(options, keep_samples=0)
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
         while True:
@@ -140,7 +143,8 @@ def _once(
     if folder:
         folder.note = shown.show_note
     with InterruptHandler(shown) as interrupts:
-        watch = RunObserver(shown, interrupts, observer, Timeline() if options.trace else None)
+        timeline = Timeline() if options.trace else None
+        watch = RunObserver(shown, interrupts, observer, timeline, show_samples=options.show_samples)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
                 _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
@@ -232,7 +236,8 @@ def _steps(
             for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 if folder:
-                    folder.append_step(result.metrics[-1], step.trace)
+                    kept = bounded(step.samples, options.kept_samples)
+                    folder.append_step(result.metrics[-1], step.trace, sample_lines(step.number, kept))
                 watch.step_done(step)
                 if saver:
                     saver.step_done(step.number, result.metrics[-1])

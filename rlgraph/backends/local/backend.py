@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
+from rlgraph.backends.rows import TableData
+from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, SilentObserver, StepRunner
@@ -52,6 +54,9 @@ class LocalBackend(StepRunner):
         self.trace_notes = self.session.notes
         self.finish_order = FinishOrder(settings.record, settings.replay)
         self.executor = Executor(self, BlockSizes(settings.block))
+        self.session.progress = self._progress
+        self._at_work: list[Node] = []
+        """The nodes at work, the innermost last."""
         self.watch: Callable[[Node, Frame], None] | None = None
         """Is given the frame after each node, for tests and debugging."""
 
@@ -116,14 +121,32 @@ class LocalBackend(StepRunner):
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
         self.observer.node_started(node)
         began = time.perf_counter()
-        made = super().fire(node, frame)
+        self._at_work.append(node)
+        try:
+            made = super().fire(node, frame)
+        finally:
+            self._at_work.pop()
         if self.watch:
             self.watch(node, _after(frame, made))
         self.observer.node_done(node, time.perf_counter() - began, sampled_token_count(node, made))
         return made
 
+    def _progress(self, done: int, total: int, unit: str, tokens: int) -> None:
+        """Tell the observer how far the node at work is."""
+        if self._at_work:
+            self.observer.node_progress(self._at_work[-1], done, total, unit, tokens)
+
     def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
         return chosen_row_indices(node, frame, self.session)
+
+    def row_reader(self) -> LocalBackend:
+        return self
+
+    def values(self, values: Sequence[Any]) -> list[Any]:
+        return list(values)
+
+    def texts(self, table: TableData) -> list[RowTexts]:
+        return row_texts(table, self.session.decoded)
 
     def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         with torch.no_grad():

@@ -363,6 +363,7 @@ _CONCURRENCY_GROUPS: dict[object, str] = {
         (Worker.source_row_counts, Worker.last_changed_step, Worker.hold_weights, Worker.release_weights), ROWS
     ),
     **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.unfinished_parts), ROWS),
+    Worker.row_texts: ROWS,
     Worker.write_checkpoint: SAVES,
     **dict.fromkeys((Worker.sample_rows, Worker.continue_rows, Worker.next_sampled_part), SAMPLES),
 }

@@ -18,8 +18,10 @@ from rlgraph.backends.ray.failures import CallContext, is_process_lost
 from rlgraph.backends.ray.remote import PieceRef, ValueRef
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.saves import ClusterCheckpoints
+from rlgraph.backends.ray.shown_rows import ShownRows
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.samples import Sample
 from rlgraph.backends.saved import PendingSave, SavedModel
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.turns import DeviceQueues
@@ -102,6 +104,16 @@ class RayBackend(DistributedBackend):
     def fail_pending_work(self, why: BaseException) -> None:
         self._broken = True
         super().fail_pending_work(why)
+
+    def row_reader(self) -> ShownRows:
+        return ShownRows(self.processes)
+
+    def samples_of(self, frame: Frame) -> tuple[Sample, ...]:
+        try:
+            return super().samples_of(frame)
+        except RunError:
+            # The step is over: what was lost with a process is seen where the next step needs it.
+            return ()
 
     # Lost processes
 

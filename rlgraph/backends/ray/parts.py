@@ -82,7 +82,7 @@ class PartwiseRequest:
         """Yield each part as soon as it is done."""
         dispatch, node = self.dispatch, self.order.node
         dispatch.observer.node_started(node, self.order.group.pool)
-        began, tokens = time.perf_counter(), 0
+        began, tokens, done = time.perf_counter(), 0, 0
         busy = {copy: parts for copy, parts in enumerate(self.dealt) if parts}
         place = self.places.enter_context(
             dispatch.together.queue_request(self.order, [self.copies[copy] for copy in busy])
@@ -108,7 +108,8 @@ class PartwiseRequest:
             if share.coming and self.order.weights_key is not None:
                 self.request_next_part(share)
             dispatch.trace_request(self.order, self.numbers[index], calls, deliveries, answers)
-            tokens += receipt.tokens
+            tokens, done = tokens + receipt.tokens, done + self.sizes[index]
+            dispatch.observer.node_progress(node, done, sum(self.sizes), "row", tokens, self.order.group.pool)
             if self.race is not None and self.race.note_ended_rows(receipt.longest_answers):
                 self.send_token_limit([share for share in self.going if share.coming])
             if self.ending is not None:

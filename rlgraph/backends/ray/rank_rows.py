@@ -23,6 +23,7 @@ from rlgraph.backends.ray.store import (
     to_wire,
 )
 from rlgraph.backends.rows import Rows
+from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.worker.nodes import table_column
 from rlgraph.backends.worker.sampling import rows_from_counts
 from rlgraph.ir.graph import Node, Program
@@ -55,6 +56,13 @@ class RankRows(RankModels):
                 name = key if column is None else column_key(key, column)
                 wire.append((name, places, to_wire(self.piece_rows(key, places, column))))
         return wire
+
+    def row_texts(self, wanted: Sequence[Wish]) -> list[list[RowTexts]]:
+        """Return what a person reads of rows of tables that are here."""
+        tables = [
+            self.store.get(key) if places is None else self.piece_rows(key, places, None) for key, places, _ in wanted
+        ]
+        return [row_texts(table.value, self.session.decoded) for table in tables]
 
     def store_values(self, pieces: Wire) -> None:
         """Store values as they were before the next step."""

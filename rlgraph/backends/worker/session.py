@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError, HubError, MissingHead, ModelRefused
+from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.roles import EmbeddedEngine, Engine, LimitsCache
 from rlgraph.backends.engines.sources import ModelSpec
@@ -46,6 +47,8 @@ from rlgraph.user_code.files import Folders
 from rlgraph.user_code.spec import CallSpec
 
 Note = Callable[[str], None]
+Progress = Callable[[int, int, str, int], None]
+"""Is told what a node has done of how much, in which unit ("row", "micro-batch"), and how many tokens it has made."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,8 @@ class Session:
         """Values of things that live across steps, as they are before the first one, by name."""
         self.recorder = Recorder(settings.record, who) if settings.record else None
         self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
+        self.progress: Progress = lambda done, total, unit, tokens: None
+        """Is told how far the node at work is."""
         try:
             self._open(note, [thing for thing in program.outside if outside is None or thing.name in outside])
         except BaseException:
@@ -262,6 +267,9 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", source_span(model), hint)
             ) from None
+        meter: WorkMeter | None = getattr(engine, "meter", None)
+        if meter is not None:
+            meter.tell = lambda done, total, tokens: self.progress(done, total, "row", tokens)
         self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
 
@@ -292,6 +300,11 @@ class Session:
             state.past.drop_unneeded(step)
         if self.replay:
             self.replay.forget_steps(step)
+
+    def decoded(self, owner: str, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of rows of tokens. owner: the model whose tokens they are."""
+        codec = self.models[owner].engine.codec
+        return [codec.decode(row) for row in rows]
 
     def close(self) -> None:
         """End the processes of functions and environments."""

@@ -221,6 +221,8 @@ class _Gathered:
             body.values = {name: _detached(body.values[name]) for name, _ in self.node.exported_values}
             with self._lock:
                 self.parts[block] = body, places
+                done = len(self.parts)
+            self.session.progress(done, len(self.rows), "micro-batch", 0)
             assert isinstance(value, Tensor)
             if not bool(value.isfinite()):
                 with self._lock:

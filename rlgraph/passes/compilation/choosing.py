@@ -72,13 +72,15 @@ def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) ->
     only searched for small problems. Raises ProgramError where nothing fits."""
     choice = choose_placement(replace(asked, offload=False))
     choice = choice and _without_tight_fusions(choice, ends)
-    if choice is None and target.offload and (left := ends - monotonic()) > 0:
+    if choice is None and target.offload and (left := asked.control.left_s(ends)) > 0:
         choice = choose_placement(replace(asked, search_seconds=left))
-    elif choice is not None and _may_offload(choice, target) and (left := ends - monotonic()) > 0:
+    elif choice is not None and _may_offload(choice, target) and (left := asked.control.left_s(ends)) > 0:
         choice = choose_with_offload(replace(asked, search_seconds=left), choice)
     if choice is None:
         for variant in with_other_engines(replace(asked, offload=target.offload)):
-            if (left := ends - monotonic()) <= 0 or (choice := choose_placement(replace(variant, search_seconds=left))):
+            if (left := asked.control.left_s(ends)) <= 0 or (
+                choice := choose_placement(replace(variant, search_seconds=left))
+            ):
                 break
     if choice is None:
         host_problem = host_memory_shortage(asked, ends)
@@ -93,7 +95,7 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
     and models may be offloaded."""
     tables, questions = streamed_tables(choice.question.schedule), list[PlacementQuery]()
     closed = without_open_streams(choice.question.schedule)
-    if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
+    if closed != choice.question.schedule and (left := choice.question.control.left_s(ends)) > 0:
         closed_question = replace(
             choice.question, schedule=closed, read_separately=(), offload=target.offload, search_seconds=left
         )
@@ -156,10 +158,11 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
     """Return a choice whose shared pipelines fit into memory: the choice itself, or, if some do not fit, the better one
     of the choice without them and of a new search without fusion."""
     fitting = _with_room(choice)
+    over = choice.question.control.left_s(ends) <= 0
     if (
         len(fitting.search_result.pieces) >= len(choice.search_result.pieces)
         or choice.search_result.before_fusing is None
-        and ends <= monotonic()
+        and over
     ):
         return fitting
     unfused = choose_unfused(choice, ends)

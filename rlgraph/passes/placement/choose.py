@@ -87,13 +87,19 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         fuse = fuse_mode(problem, question)
         try:
             only, bound = partitions_worth_offloading(
-                problem, candidate_partitions(problem, question), awake.search_result, ASLEEP, seconds, fuse
+                problem,
+                candidate_partitions(problem, question),
+                awake.search_result,
+                ASLEEP,
+                seconds,
+                fuse,
+                question.control,
             )
         except OutOfTime:
             # Nothing is proven of them.
             only, bound = [], 0.0
         awake = replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
-        seconds = ends - monotonic()
+        seconds = question.control.left_s(ends)
         if not only or seconds <= 0:
             return awake
     offloaded = _choose(question, seconds, Search.run, awake, only)
@@ -127,7 +133,7 @@ def _choose(
     searched = only or candidate_partitions(problems[-1], question, together.reader_components if together else ())
     to_beat = None if incumbent is None else incumbent.search_result
     fuse, patience = fuse_mode(first, question), _patience(question)
-    search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience)
+    search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience, question.control)
     result = how(search)
     if result is None:
         return None
@@ -165,7 +171,9 @@ def search_before_deadline(
     """Return the best plan of some partitions, by one of several searches that end together; raise OutOfTime where that
     is too early for a plan."""
     gap, spare, fuse = _gap(problem, question), _spare(question), fuse_mode(problem, question)
-    search = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question))
+    search = Search(
+        problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question), control=question.control
+    )
     result = search.run_or_time_out()
     return result and _settled(problem, result)
 
@@ -228,9 +236,8 @@ def candidate_partitions(problem: Problem, question: PlacementQuery, unplaced: C
 def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
     """Return whether any plan fits. Raises OutOfTime where that is not known by then."""
     problem = make_problem(question)
-    return Search(
-        problem, candidate_partitions(problem, question), 1.0, ends - monotonic(), fuse="none"
-    ).any_plan_fits()
+    candidates, left_s = candidate_partitions(problem, question), ends - monotonic()
+    return Search(problem, candidates, 1.0, left_s, fuse="none", control=question.control).any_plan_fits()
 
 
 # The plan

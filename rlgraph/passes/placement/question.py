@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
@@ -23,6 +23,7 @@ from rlgraph.passes.placement.place import Shapes
 from rlgraph.passes.placement.search.components import Component, make_components, separable_models
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Goal, Problem
+from rlgraph.passes.placement.search.progress import SearchControl
 
 SMALL = (64, 5)
 """Devices and components up to which the best plan is found; beyond, one that is within `choose.NEAR` of it."""
@@ -57,6 +58,8 @@ class PlacementQuery:
     """Plan as if what takes the rows of these tables one by one began with the first of them."""
     tail_replicas: tuple[tuple[str, int], ...] = ()
     """Tables whose last rows may move to so many replicas: the groups that sample them have more than these."""
+    control: SearchControl = field(default_factory=SearchControl, compare=False, repr=False)
+    """Ends all searches for this question, and for others that are made of it, together."""
 
 
 def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[Problem]]:

@@ -83,6 +83,8 @@ def resumed_options(options: RunOptions, run: Path) -> RunOptions:
     taken: dict[str, Any] = {name: getattr(options, name) or saved.get(name) for name in _AS_BEFORE}
     if taken["record"] is not None:
         taken["record"] = Path(taken["record"])
+    if options.keep_samples is None and isinstance(kept := saved.get("keep_samples"), int):
+        taken["keep_samples"] = kept
     return replace(options, seed=saved["seed"], **taken)
 
 

@@ -768,7 +768,7 @@ def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkey
     monkeypatch.setattr("sys.stderr", shown)
     Search(case.problem, case.candidates, 0.0).run()
     first, second, *others = shown.getvalue().splitlines()
-    assert first == "searching, 30 s: no plan yet" and second.startswith("searching, 60 s: ")
+    assert first == "searching, 10 s: no plan yet" and second.startswith("searching, 40 s: ")
     last = [second, *others][-1]
     assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", last)
 
@@ -802,13 +802,30 @@ class Stopped(AllocationBoxes):
         return super().halve_box(blocks, box)
 
 
-def test_ctrl_c_says_what_there_is_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_gives_the_best_there_is_and_says_how_to_get_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "monotonic", chain([100.0], repeat(141.5)).__next__)
+    case = random_case(3)
+    control = progress.SearchControl()
+    search = Search(case.problem, case.candidates, 0.0, control=control)
+    search.boxes = Stopped(search)
+    found, least = search.run(), min(brute(case).values())
+    assert found is not None and control.stopped
+    assert found.bound <= least * (1 + 1e-9) <= found.value * (1 + 2e-9)
+    said = r"interrupted: after 41.5 s .*: .*s a step, at most .* from the best there is; `--search-seconds 42` gives"
+    assert re.search(said, capsys.readouterr().err)
+    # Searches that end together with it do not begin.
+    with pytest.raises(progress.OutOfTime):
+        Search(case.problem, case.candidates, 0.0, control=control).run_or_time_out()
+
+
+def test_ctrl_c_before_there_is_a_plan_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "monotonic", chain([100.0], repeat(141.5)).__next__)
     case = random_case(3)
     search = Search(case.problem, case.candidates, 0.0)
-    search.boxes = Stopped(search)
-    said = r"after 41.5 s .*s a step, at most .* from the best there is; `--search-seconds 42`"
-    with pytest.raises(KeyboardInterrupt, match=said):
+    monkeypatch.setattr(search, "search_partitions", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after 41.5 s of searching: no plan yet"):
         search.run()
 
 

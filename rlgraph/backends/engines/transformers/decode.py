@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start_token
@@ -65,13 +66,14 @@ def generate(
     refresh: WeightRefresh | None = None,
     agreed: Callable[[bool], bool] = bool,
     expected: Sequence[float] | None = None,
+    meter: WorkMeter | None = None,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
     Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least `threads`
     blocks, which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`. agreed: as
     `RefreshBarrier` has it. expected: the tokens that the responses to each prompt are expected to have: a block has
-    rows with equally many, and those with most come first.
+    rows with equally many, and those with most come first. meter: counts what is done.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     check_row_keys(keys, prompts, n)
@@ -83,11 +85,13 @@ def generate(
         blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
+    meter = meter or WorkMeter()
+    meter.begin(keys.shape[0])
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def run(rows: Tensor) -> _Rows:
         with nullcontext() if pause is None else pause.count_as_decoding():
-            return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause)
+            return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause, meter)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
     # token, which on a machine that has other work to do takes tens of times as long.
@@ -138,6 +142,7 @@ def _decode(
     stops: Tensor,
     pad_id: int,
     pause: RefreshBarrier | None,
+    meter: WorkMeter,
 ) -> _Rows:
     """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
@@ -167,6 +172,7 @@ def _decode(
     stops = stops[stops < logits.shape[1]]
     is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True)
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
+    running = count
     for place in range(limit):
         if pause is not None and versions is not None:
             if (newest := pause.wait_for_version()) != version:
@@ -190,7 +196,8 @@ def _decode(
             ended = torch.bincount(local[finished], minlength=picked.shape[0])
             given_up |= (ended >= sampling.samples_wanted)[local] & ~finished
         alive = ~(finished | given_up)[active]
-        running = int(alive.sum())
+        before, running = running, int(alive.sum())
+        meter.add(before if place + 1 == limit else before - running, before)
         if not running or place + 1 == limit:
             break
         if running <= _DROP_AT * active.shape[0]:

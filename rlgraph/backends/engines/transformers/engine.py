@@ -18,6 +18,7 @@ from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
+from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
@@ -138,13 +139,13 @@ class TransformersEngine(RankWeights, ScoringMixin):
         self._gradients: list[Tensor | None] = []
         """The gradients of what is trained, added up since they were cleared, like the loss and the number of
         micro-batches with rows."""
-        self.offloader = Offloader()
+        self.offloader, self.meter = Offloader(), WorkMeter()
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
         places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
-        self._reader = NetworkReader(self._network, block_tokens, places, threads, self._pool, self._shards)
+        self._reader = NetworkReader(self._network, block_tokens, places, threads, self._pool, self._shards, self.meter)
 
     @classmethod
     def open(
@@ -207,6 +208,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
                 refresh=refresh,
                 agreed=self._split.are_all_ranks_ready if self._split else bool,
                 expected=expected,
+                meter=self.meter,
             )
 
     def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import ParameterShards
@@ -33,11 +34,14 @@ class NetworkReader:
         threads: int = 1,
         pool: Executor | None = None,
         shards: ParameterShards | None = None,
+        meter: WorkMeter | None = None,
     ) -> None:
         """block_tokens: tokens in a block, padded ones where rows are padded. places: at how many the head is computed
-        at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model."""
+        at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model.
+        meter: counts the rows that are read."""
         self._network, self._block_tokens, self._places = network, block_tokens, places
         self._threads, self._pool, self._shards = threads, pool, shards
+        self._meter = meter or WorkMeter()
 
     def read_scored_tokens(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
         """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
@@ -130,12 +134,19 @@ class NetworkReader:
 
     def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
         """Call `work` on each block without gradients, side by side where the engine has threads."""
+        self._meter.begin(sum(rows.shape[0] for rows in plan))
+
+        def counted(rows: Tensor) -> Sequence[Tensor]:
+            made = work(rows)
+            self._meter.add(rows.shape[0])
+            return made
+
         if self._pool is None or len(plan) == 1:
-            return [work(rows) for rows in plan]
+            return [counted(rows) for rows in plan]
 
         def quietly(rows: Tensor) -> Sequence[Tensor]:
             with torch.no_grad():
-                return work(rows)
+                return counted(rows)
 
         return list(self._pool.map(quietly, plan))
 

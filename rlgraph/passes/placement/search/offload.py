@@ -23,17 +23,25 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.progress import SearchControl
 from rlgraph.passes.placement.search.search import Fuse, Search
 
 
 def partitions_worth_offloading(
-    problem: Problem, candidates: Sequence[Blocks], found: SearchResult, gap: float, seconds: float, fuse: Fuse
+    problem: Problem,
+    candidates: Sequence[Blocks],
+    found: SearchResult,
+    gap: float,
+    seconds: float,
+    fuse: Fuse,
+    control: SearchControl | None = None,
 ) -> tuple[list[Blocks], float]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
-    of its value, and the least bound of the others. problem: one in which none may be offloaded. Raises OutOfTime."""
+    of its value, and the least bound of the others. problem: one in which none may be offloaded. control: of the
+    searches that end together with it. Raises OutOfTime."""
 
     def among(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
-        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting)
+        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control)
         search.run_until_deadline()
         return search
 
@@ -66,10 +74,11 @@ class _OffloadSearch(Search):
         fuse: Fuse,
         free: frozenset[int],
         resting: int | None,
+        control: SearchControl | None,
     ) -> None:
         self.free, self.resting = free, resting
         self.could: set[Blocks] = set()
-        super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found)
+        super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found, control=control)
 
     def make_bounds(self, problem: Problem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)

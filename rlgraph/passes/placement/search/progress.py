@@ -18,7 +18,7 @@ EVERY_S = 0.2
 """Seconds between two updates of a terminal's line, each in place of the one before."""
 
 LOGGED_S = 30.0
-"""Seconds between two lines where the output is no terminal: all of them stay."""
+"""Seconds between two lines where the output is no terminal, after the first one: all of them stay."""
 
 
 class OutOfTime(Exception):
@@ -33,7 +33,7 @@ class ProgressLine:
         """name: what takes long, `searching`."""
         self.name, self.began = name, monotonic()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._next = QUIET_S if self._terminal else LOGGED_S
+        self._next = QUIET_S
         self._shown = False
 
     def elapsed_seconds(self) -> float:
@@ -60,13 +60,37 @@ class ProgressLine:
         self._shown = bool(text)
 
 
+class SearchControl:
+    """What several searches have in common: they end together on Ctrl-C, and may show their progress in one line."""
+
+    def __init__(self, line: ProgressLine | None = None) -> None:
+        """line: shows how far all of them are; None: each search has a line of its own."""
+        self.line = line
+        self.doing = ""
+        """What the search at work is for."""
+        self.stopped = False
+        """Whether the user has asked for the best that there is by now."""
+
+    def stop(self, said: str) -> None:
+        """End these searches with what they have, and say so."""
+        if not self.stopped:
+            self.stopped = True
+            if self.line is not None:
+                self.line.close()
+            print(f"interrupted: {said}", file=sys.stderr, flush=True)
+
+    def left_s(self, ends: float) -> float:
+        """Return the seconds that are left until a monotonic time; 0 for searches that were stopped."""
+        return 0.0 if self.stopped else ends - monotonic()
+
+
 class SearchProgress(ProgressLine):
     """The progress and the time limit of one search."""
 
-    def __init__(self, seconds: float) -> None:
-        """seconds: the time after which the search ends."""
+    def __init__(self, seconds: float, control: SearchControl | None = None) -> None:
+        """seconds: the time after which the search ends. control: of the searches that end together with it."""
         super().__init__("searching")
-        self.seconds = seconds
+        self.seconds, self.control = seconds, control or SearchControl()
         self.steps = 0
         """How often `check_time` was called."""
 
@@ -74,20 +98,29 @@ class SearchProgress(ProgressLine):
         """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""
         self.steps += 1
         elapsed = self.elapsed_seconds()
-        if elapsed >= self.seconds:
+        if elapsed >= self.seconds or self.control.stopped:
             raise OutOfTime
-        self.show(elapsed, lambda: _described(*state()))
+        line, doing = self.control.line, self.control.doing
+        if line is None:
+            self.show(elapsed, lambda: _described(*state()))
+        else:
+            line.show(line.elapsed_seconds(), lambda: f"{doing}: {_described(*state())}")
 
     def out_of_time_error(self) -> ProgramError:
         """Return the error for a search whose time is over before there is a plan."""
         message = f"no plan was found in {self.seconds:g} s"
         return ProgramError(Diagnostic("E0938", message, NO_SPAN, "give the search more time with `--search-seconds`"))
 
-    def interrupt_error(self, best: float | None, gap: float) -> KeyboardInterrupt:
-        """Return the exception for Ctrl-C, which says what would have been found, and how to get it."""
+    def interrupt(self, best: float | None, gap: float) -> None:
+        """End the search on Ctrl-C, and all that end together with it, with the best plan, and say what that is and how
+        to get such a one again. Raises KeyboardInterrupt where there is no plan, and OutOfTime otherwise."""
         elapsed = self.elapsed_seconds()
-        again = f"; `--search-seconds {math.ceil(elapsed)}` gives such a plan" if best is not None else ""
-        return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_described(best, gap)}{again}")
+        if best is None:
+            raise KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: no plan yet")
+        self.close()
+        again = f"`--search-seconds {math.ceil(elapsed)}` gives such a plan"
+        self.control.stop(f"after {elapsed:.1f} s of searching this plan is taken: {_described(best, gap)}; {again}")
+        raise OutOfTime
 
 
 def _described(best: float | None, gap: float) -> str:

@@ -31,7 +31,7 @@ from rlgraph.passes.placement.search.heterogeneous import try_heterogeneous_mesh
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import Problem
-from rlgraph.passes.placement.search.progress import OutOfTime, SearchProgress
+from rlgraph.passes.placement.search.progress import OutOfTime, SearchControl, SearchProgress
 from rlgraph.passes.placement.search.stages import StageBounds
 
 FIRST = 16
@@ -73,14 +73,15 @@ class Search:
         fuse: Fuse = "all",
         known: SearchResult | None = None,
         patience: float = PATIENCE,
+        control: SearchControl | None = None,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
         spare: the share by which a plan that leaves too little memory has to be better than one that does not. ways:
         the ways of which `problem` is the first one; `candidates` are then those of the last one, and its readers may
         be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
-        plan."""
-        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds)
+        plan. control: of the searches that end together with this one."""
+        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds, control)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
             self.incumbent.keep_if_better(known)
@@ -107,8 +108,8 @@ class Search:
         return Bounds(problem, self.incumbent, way)
 
     def run(self) -> SearchResult | None:
-        """Return the best plan; None if none fits. Raises ProgramError where the time is over before there is one, and
-        on Ctrl-C KeyboardInterrupt with what there is."""
+        """Return the best plan; None if none fits. Ctrl-C gives the best one so far. Raises ProgramError where the time
+        is over before there is one, and KeyboardInterrupt where it is interrupted before."""
         try:
             return self.run_or_time_out()
         except OutOfTime:
@@ -137,7 +138,7 @@ class Search:
                 if best is not None and best is not self.known:
                     self.search_shared_pipelines()
         except KeyboardInterrupt:
-            raise self.watch.interrupt_error(*self.incumbent.seconds_and_gap()) from None
+            self.watch.interrupt(*self.incumbent.seconds_and_gap())
         finally:
             self.watch.close()
 

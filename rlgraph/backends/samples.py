@@ -1,0 +1,275 @@
+"""This module has samples: rows of a finished step as a person reads them, with the numbers that they were given.
+
+Which tables have them, and which numbers are their scores, is read off the graph. A score is a float of each row that
+the user's code or a reward model gives (`call`, `score`, what an environment gives for turns), or that is computed of
+such numbers row by row. Numbers that depend on other rows, as advantages do, are none. Of several scores the last one
+that is computed of others is the reward, and where none is, the first one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.rows import RemoteEntries, RowId, TableData
+from rlgraph.ir.graph import Expr, Graph, Node, operations_in, used_names
+from rlgraph.ir.types import OLDEST, Axis, Table, Tensor, Type
+from rlgraph.ops.nodes import NODES, table_of
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled row."""
+
+    table: str
+    """The name of the table in the program."""
+    row: RowId
+    prompt: Any
+    """A text, or messages."""
+    answer: str
+    """Its text without special tokens; of an episode with all that the environment said."""
+    reward: float | None
+    """The score by which rows are better or worse; None where the program gives none."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """By name, in the order of the program."""
+    length: int = 0
+    """Tokens that the model wrote."""
+    version: int = 0
+    """The version of the weights that wrote them; where there are several, the oldest."""
+
+
+@dataclass(frozen=True)
+class SampledTable:
+    """A table of a phase whose rows can be shown."""
+
+    name: str
+    value: str
+    """The name of its value in the phase's graph."""
+    axis: str
+    """The key of its axis."""
+    scores: tuple[tuple[str, str], ...]
+    """The names of scores in the program, and of their values."""
+    reward: str | None
+    """The name of the score by which rows are better or worse; None where there is none."""
+
+
+@dataclass(frozen=True)
+class RowTexts:
+    """What a person reads of a row of a table."""
+
+    prompt: Any
+    answer: str
+    length: int
+    version: int
+
+
+class ReadsRows(Protocol):
+    """Reads the values of a frame, wherever these are."""
+
+    def values(self, values: Sequence[Any]) -> list[Any]:
+        """Return values with all that other processes have of them."""
+        ...
+
+    def texts(self, table: Any) -> list[RowTexts]:
+        """Return what a person reads of the rows of a table."""
+        ...
+
+
+Decode = Callable[[str, Sequence[Sequence[int]]], list[str]]
+"""Returns the texts of rows of tokens, given the name of the model whose tokens they are."""
+
+
+def sampled_tables(graph: Graph) -> list[SampledTable]:
+    """Return the tables of a phase that a model samples, once each, with their scores."""
+    collected = _Collected(graph.values())
+    collected.collect(graph)
+    types = {value.name: value.type for node in graph.nodes for value in node.outputs}
+    listed: dict[str, SampledTable] = {}
+    for value, key in collected.tables.items():
+        kind = types.get(value)
+        if isinstance(kind, Table) and key not in listed:
+            scores = [
+                name for name, of in collected.scores.items() if of == key and _lies_on(types.get(name), kind.axis)
+            ]
+            total = next((name for name in reversed(scores) if name in collected.computed), next(iter(scores), None))
+            named = tuple((_name_in_program(name), name) for name in scores)
+            reward = None if total is None else _name_in_program(total)
+            listed[key] = SampledTable(_name_in_program(value), value, kind.axis.key, named, reward)
+    return [*listed.values()]
+
+
+def _lies_on(kind: Type | None, axis: Axis) -> bool:
+    """Return whether a value has a number for each row of an axis."""
+    return isinstance(kind, Tensor) and kind.axis is not None and kind.axis.key == axis.key
+
+
+class _Collected:
+    """The sampled tables and the scores of a graph, each with what sampled its rows."""
+
+    def __init__(self, types: Mapping[str, Type]) -> None:
+        self.types = types
+        self.tables: dict[str, str] = {}
+        self.scores: dict[str, str] = {}
+        self.computed: set[str] = set()
+        """The scores that are computed of others."""
+
+    def collect(self, graph: Graph) -> None:
+        """Collect those of a graph and of its regions."""
+        for node in graph.nodes:
+            op = NODES[node.op]
+            if op.generates:
+                self.tables[node.outputs[0].name] = str(node.attr("key"))
+            elif op.scores or op.selects and op.chooses is None or op.foreign and not op.part_of:
+                self.collect_given(node)
+            elif op.chooses == 0:
+                for source, value in zip(node.inputs[1:], node.outputs, strict=False):
+                    self.follow(source, value.name)
+            elif op.has_body:
+                self.collect_computed(node)
+            for region in node.regions:
+                self.collect(region)
+            if node.regions:
+                for inside, value in node.exported_values:
+                    self.follow(inside, value.name)
+
+    def follow(self, source: str, name: str) -> None:
+        """Count a value as what it is a part of."""
+        for collected in (self.tables, self.scores):
+            if source in collected:
+                collected[name] = collected[source]
+        if source in self.computed:
+            self.computed.add(name)
+
+    def collect_given(self, node: Node) -> None:
+        """Collect the floats that the user's code or a reward model gives for rows, or an environment for turns."""
+        source = table_of(node)
+        table = self.types.get(source)
+        for value in node.outputs:
+            kind = value.type
+            if source not in self.tables or not isinstance(kind, Tensor) or kind.dtype != "float" or kind.axis is None:
+                continue
+            turn = table.turn if isinstance(table, Table) else None
+            if (turn is not None and turn.key == kind.axis.key) if NODES[node.op].selects else not kind.axis.inner:
+                self.scores[value.name] = self.tables[source]
+
+    def collect_computed(self, node: Node) -> None:
+        """Collect the outputs of a tensor node that are computed of scores row by row."""
+        of = dict(self.scores)
+        outputs = {value.name for value in node.outputs}
+        for let in node.body:
+            kind = let.expr.type
+            sampled_by = {of[name] for name in used_names(let.expr) if name in of}
+            if kind.axis is None or kind.axis.inner or kind.dtype != "float" or len(sampled_by) != 1:
+                continue
+            if _stays_in_rows(let.expr, kind.axis):
+                [of[let.name]] = sampled_by
+                if let.name in outputs:
+                    self.scores[let.name] = of[let.name]
+                    self.computed.add(let.name)
+
+
+def _stays_in_rows(expr: Expr, axis: Axis) -> bool:
+    """Return whether an expression looks at nothing but a row of an axis and what lies in it."""
+    if any(kind.axis is not None and not kind.axis.is_within(axis) for kind in used_names(expr).values()):
+        return False
+    return all(
+        operation.type.axis.is_within(axis)
+        if operation.type.axis is not None
+        else all(arg.type.axis is None for arg in operation.args)
+        for operation in operations_in(expr)
+    )
+
+
+def _name_in_program(value: str) -> str:
+    """Return the name that a value has in the program: the compiler numbers those that stand for the same name."""
+    return ".".join(part for part in value.split(".") if not part.isdigit())
+
+
+# Gathering
+
+
+def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsRows) -> Iterator[Sample]:
+    """Yield samples of a finished step's frame, at most so many, in the order of the rows. Of the rows that are not
+    shown only the scores are read."""
+    here = [table for table in tables if table.value in frame.values]
+    for table in here:
+        yield from _rows_of(table, frame, max(1, most // len(here)), read)
+
+
+def _rows_of(table: SampledTable, frame: Frame, most: int, read: ReadsRows) -> Iterator[Sample]:
+    named = {name: value for name, value in table.scores if value in frame.values}
+    ids, *numbers = read.values([frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())])
+    scores = {name: values.tolist() for name, values in zip(named, numbers, strict=True)}
+    reward = None if table.reward is None else scores.get(table.reward)
+    places = places_to_keep(ids, reward, most)
+    rows = read.texts(_picked(table, frame, np.array(places, dtype=np.int64)))
+    for place, row in zip(places, rows, strict=True):
+        given = {name: float(values[place]) for name, values in scores.items()}
+        total = None if reward is None else float(reward[place])
+        yield Sample(table.name, ids[place], row.prompt, row.answer, total, given, row.length, row.version)
+
+
+def _picked(table: SampledTable, frame: Frame, places: np.ndarray) -> Any:
+    """Return some rows of a table, wherever these are."""
+    value = frame.values[table.value]
+    if isinstance(value, RemoteEntries):
+        return value.pick(places)
+    return frame.slice_rows(table.axis, places, [table.value])[0].values[table.value]
+
+
+def row_texts(table: TableData, decode: Decode) -> list[RowTexts]:
+    """Return what a person reads of the rows of a table that is in this process."""
+    sequences = table.sequences
+    assert sequences is not None
+    flags = [flags.tolist() for flags in sequences.scored.split(sequences.lengths.tolist())]
+    answers = [tokens[_first(scored) :] for tokens, scored in zip(sequences.rows(), flags, strict=True)]
+    texts = decode(table.owner, answers)
+    versions = table.columns[OLDEST if OLDEST in table.columns else "version"].tolist()
+    rows = zip(table.prompts, texts, sequences.scored_counts().tolist(), versions, strict=True)
+    return [RowTexts(*row) for row in rows]
+
+
+def _first(scored: Sequence[bool]) -> int:
+    return scored.index(True) if True in scored else len(scored)
+
+
+# Choosing
+
+
+def places_to_keep(ids: Sequence[RowId], reward: Sequence[float] | None, most: int) -> list[int]:
+    """Return the places of at most so many rows, ascending: a quarter of them are the best, a quarter the worst, and
+    the rest are those of prompts that depend on nothing but the prompt, so that they come again when it does."""
+    count = len(ids)
+    if count <= most:
+        return list(range(count))
+    kept: dict[int, None] = {}
+    if reward is not None:
+        ranked = ranking(reward)
+        share = max(1, most // 4)
+        kept = dict.fromkeys([*ranked[:share], *ranked[::-1][:share]][:most])
+    marks: dict[tuple[Any, ...], bytes] = {}
+    for row in ids:
+        prompt = (row[0], row[2])
+        if prompt not in marks:
+            marks[prompt] = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
+    for place in sorted(range(count), key=lambda place: (marks[ids[place][0], ids[place][2]], place)):
+        if len(kept) >= most:
+            break
+        kept[place] = None
+    return sorted(kept)
+
+
+def ranking(reward: Sequence[float | None]) -> list[int]:
+    """Return the places of rewards, the best first; what is no number comes last. Equal ones stay in order."""
+
+    def value(place: int) -> float:
+        number = reward[place]
+        return -math.inf if number is None or math.isnan(number) else number
+
+    return sorted(range(len(reward)), key=value, reverse=True)

@@ -1,0 +1,92 @@
+"""Rows of a finished step as a person reads them: the same wherever the rows are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from scheduled import apart, compiled
+from test_exactness import PROGRAMS
+from tiny import compile_text, data_folder, shipped
+
+import rlgraph
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.samples import Sample, places_to_keep, ranking, sampled_tables
+from rlgraph.backends.worker.session import Settings
+from tests.suites import few
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+
+TABLES = {
+    "agent": [("episode", "score", ["score"])],
+    "dapo": [("rollout", "score", ["hit", "score"])],
+    "distill": [("rollout", None, [])],
+    "grpo": [("rollout", "score", ["score"])],
+    "ppo": [("rollout", "score", ["score"])],
+    # Both lie on the prompts, and each has scores of its own.
+    "remax": [("rollout", "score", ["score"]), ("greedy", "reward.score", ["reward.score"])],
+    # Nothing is computed of both: the first one counts.
+    "safe_rlhf": [("rollout", "gain", ["gain", "harm"])],
+    "sft": [],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_graph_says_which_numbers_are_scores(name: str) -> None:
+    [*_, phase] = rlgraph.compile(ALGORITHMS / f"{name}.rlf").program.phases
+    tables = sampled_tables(phase.graph)
+    assert [(table.name, table.reward, [name for name, _ in table.scores]) for table in tables] == TABLES[name]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("samples"))
+
+
+def gathered(backend: LocalBackend | RayBackend, most: int) -> list[tuple[Sample, ...]]:
+    backend.most_samples = most
+    try:
+        return [tuple(step.samples) for step in backend.run_steps(3)]
+    finally:
+        backend.close()
+
+
+CASES = [("grpo", 6), ("dapo", 5), ("agent", 4), ("grpo", 1000), ("ppo", 3)]
+
+
+@pytest.mark.parametrize(("name", "most"), few(CASES, *CASES[:3]))
+def test_samples_are_the_same_wherever_the_rows_are(name: str, most: int, folder: Path) -> None:
+    swaps, changes = PROGRAMS[name]
+    text = shipped(name, swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    here = gathered(LocalBackend(compile_text(text, changes), Settings(folder=folder)), most)
+    there = gathered(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True), most)
+    assert [[asdict(sample) for sample in step] for step in here] == [
+        [asdict(sample) | {"reward": pytest.approx(sample.reward), "scores": pytest.approx(dict(sample.scores))}
+         for sample in step]
+        for step in there
+    ]  # fmt: skip
+    for step in here:
+        assert 0 < len(step) <= most
+        assert all(isinstance(sample.prompt, str) and sample.length and sample.scores for sample in step)
+    assert [{sample.version for sample in step} for step in here][0] == {0}
+
+
+def test_the_best_the_worst_and_prompts_that_come_again_are_kept() -> None:
+    ids = [("prompts", 0, place // 2, place % 2) for place in range(40)]
+    reward = [0.5] * 40
+    reward[7], reward[12], reward[30] = 0.9, float("nan"), 0.1
+    kept = places_to_keep(ids, reward, 8)
+    assert len(kept) == 8 and {7, 12, 30} <= set(kept)
+    # The prompts that are kept for themselves are the same in another pass over the data, in another order.
+    again = [("prompts", 1, place // 2, place % 2) for place in reversed(range(40))]
+    alone = places_to_keep(ids, None, 8)
+    assert {ids[place][2:] for place in alone} == {again[place][2:] for place in places_to_keep(again, None, 8)}
+    assert places_to_keep(ids, reward, 100) == list(range(40))
+    assert [len(places_to_keep(ids, reward, most)) for most in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_what_is_no_number_is_the_worst() -> None:
+    assert ranking([0.5, None, 1.0, float("nan"), 0.5]) == [2, 0, 4, 1, 3]
