@@ -231,6 +231,3 @@ def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
     return Search(
         problem, candidate_partitions(problem, question), 1.0, ends - monotonic(), fuse="none"
     ).any_plan_fits()
-
-
-# The plan

@@ -489,7 +489,9 @@ def test_it_has_the_roles_that_its_spec_names(pair: Pair) -> None:
     engine, _ = pair
     others = ("logprobs", "entropy", "values", "score", "train_step", "plan_blocks", "save", "copy")
     assert not [name for name in others if hasattr(engine, name)]
-    assert all(hasattr(engine, name) for name in ("generate", "generate_in_parts", "layout", "tensors", "state", "blend"))
+    assert all(
+        hasattr(engine, name) for name in ("generate", "generate_in_parts", "layout", "tensors", "state", "blend")
+    )
 
 
 @pytest.mark.parametrize("model", few(["qwen2", "qwen2_moe"], "qwen2"))
