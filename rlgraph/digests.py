@@ -129,7 +129,7 @@ class VerifiedFile:
                 self._verified.add(stretch)
 
     def read_verified(self) -> bytes:
-        """Return the whole verified content. Raises OSError, Damaged."""
+        """Return the whole verified content. Raises OSError, DamagedFile."""
         self.verify_range(0, self.told.bytes)
         return self.path.read_bytes()
 

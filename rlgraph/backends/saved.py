@@ -63,7 +63,7 @@ class PendingSave(Protocol):
         ...
 
     def wait_written(self) -> SavedModel:
-        """Wait until it is written. Raises OSError, Diverged, RunError."""
+        """Wait until it is written. Raises OSError, NonFiniteWeights, RunError."""
         ...
 
     def allow_changes(self) -> None:

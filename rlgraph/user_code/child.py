@@ -209,7 +209,7 @@ class Child:
 
 
 def _characters(text: str, method: str) -> str:
-    """Return the text. Raises Wrong if it has surrogates, which cannot be encoded."""
+    """Return the text. Raises WrongValue if it has surrogates, which cannot be encoded."""
     if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise WrongValue(
             f"{describe_value(text)} from `{method}`, a text with half of a surrogate pair, which is no character"

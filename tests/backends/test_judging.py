@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from scheduled import compiled
 from tiny import run_text, weights
 
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, Codec, build_tokenizer
+from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.worker.judging import PromptLimit, apply_prompt_limits
+from rlgraph.backends.worker.session import Settings
 from rlgraph.data import BatchReader, Cursor, open_source
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 from rlgraph.user_code.files import Folders
@@ -44,6 +47,15 @@ def refused(options: str, folder: Path, step: str = STEP) -> str:
     with pytest.raises(ProgramError) as error:
         run_text(program(options, step), folder)
     return str(error.value)
+
+
+def test_the_host_of_a_run_on_ray_knows_how_long_a_row_may_be(folder: Path) -> None:
+    """It has tokenizers alone: the models are in other processes."""
+    schedule = "pool all = 1 devices\nplace actor on all(engine=transformers)\n"
+    made = compiled(program(", batch=1"), {}, schedule, folder)
+    with pytest.raises(ProgramError) as error:
+        RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
+    assert "error[E0748]: the prompt of prompts row 1 has 12 tokens" in str(error.value)
 
 
 def test_the_last_row_is_judged_before_the_first_step(folder: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def dequantized_folder(file: Path) -> Path:
     """Return the folder with the model of a GGUF file: its weights, dequantized to float32, and its tokenizer. It is
-    written if it is not in the cache. Raises UnusableFile, OSError."""
+    written if it is not in the cache. Raises UnusableGguf, OSError."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_ASSETS_CACHE) / "rlgraph" / "gguf"

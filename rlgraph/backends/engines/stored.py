@@ -205,7 +205,7 @@ class _File:
     """One of the files. What is read of it is checked against its digests first."""
 
     def __init__(self, path: Path, digests: FileDigests) -> None:
-        """Raises OSError, Damaged."""
+        """Raises OSError, DamagedFile."""
         self._checked = VerifiedFile(path, digests)
         self._checked.verify_range(0, min(_COUNT, digests.bytes))
         with path.open("rb") as file:
@@ -217,7 +217,7 @@ class _File:
         self._at = {name: tuple(begin + at for at in header[name]["data_offsets"]) for name in self.shapes}
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return a part of a tensor, or all of one without axes. Raises OSError, Damaged."""
+        """Return a part of a tensor, or all of one without axes. Raises OSError, DamagedFile."""
         start, end = self._at[name]
         shape = self.shapes[name]
         if not shape:

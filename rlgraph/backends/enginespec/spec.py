@@ -162,7 +162,7 @@ class EngineSpec:
     again (`rlgraph.backends.engines.base.WeightRefresh`)."""
     keeps: bool = False
     """New weights can come while it samples, and it can go on with what it computed of the rows with older ones (`keep`
-    of a `Holding`)."""
+    of a `ModelHolding`)."""
     accumulates: bool = False
     """It adds up gradients over several calls: see `rlgraph.backends.engines.base.AccumulatesGradients`."""
     fuses: bool = False

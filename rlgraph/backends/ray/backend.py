@@ -190,7 +190,7 @@ class RayBackend(DistributedBackend):
 
     def hold_weights(self, model: str) -> PendingSave | None:
         """Hold what the last step left of a model, in the processes that have it; None if it is as it was loaded.
-        Raises Torn, RunError."""
+        Raises HalfUpdatedModel, RunError."""
         if model not in dict(self.plan.owners):
             return None
         return self.saves.hold_weights(

@@ -57,7 +57,7 @@ class ClusterCheckpoints:
 
     def hold_weights(self, model: str, owner: Group, number: int, version: int) -> PendingSave | None:
         """Hold what step `number` left of a model, with that version, on each of its ranks; None if it is as it was
-        loaded. Raises Torn, RunError."""
+        loaded. Raises HalfUpdatedModel, RunError."""
         request = CallContext(ranks_of(owner), f"saving `{model}`")
         stocks = self.processes.call_all(request, Worker.hold_weights, model, number)
         changed = max(stock.changed for stock in stocks)

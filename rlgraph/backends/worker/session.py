@@ -110,8 +110,7 @@ class ModelState:
     @property
     def max_row_tokens(self) -> int | None:
         """Tokens of a row, at most; None: any number, or the engine does not say."""
-        longest: int | None = getattr(self.engine, "longest_row", None)
-        return longest
+        return self.engine.longest_row
 
     def larger_cache(self, tokens: int) -> ModelHolding | None:
         """Return what the plan would have to say of the model for a row of so many tokens; None where that would not

@@ -46,7 +46,7 @@ class UnusableGguf(UnsupportedModel):
 
 
 def gguf_config(file: Path) -> Mapping[str, Any]:
-    """Return the fields of the `config.json` that a GGUF file stands for. Raises UnusableFile, OSError."""
+    """Return the fields of the `config.json` that a GGUF file stands for. Raises UnusableGguf, OSError."""
     status = file.stat()
     return _config(file, status.st_mtime_ns, status.st_size)
 

@@ -47,7 +47,7 @@ class Timetable:
 
 
 def compute_timetable(problem: Problem, lists: Sequence[Sequence[ScheduleEntry]]) -> Timetable:
-    """Return the timetable in which everything begins as early as its list permits. Raises Stuck."""
+    """Return the timetable in which everything begins as early as its list permits. Raises ScheduleDeadlock."""
     lines = problem.replicas
     positions = [{stage: position for position, stage in enumerate(line.stages)} for line in lines]
     forwards: list[list[list[float]]] = [[[] for _ in line.forward_path] for line in lines]

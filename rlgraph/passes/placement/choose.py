@@ -238,6 +238,3 @@ def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
     problem = make_problem(question)
     candidates, left_s = candidate_partitions(problem, question), ends - monotonic()
     return Search(problem, candidates, 1.0, left_s, fuse="none", control=question.control).any_plan_fits()
-
-
-# The plan

@@ -50,8 +50,8 @@ class Resumable(Protocol):
         ...
 
     def hold_weights(self, model: str) -> PendingSave | None:
-        """Return the model as the last finished step left it; None if it is as it was loaded. Raise Torn if a step has
-        begun to change it since then, and RunError."""
+        """Return the model as the last finished step left it; None if it is as it was loaded. Raise HalfUpdatedModel if
+        a step has begun to change it since then, and RunError."""
         ...
 
     def last_state_value(self, name: str) -> Any:

@@ -82,7 +82,7 @@ class Trainer:
         self._overlap.forget_started_buckets()
 
     def wait_for_weights(self) -> None:
-        """Wait until the weights are those of the last update. Raises HalfChanged where they do not come."""
+        """Wait until the weights are those of the last update. Raises PartialUpdate where they do not come."""
         if self._arrival:
             self._arrival.wait_for_weights()
 

@@ -82,7 +82,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
 
 
 class TransformersEngine(RankWeights, ScoringMixin):
-    """An engine with one model. It implements `Embedded`; `open` makes one from a source.
+    """An engine with one model. It implements `EmbeddedEngine`; `open` makes one from a source.
 
     Where the ranks of a replica shard it they get the same calls with the same rows, in the same order, and each has
     all results; such a replica does not save by itself, and generates where no parameters are sharded.

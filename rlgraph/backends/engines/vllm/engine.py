@@ -88,7 +88,7 @@ def _adapting(spec: ModelSpec, source: Source, wanted: str) -> str:
 
 
 class VllmEngine(CallSampler):
-    """One rank's part of a language model that generates. It implements `Admits`.
+    """One rank's part of a language model that generates. It implements `AdmitsCalls`.
 
     All ranks of a replica, each in a process of its own, get the same calls in the same order. Replicas along dp know
     nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it for all of

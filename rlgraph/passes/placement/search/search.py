@@ -130,7 +130,7 @@ class Search:
         return self.incumbent.best is not None
 
     def run_until_deadline(self) -> None:
-        """Run `all` and `search_shared_pipelines` until the time is over, which raises OutOfTime."""
+        """Run `search_partitions` and `search_shared_pipelines` until the time is over, which raises OutOfTime."""
         try:
             with _uncollected():
                 self.search_partitions()
