@@ -28,7 +28,7 @@ class TokenizerOnly:
     spec: ModelSpec
 
     @property
-    def longest(self) -> int | None:
+    def longest_row(self) -> int | None:
         """The most tokens of a row, by the model's configuration."""
         return max_positions(self.spec)
 
