@@ -57,6 +57,9 @@ def test_the_assistants_turns_carry_loss(template: str) -> None:
         (True, "d<eos>\n"),
     ]
     assert learned(codec(template), {"messages": TURNS}, last=True) == ["d<eos>\n"]
+    told = codec(template, ChatOptions(system="s"))
+    assert parts(told, {"messages": TURNS[1:]}) == parts(codec(template), {"messages": TURNS})
+    assert learned(told, {"prompt": TURNS[1:4], "completion": TURNS[4:]}) == ["d<eos>\n"]
     completion = {"prompt": TURNS[:4], "completion": TURNS[4:]}
     assert parts(codec(template), completion)[1:] == [(True, "d<eos>\n")]
     tools = [user("a"), says("call"), {"role": "tool", "content": "t"}, says("d")]

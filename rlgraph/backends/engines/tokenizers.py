@@ -187,7 +187,7 @@ class Codec:
         chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), example.tools, example.options)
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         first = max(answers) if example.last and answers else len(prompt or ())
-        text, turns = chat.turns(first + before)
+        text, turns = chat.turns(first + before if first else 0)
         return hidden.parted(_pieces(text, turns))
 
     def _hidden(self, messages: Sequence[Message]) -> Hidden:
