@@ -11,16 +11,15 @@ from typing import Any
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
-def exact_match(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
+def exact_match(completions: list[Any], answer: list[Any], **columns: Any) -> list[float | None]:
     """Return 1 for each completion that ends in the right answer, else 0.
 
     `answer` is a column of the data. Where it is a number, the last number of the completion must be the same number.
     Otherwise the last words of the completion must be those of the answer, ignoring case. Text before `####` in an
-    answer, as in GSM8K, is the reasoning and is ignored. Raises ValueError for a row without an answer.
+    answer, as in GSM8K, is the reasoning and is ignored. It abstains, with None, from a row without an answer.
     """
-    if None in answer:
-        raise ValueError("`answer` is None: there is nothing that could be right")
-    return [float(_right(_text(completion), str(right))) for completion, right in zip(completions, answer, strict=True)]
+    rows = zip(completions, answer, strict=True)
+    return [None if right is None else float(_right(_text(completion), str(right))) for completion, right in rows]
 
 
 def _right(completion: str, answer: str) -> bool:

@@ -124,21 +124,24 @@ class Child:
         returns: tuple[str, ...],
         by_row: tuple[str, ...],
     ) -> list[RowResult]:
-        """Call a function that takes one row, for each of `count` rows. Of a dict without `returns` it is the
-        `score`."""
-        results: list[RowResult] = []
+        """Call a function that takes one row, for each of `count` rows; those that are awaited wait side by side. Of a
+        dict without `returns` it is the `score`."""
+        values: list[Any] = []
         for row in range(count):
             given = {name: value[row] if name in by_row else value for name, value in arguments.items()}
             try:
-                value = self.await_value(function(**given))
+                values.append(function(**given))
             except Exception as error:
-                results.append(("raised", exception_details(error, str(Path(self.file).parent))))
-                continue
-            if isinstance(value, dict) and not returns:
-                results.append(row_result(value, ("score",)))
-            else:
-                results.append(row_result(value, returns))
-        return results
+                values.append(error)
+        if any(map(inspect.isawaitable, values)):
+            values = self.await_value(_settled(values))
+        return [self._row(value, returns) for value in values]
+
+    def _row(self, value: Any, returns: tuple[str, ...]) -> RowResult:
+        """Return the result of a row from what its call has returned or raised."""
+        if isinstance(value, Exception):
+            return ("raised", exception_details(value, str(Path(self.file).parent)))
+        return row_result(value, returns or ("score",) if isinstance(value, dict) else returns)
 
     def load_early(self) -> None:
         """Load the file, outside of the limit of a call."""
@@ -219,6 +222,15 @@ def _characters(text: str, method: str) -> str:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+async def _settled(values: list[Any]) -> list[Any]:
+    """Return the values, with what is awaitable awaited; what it raised, where it did."""
+    import asyncio
+
+    waiting = [value for value in values if inspect.isawaitable(value)]
+    settled = iter(await asyncio.gather(*waiting, return_exceptions=True))
+    return [next(settled) if inspect.isawaitable(value) else value for value in values]
 
 
 def row_result(value: Any, returns: tuple[str, ...]) -> RowResult:

@@ -93,7 +93,7 @@ def test_the_reward_that_ships(declare: Declare, folders: Folders, workers: Work
     assert correct([[{"role": "user", "content": "2+2"}]], ["it is 4"], columns={"answer": ["4"]}) == [1.0], message
     with pytest.raises(RunError) as caught:
         correct(["p", "q"], ["4", "it is None"], columns={"answer": ["4", None]})
-    assert "on row 1" in str(caught.value) and "`answer` is None" in str(caught.value)
+    assert "`exact_match` gave None, on row 1" in str(caught.value) and "answer = 'None'" in str(caught.value)
 
 
 # What is checked without running anything

@@ -179,3 +179,17 @@ def test_its_errors_name_the_row(opened: Opened) -> None:
     assert (found.code, found.message) == ("E0726", "`f` raised ZeroDivisionError: division by zero, on row 1")
     assert found.related[0].span.line == 2
     assert opened(text, ', failed="skip"').judge(["p", "q"], ["4", ""], columns=columns).states == [0, -2]
+
+
+def test_those_that_are_awaited_wait_side_by_side(opened: Opened) -> None:
+    """Each waits until all have begun."""
+    f = opened(
+        "import asyncio\nbegun = []\n"
+        "async def f(solution_str):\n"
+        "    begun.append(solution_str)\n"
+        "    while len(begun) < 3:\n        await asyncio.sleep(0)\n"
+        "    return float(solution_str)\n",
+        ', failed="skip"',
+    )
+    found = f.judge(["p"] * 3, ["1", "no", "3"])
+    assert (found.columns, found.states) == ([[1.0, 0.0, 3.0]], [0, -2, 0])

@@ -187,9 +187,10 @@ class Session:
         if not problems:
             columns = {name: reader.source.columns for name, reader in self.readers.items()}
             problems += column_misuses(self.program, columns, self.functions)
+        sentences: list[str] = []
         if not problems:
             # Before models are loaded, which may take minutes.
-            problems += try_functions(self.program, self.readers, self.functions, note)
+            problems, sentences = try_functions(self.program, self.readers, self.functions, note)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
@@ -199,8 +200,9 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        self.judged = apply_prompt_limits(self.readers, prompt_limits(self.program, self.readers, self.models), note)
-        """Sentences on what was done with rows that are too long."""
+        limits = prompt_limits(self.program, self.readers, self.models)
+        self.judged = [*sentences, *apply_prompt_limits(self.readers, limits, note)]
+        """Sentences on functions that failed on made-up answers, and on what was done with rows that are too long."""
         self.dtype = program_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)

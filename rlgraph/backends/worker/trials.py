@@ -25,25 +25,34 @@ _MADE_UP = {"float": 0.5, "int": 1, "bool": True, "number": 1, "text": "a"}
 
 def try_functions(
     program: Program, readers: Mapping[str, BatchReader], functions: Mapping[str, RewardFunction], note: Note
-) -> list[Diagnostic]:
-    """Call each function once, as the program does, on answers to the first prompt of the data which repeat it, and
-    return what is wrong.
+) -> tuple[list[Diagnostic], list[str]]:
+    """Call each function once, as the program does, on answers to the first prompt of the data which repeat it. Returns
+    what is wrong, and sentences on what failed where the program goes on.
 
     A function is passed over whose rows come from a stream, which cannot be read ahead, or from an environment.
     """
     known = {name: reader.source.columns for name, reader in readers.items()}
-    problems: dict[str, list[Diagnostic]] = {}
+    problems: list[Diagnostic] = []
+    sentences: list[str] = []
+    tried: set[str] = set()
     for use in find_function_uses(program, known):
         function, reader = functions.get(use.function), readers.get(use.source)
-        if function is None or not function.trial or reader is None or use.function in problems:
+        if function is None or not function.trial or reader is None or use.function in tried:
             continue
         row = _first_row(reader)
         columns = None if row is None else _columns(use, function, row[1])
         if row is None or columns is None:
             continue
         note(f"trying {use.function} on a made-up answer")
-        problems[use.function] = _problems(use, function, row, columns, note)
-    return [problem for found in problems.values() for problem in found]
+        tried.add(use.function)
+        try:
+            sentences += _failures(use, function, row, columns)
+        except RunError as error:
+            hints = [[*filter(None, (found.hint, _ALTERNATIVE))] for found in error.diagnostics]
+            problems += [
+                replace(found, hint="; ".join(hint)) for found, hint in zip(error.diagnostics, hints, strict=True)
+            ]
+    return problems, sentences
 
 
 def _first_row(reader: BatchReader) -> tuple[int, Row] | None:
@@ -68,27 +77,21 @@ def _columns(use: FunctionUse, function: RewardFunction, row: Row) -> dict[str, 
     return columns
 
 
-def _problems(
-    use: FunctionUse, function: RewardFunction, row: tuple[int, Row], columns: Mapping[str, Any], note: Note
-) -> list[Diagnostic]:
+def _failures(
+    use: FunctionUse, function: RewardFunction, row: tuple[int, Row], columns: Mapping[str, Any]
+) -> list[str]:
+    """Call a function, and return a sentence if it fails. Raises RunError where that ends the run."""
     prompt: Any = row[1].get(use.prompt)
     if value_kind(prompt) not in ("text", "messages"):
         return []  # Who asks it says what is wrong with it.
     count = 1 if function.over == "row" else use.siblings
     answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
-    where = f"a made-up answer to {use.source} row {row[0]}"
-    try:
-        judged = function.judge(
-            [prompt] * count,
-            [answer] * count,
-            [list(range(len(answer)))] * count,
-            {name: [value] * count for name, value in columns.items()},
-            [where] * count,
-            [0] * count,
-        )
-    except RunError as error:
-        hints = [[*filter(None, (found.hint, _ALTERNATIVE))] for found in error.diagnostics]
-        return [replace(found, hint="; ".join(hint)) for found, hint in zip(error.diagnostics, hints, strict=True)]
-    for failure in judged.failures[:1]:
-        note(f"`{use.function}` failed {failure}")
-    return []
+    judged = function.judge(
+        [prompt] * count,
+        [answer] * count,
+        [list(range(len(answer)))] * count,
+        {name: [value] * count for name, value in columns.items()},
+        [f"a made-up answer to {use.source} row {row[0]}"] * count,
+        [0] * count,
+    )
+    return [f"`{use.function}` failed {failure}" for failure in judged.failures[:1]]
