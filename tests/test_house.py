@@ -82,6 +82,7 @@ PLUGINS: dict[str, set[str]] = {
     "rlgraph/data/jsonl.py": {f"rlgraph.data.{name}" for name in ("base", "lines", "listing")},
     "rlgraph/data/parquet.py": {f"rlgraph.data.{name}" for name in ("base", "listing", "tables")},
     "rlgraph/data/hub.py": {"rlgraph.data.base", "rlgraph.data.tables"},
+    "rlgraph/data/mix.py": {f"rlgraph.data.{name}" for name in ("base", "joined", "mixture", "sources")},
     "rlgraph/data/python.py": {"rlgraph.data.base"},
     "rlgraph/data/reasoning_gym.py": {"rlgraph.data.base"},
     "rlgraph/ops/nodes.py": {"rlgraph.ops.node_op", "rlgraph.ops.records"},

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, utf8_bytes_bound, value_kind
+from rlgraph.data.mixture import Mixture
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, flag_option, int_option, text_option
 
@@ -108,6 +109,8 @@ class DataSource:
     """The most tokens of a prompt; None where the program does not say."""
     overlong: str | None = None
     """What happens to rows whose prompt is longer; None where the program does not say."""
+    mixture: Mixture | None = None
+    """How the rows of several sources are mixed, where these are."""
 
     @property
     def row_count(self) -> int | None:
@@ -158,6 +161,9 @@ def require_full_batch(source: DataSource, name: str) -> DataSource:
     assert count is not None
     if count == 0:
         raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0)))
+    if source.mixture is not None and not all(source.mixture.split(source.row_numbers or ())):
+        hint = "leave that source out of the mixture, or more of its rows in it"
+        raise ProgramError(Diagnostic(NO_ROWS, f"of {name} no row of one source is left", spec.span, hint))
     if batch is not None and batch > count:
         raise ProgramError(too_few_rows_error(spec, count, batch, name))
     return source

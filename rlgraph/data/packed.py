@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import shutil
 import tempfile
 import zlib
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from rlgraph.data.listing import Listed
 from rlgraph.errors import Diagnostic, ProgramError, Span
@@ -26,7 +27,7 @@ def opened(listed: Listed) -> IO[bytes]:
         import pyarrow as pa
 
         stream: Any = pa.CompressedInputStream(pa.OSFile(str(listed.file)), "zstd")
-        return cast("IO[bytes]", stream)
+        return io.BufferedReader(stream)  # which has lines
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     handle: IO[bytes] = openers.get(listed.packed, open)(listed.file, "rb")
     return handle

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few_rows_error
+from rlgraph.data.mixture import Mixture, Turns
 from rlgraph.errors import Diagnostic, RunError
 
 
@@ -33,6 +34,9 @@ class BatchReader:
     seed: int
     """The program's seed."""
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _turns: Turns | None = field(default=None, init=False, repr=False)
+    _part_orders: dict[int, tuple[int, list[int]]] = field(default_factory=dict, init=False, repr=False)
+    """For each source of a mixture the epoch that is read, and its order."""
 
     def read_batch(self, cursor: Cursor, count: int | None = None) -> tuple[list[Row], list[RowId], Cursor]:
         """Return the batch at `cursor` (or `count` rows), the id of each row, and the cursor of the next batch.
@@ -42,9 +46,35 @@ class BatchReader:
         """
         wanted = count or self.source.batch or self.source.row_count
         assert wanted is not None
+        if self.source.mixture is not None:
+            return self._mixed(self.source.mixture, cursor, wanted)
         if isinstance(self.source.rows, Rows):
             return self._take(self.source.rows, cursor, wanted)
         return self._read(cursor, wanted)
+
+    def _mixed(self, mixture: Mixture, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
+        """Return rows of several sources, which take turns. The mixture has no epochs: each source has its own."""
+        assert isinstance(self.source.rows, Rows) and self.source.row_numbers is not None
+        self._turns = self._turns or Turns(mixture.weights)
+        numbers = mixture.split(self.source.row_numbers)
+        counts, ids = self._turns.counts(cursor.position), []
+        for place in range(cursor.position, cursor.position + wanted):
+            part = self._turns.source(place)
+            epoch, position = divmod(counts[part], len(numbers[part]))
+            shuffled = self.source.shuffle and mixture.shuffled[part]
+            ids.append(RowId(epoch, self._order_of_part(part, epoch, numbers[part], shuffled)[position]))
+            counts[part] += 1
+        rows = [self.source.rows[row_id.row] for row_id in ids]
+        return rows, ids, replace(cursor, position=cursor.position + wanted)
+
+    def _order_of_part(self, part: int, epoch: int, numbers: list[int], shuffled: bool) -> list[int]:
+        """Return the numbers of the rows of one source of a mixture in the order in which this epoch reads them."""
+        if self._part_orders.get(part, (-1, []))[0] != epoch:
+            order = list(numbers)
+            if shuffled:
+                random.Random(f"{self.seed}/{self.name}/{part}/{epoch}").shuffle(order)
+            self._part_orders[part] = epoch, order
+        return self._part_orders[part][1]
 
     def _take(self, data: Rows, cursor: Cursor, wanted: int) -> tuple[list[Row], list[RowId], Cursor]:
         ids: list[RowId] = []

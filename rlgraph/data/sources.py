@@ -18,7 +18,9 @@ from rlgraph.user_code.spec import CallSpec, flag_option, int_option
 from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
-SOURCES = ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym")
+SOURCES = ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym", "mix")
+_RUN_CODE = ("python", "mix")
+"""Sources that run the user's Python, or have others which do."""
 
 
 def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
@@ -28,11 +30,9 @@ def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None
     Python fails.
     """
     check_source(spec)
-    if spec.kind == "python":
-        from rlgraph.data import python
-
-        return python.open_source(spec, folders, workers)
-    source: DataSource = _module(spec).open_source(spec, folders)
+    module = _module(spec)
+    runs_code = spec.kind in _RUN_CODE
+    source: DataSource = module.open_source(spec, folders, workers) if runs_code else module.open_source(spec, folders)
     return source
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlgraph.columns import Column
-from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source
+from rlgraph.data.base import NO_ROWS, DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source
 from rlgraph.data.listing import Listed, names_of
 from rlgraph.data.packed import UNPACKING, opened
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
@@ -105,6 +105,8 @@ def open_tables(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: 
     if any(file.packed == ".zst" for file in listed):
         require_package("zstandard", spec.span)
     name = names_of(listed)
+    if kind in ("csv", "tsv", "text") and not any(_has_rows(file, kind) for file in listed):
+        raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0)))
     with _problems(spec, listed, kind):
         dataset = _load(spec, listed, kind, streaming)
     if streaming:
@@ -123,7 +125,7 @@ def _load(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool) 
     if BUILDERS[kind] == "csv":
         # As texts: `datasets` would take "None" for no value, "007" for 7, and 4 for 4.0 where a row has no number.
         texts = {name: datasets.Value("string") for name in _headers(spec, listed, kind)}
-        options = {"features": datasets.Features(texts), "keep_default_na": False, "na_filter": False}
+        options = {"features": datasets.Features(texts), "na_filter": False}
         options |= {"sep": "\t" if kind == "tsv" else ","}
     paths = [str(file.file.absolute()) for file in listed]
     with quiet():
@@ -141,6 +143,7 @@ def _problems(spec: CallSpec, listed: Sequence[Listed], kind: str) -> Iterator[N
         verb = "is" if len(listed) == 1 else "are"
         what = {"text": "text in UTF-8", "csv": "csv table", "tsv": "table"}.get(kind, f"{kind} table")
         hint = "use `files(...)` for it" if listed[0].format not in ("", kind) else ""
+        hint = "save the file as UTF-8" if "codec can't decode" in why else hint
         message = f"{name} {verb} not a {what}: {why}" if verb == "is" else f"{name} cannot be read as {kind}: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
 
@@ -173,6 +176,16 @@ def _first_rows(listed: Listed, kind: str) -> tuple[list[str], list[str]]:
     with opened(listed) as handle:
         rows = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), delimiter="\t" if kind == "tsv" else ",")
         return next(rows, []), next(rows, [])
+
+
+def _has_rows(listed: Listed, kind: str) -> bool:
+    """Whether a file of lines has any behind those that name columns. What is wrong with it is said later."""
+    with suppress(*UNPACKING, ValueError, csv.Error), opened(listed) as handle:
+        if kind == "text":
+            return bool(handle.read(1))
+        lines = filter(bytes.strip, handle)
+        return next(lines, None) is None or next(lines, None) is not None
+    return True
 
 
 def _typed(table: Any) -> Any:

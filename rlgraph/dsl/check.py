@@ -129,6 +129,8 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
     report_unused(context, declared, source)
     meanings = context.scope.values()
     outside = [meaning.outside for meaning in meanings if isinstance(meaning, ExternalName)]
+    # What is only read as a part of a mixture is opened by it.
+    outside = [thing for thing in outside if thing.name not in context.parts - context.data_columns.keys()]
     outside += [External("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(context.collected)]
     return Program(
         algorithms[0].name if algorithms else "program",

@@ -86,6 +86,8 @@ class Context(Reporter):
     """The axes of all phases, by key."""
     buffers: dict[str, Table] = field(default_factory=dict)
     """The type of the rows in each buffer."""
+    parts: set[str] = field(default_factory=set)
+    """The data sources that are mixed with others."""
     data_columns: dict[str, Mapping[str, Column] | None] = field(default_factory=dict)
     """The columns of the data sources that were inspected."""
     collected: set[str] = field(default_factory=set)

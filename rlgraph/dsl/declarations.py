@@ -15,9 +15,11 @@ from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
+    Invalid,
     LiteralConstant,
     Meaning,
     ModelName,
+    StatementError,
     StateName,
     describe_meaning,
     meaning_of,
@@ -123,10 +125,46 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         forms = ", ".join(f"`{name}(...)`" for name in OUTSIDE[item.kind])
         raise context.statement_error("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
     what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
-    record = constants.evaluate_record(context, item.value, OUTSIDE[item.kind], context.scope, what)
+    record = _record(context, item.kind, item.value, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
     context.diagnostics += context.faults(item.kind, record, options)
     return ExternalName(External(item.kind, item.name, record, item.span))
+
+
+def _record(context: Context, kind: str, call: tree.Call, what: str) -> Record:
+    """Return what a declaration's call makes: a mixture has the records of its sources as arguments."""
+    assert isinstance(call.func, tree.Name)
+    signature = OUTSIDE[kind].get(call.func.id)
+    if signature is None or not signature.of_its_kind:
+        return constants.evaluate_record(context, call, OUTSIDE[kind], context.scope, what)
+    parts = [_part(context, kind, arg, what) for arg in call.args]
+    options = constants.evaluate_options(context, signature, call.options, call.span, context.scope)
+    spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
+    spans |= {option.name: option.span for option in call.options}
+    return Record(signature.name, tuple(parts), tuple(options.items()), call.span, tuple(spans.items()))
+
+
+def _part(context: Context, kind: str, arg: tree.Expr, what: str) -> Record:
+    """Return the record of a source that is named or called."""
+    if isinstance(arg, tree.Call) and isinstance(arg.func, tree.Name):
+        record = _record(context, kind, arg, what)
+        options = [option.name for option in OUTSIDE[kind][record.name].options]
+        context.diagnostics += context.faults(kind, record, options)
+        return record
+    meaning = meaning_of(context.scope, arg.id) if isinstance(arg, tree.Name) else None
+    if isinstance(meaning, ExternalName) and meaning.outside.kind == kind:
+        context.parts.add(meaning.outside.name)
+        return meaning.outside.record
+    if isinstance(meaning, Invalid):
+        raise StatementError
+    if isinstance(arg, tree.Name) and meaning is None:
+        if arg.id in context.below:
+            raise context.too_early_error(arg, context.below[arg.id])
+        hint = did_you_mean(arg.id, context.scope) or f"declare it above: `{kind} {arg.id} = ...`"
+        raise context.statement_error("E0201", f"nothing is called `{arg.id}`", arg.span, hint)
+    shown = f"`{arg.id}` is {describe_meaning(meaning)}" if isinstance(arg, tree.Name) and meaning else "this is none"
+    hint = f"name a `{kind}`, or call one"
+    raise context.statement_error("E0406", f"a {what} is needed here, and {shown}", arg.span, hint)
 
 
 def _model(context: Context, item: tree.Declaration) -> Model:

@@ -28,6 +28,8 @@ class Signature:
     doc: str = ""
     open: bool = False
     """Whether other options are allowed and handed on: those of a task, a file format, a configuration."""
+    of_its_kind: bool = False
+    """Whether it is made of others of its kind, by name or as calls: a mixture of data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,17 @@ DATA = _table(
         "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.",
         open=True,
     ),
+)
+
+DATA["mix"] = Signature(
+    "mix",
+    (Attribute("data", "any"),),
+    (
+        *(option for option in _BATCH if option.name != "limit"),
+        Attribute("weights", "any", None, doc="the share of each source, together 1; as many rows of each as it has"),
+    ),
+    "The rows of two or more sources, of each its share: `mix(a, b, weights=[0.8, 0.2], batch=64)`.",
+    of_its_kind=True,
 )
 
 OUTCOMES = ("stop", "skip")

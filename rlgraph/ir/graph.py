@@ -37,8 +37,9 @@ class Record:
         return dict(self.options).get(name, default)
 
     def plain_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments and given options, with lists for tuples, as code outside the compiler expects them."""
-        return tuple(map(plain_constant, self.args)), {
+        """Return arguments and given options, with lists for tuples, as code outside the compiler expects them. A
+        record among the arguments is a dict of all that it has."""
+        return tuple(map(_argument, self.args)), {
             name: _given(value) for name, value in self.options if value is not None
         }
 
@@ -49,6 +50,14 @@ Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
 def plain_constant(value: Constant) -> Any:
     """Return a constant with lists for tuples."""
     return [plain_constant(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _argument(value: Constant) -> Any:
+    """Return an argument as `plain` does."""
+    if not isinstance(value, Record):
+        return plain_constant(value)
+    args, options = value.plain_arguments()
+    return {"kind": value.name, "args": args, "options": options, "span": value.span, "spans": dict(value.spans)}
 
 
 def _given(value: Constant) -> Any:

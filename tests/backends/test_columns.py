@@ -296,3 +296,18 @@ def test_what_an_object_that_came_lacks_is_said(tmp_path: Path, change: Any, sai
     rows = [{"prompt": "a", "extra_info": info} for info in ({"q": "a"}, change, {"q": "a"})]
     text = refused(tmp_path, '    report a = mean(r.extra_info.q == "a")\n', "stream", rows)
     assert said in text and "^^^" in text, text
+
+
+def test_a_mixture_trains_as_its_rows_do(tmp_path: Path) -> None:
+    """Of its sources, the one by its name and the other as a call, each has its share of every batch."""
+    written(tmp_path, *({"prompt": "a", "of": "q", "id": n} for n in range(6)))
+    (tmp_path / "other.jsonl").write_text('{"prompt": "b", "of": "other", "id": 10}\n')
+    text = HEAD + 'data q = jsonl("q.jsonl")\ndata all = mix(q, jsonl("other.jsonl"), weights=[0.75, 0.25], batch=4)\n'
+    text += """step:
+    r = actor.generate(all, n=2, max_tokens=3)
+    train actor(lr=0.1):
+        minimize mean(mean(-actor.logprobs(r), token) * r.id)
+    report other = mean(r.of == "other"), id = max(r.id), rows = size(all.id)
+"""
+    seen = run_text(text, tmp_path, steps=3)
+    assert [step.metrics["other"] for step in seen] == [0.25] * 3 and seen[0].metrics["rows"] == 4

@@ -152,6 +152,19 @@ def test_pairs_that_a_model_reads_are_judged_too(folder: Path) -> None:
 # By itself
 
 
+def test_of_a_mixture_the_rows_that_are_too_long_are_left_out(folder: Path) -> None:
+    """Its sources go on taking turns; none may be left without rows."""
+    (folder / "more.jsonl").write_text('{"prompt": "abcdabcdabcd"}\n{"prompt": "abc"}\n')
+    mixed = (
+        'data a = jsonl("late.jsonl")\ndata prompts = mix(a, jsonl("more.jsonl"), weights=[0.75, 0.25], overlong=drop'
+    )
+    seen = run_text(f"{MODEL}{mixed}, batch=4, shuffle=false)\n{STEP}", folder, steps=2)
+    assert [step.metrics["n"] for step in seen] == [8, 8], "of `late` there are rows of 2, 1 and 8 tokens"
+    (folder / "more.jsonl").write_text('{"prompt": "abcdabcdabcd"}\n')
+    with pytest.raises(ProgramError, match="E0707.*no row of one source is left"):
+        run_text(f"{MODEL}{mixed}, batch=2)\n{STEP}", folder)
+
+
 def source(folder: Path, lines: str, **options: object) -> BatchReader:
     (folder / "rows.jsonl").write_text(lines)
     spec = CallSpec("jsonl", ("rows.jsonl",), {"shuffle": False, **options}, NO_SPAN)

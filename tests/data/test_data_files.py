@@ -128,6 +128,9 @@ def test_lines_of_text_are_rows(tmp_path: Path) -> None:
 def test_a_json_file_may_have_lines_or_its_rows_under_a_name(tmp_path: Path) -> None:
     (tmp_path / "lines.json").write_bytes(as_lines(ROWS))
     assert read(spec_of("lines.json"), tmp_path) == ROWS
+    for ending, pack in PACKERS.items():
+        (tmp_path / f"lines.json.{ending}").write_bytes(pack(as_lines(ROWS)))
+        assert read(spec_of(f"lines.json.{ending}"), tmp_path) == ROWS
     (tmp_path / "d.json").write_text(json.dumps({"version": 1, "data": ROWS}))
     assert read(spec_of("d.json", field="data"), tmp_path) == ROWS
     nested = {"a": [{"o": {"x": 1}}, {"o": {}}]}
@@ -247,6 +250,9 @@ WRONG: list[tuple[dict[str, bytes], Any, dict[str, Any], str]] = [
     ({"a.json": b"[]"}, "a.json", {}, "E0707]: 'a.json' has no rows"),
     ({"a.json": b"\xff"}, "a.json", {}, "E0764]: 'a.json' is not a text in UTF-8"),
     ({"a.csv": b""}, "a.csv", {}, "E0765]: the first line of 'a.csv' is empty"),
+    ({"a.csv": b"a,b\n"}, "a.csv", {}, "E0707]: 'a.csv' has no rows"),
+    ({"a.txt": b""}, "a.txt", {}, "E0707]: 'a.txt' has no rows"),
+    ({"a.csv": b"a\n\xe9\n"}, "a.csv", {}, "help: save the file as UTF-8"),
     ({"a.csv": b"a,b,a\n1,2,3\n"}, "a.csv", {}, "E0765]: the first line of 'a.csv' names the column 'a' twice"),
     ({"a.csv": b"a,b\n1,2,3\n"}, "a.csv", {}, "E0765]: a.csv:2 has 3 cells, and the first line names 2"),
     ({"a.csv": b"a,b\n1,2\n1,2,3\n"}, "a.csv", {}, "Expected 2 fields in line 3, saw 3"),

@@ -288,7 +288,7 @@ CALLS: list[tuple[str, str, str]] = [
     (
         'csv("d.csv")',
         "E0701: there is no data source 'csv'",
-        "there are: files, jsonl, parquet, hub, python, reasoning_gym",
+        "there are: files, jsonl, parquet, hub, python, reasoning_gym, mix",
     ),
     ("jsonl()", "E0702: `jsonl` takes one text: the path of a file", 'as in `jsonl("prompts.jsonl", batch=64)`'),
     ('jsonl("d.jsonl", btch=3)', "E0702: `jsonl` has no option 'btch'", "did you mean `batch`?"),

@@ -30,8 +30,8 @@ WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
 
 
 def data_columns(record: Record) -> Mapping[str, Column] | None:
-    given = {name: value for name, value in record.options if value is not None}
-    return source_columns(CallSpec(record.name, record.args, given, record.span), Folders(Path()))
+    args, options = record.plain_arguments()
+    return source_columns(CallSpec(record.name, args, options, record.span), Folders(Path()))
 
 
 def said(text: str) -> str:

@@ -168,12 +168,20 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+        from rlgraph.data.sources import check_source
         from rlgraph.user_code.declared import check_function
         from rlgraph.user_code.spec import CallSpec
         from rlgraph.user_code.unread import declaration_faults
 
         args, options = record.plain_arguments()
         spec = CallSpec(record.name, args, options, record.span, dict(record.spans))
+        if word == "data":
+            try:
+                check_source(spec)
+            except ProgramError as error:
+                return [*error.diagnostics]
+        if record.name != "python":
+            return []
         if word == "func":
             try:
                 check_function(spec)
