@@ -197,7 +197,7 @@ def _name_in_program(value: str) -> str:
 def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsRows) -> Iterator[Sample]:
     """Yield samples of a finished step's frame, at most so many, in the order of the rows. Of the rows that are not
     shown only the scores are read."""
-    here = [table for table in tables if table.value in frame.values]
+    here = [table for table in tables if table.value in frame.values and frame.rows[table.axis].ids is not None]
     for table in here:
         yield from _rows_of(table, frame, max(1, most // len(here)), read)
 

@@ -155,11 +155,24 @@ class Actors(Processes):
                     raise self.over from None
                 if left <= 0:
                     raise self._first(waiting, request, None) from None
+                self.waited(request)
             except Exception as error:
                 if losing is None or not self._lose(losing, error):
                     raise self._first(waiting, request, error) from None
                 waiting = [reference for reference in waiting if self._lost.isdisjoint(asked[reference])]
                 concurrent = [reference for reference in concurrent if not self._is_lost(reference)]
+
+    def answered(self, references: Sequence[Reference[T]]) -> list[T] | None:
+        import ray
+
+        asked: list[Any] = list(references)
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=0) if asked else ([], [])
+        if len(ready) < len(asked):
+            return None
+        try:
+            return list(ray.get(asked))
+        except Exception:
+            return []
 
     def _is_lost(self, reference: Any) -> bool:
         """Return whether a reference never gets a value because it comes from a process that the run goes on
@@ -363,7 +376,7 @@ _CONCURRENCY_GROUPS: dict[object, str] = {
         (Worker.source_row_counts, Worker.last_changed_step, Worker.hold_weights, Worker.release_weights), ROWS
     ),
     **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.unfinished_parts), ROWS),
-    Worker.row_texts: ROWS,
+    **dict.fromkeys((Worker.row_texts, Worker.work_done), ROWS),
     Worker.write_checkpoint: SAVES,
     **dict.fromkeys((Worker.sample_rows, Worker.continue_rows, Worker.next_sampled_part), SAMPLES),
 }

@@ -15,6 +15,7 @@ from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.cluster import start_processes
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
+from rlgraph.backends.ray.polled import ProgressPoll
 from rlgraph.backends.ray.remote import PieceRef, ValueRef
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.saves import ClusterCheckpoints
@@ -88,6 +89,7 @@ class RayBackend(DistributedBackend):
         self.saves, self._broken = ClusterCheckpoints(plan, self.processes), False
         self.repeats, self.say = repeats, say
         self.orders = RayTransport(program, plan, self.processes, queues, observer, self.trace_notes, settings.record)
+        self.processes.waited = ProgressPoll(plan, self.processes, observer).waited
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(
             program,

@@ -42,6 +42,8 @@ class Processes(ABC):
         """The processes, without those that the run goes on without."""
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
+        self.waited: Callable[[CallContext], None] = lambda request: None
+        """Is told now and then which request is still waited for; may ask processes, and must not wait."""
         self._sending = {group: threading.RLock() for group, _ in specs}
 
     def load_models(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
@@ -149,6 +151,11 @@ class Processes(ABC):
     def wait_for_first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         """Wait until one of these answers has arrived, or something has failed, which `get` then raises. Return its
         index."""
+
+    def answered(self, references: Sequence[Reference[T]]) -> list[T] | None:
+        """Return the answers if all have arrived, without waiting; None otherwise, and an empty list where a process
+        has failed, which `get` tells whoever waits for it."""
+        return None
 
     def call_all(
         self, request: CallContext, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs

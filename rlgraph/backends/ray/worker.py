@@ -72,6 +72,17 @@ class WorkerSpec:
     """Whether all processes of the run are on one machine."""
 
 
+@dataclass(frozen=True)
+class WorkDone:
+    """How far a process is with the work of a node."""
+
+    node: int
+    counts: tuple[int, int, int]
+    """What is done, of how much, and the tokens that were made."""
+    unit: str
+    """What is counted: "row", "micro-batch"."""
+
+
 class Worker(RankRows):
     """Holds models and rows. Every public method may be called by the controller."""
 
@@ -92,6 +103,9 @@ class Worker(RankRows):
         """The memory of its models on the device and, while they are offloaded, on the host."""
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this replica, by rank, if this one leads it."""
+        self._working: int | None = None
+        """The node of the last request that was begun."""
+        self._done: WorkDone | None = None
         self.passed = ArrivedRequests()
         """Which requests to these have been sent."""
 
@@ -148,6 +162,7 @@ class Worker(RankRows):
                 spread=not spec.group.code,
                 who=recording_name((spec.group.name, spec.rank)),
             )
+        self.session.progress = self._count_work
         if spec.group.name != HOST:
             return []
         models = {model.name for model in spec.program.models}
@@ -187,6 +202,14 @@ class Worker(RankRows):
         return self.doing.make_report(
             tuple((group.name, group_rank) for group_rank in ranks), self.links.pending_messages()
         )
+
+    def work_done(self) -> WorkDone | None:
+        """Return how far the last work is that counts what it does. Is answered meanwhile."""
+        return self._done
+
+    def _count_work(self, done: int, total: int, unit: str, tokens: int) -> None:
+        if self._working is not None:
+            self._done = WorkDone(self._working, (done, total, tokens), unit)
 
     def wait_until_idle(self, attempt: int | None = None) -> bool:
         """Answer when all earlier requests are done. attempt: steps begun before this attempt record nothing from now
@@ -316,6 +339,7 @@ class Worker(RankRows):
         start = time.time()
         came = self.store_arrived(order, arrived)
         phase, node = self.nodes[order.node]
+        self._working, self._done = order.node, None
         frame = self.request_frame(phase, order)
         session = self.session
         with torch.no_grad():
