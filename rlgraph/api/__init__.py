@@ -4,9 +4,10 @@
     program.show()
     run = program.run(steps=30)
 
-A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set` replaces: a
-`param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers, booleans, paths, or
-expressions of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base": '"Qwen/Qwen2.5-0.5B"'}`.
+A program is a path (a `Path`, or a str that ends in `.rlf`), the name of an algorithm that ships, or the text itself.
+`set` replaces what `--set` replaces: a `param`, or the right side of a `model`, `data`, `func` or `env`. Its values are
+numbers, booleans, paths, or expressions of the language as text:
+`{"prompts": 'jsonl("mine.jsonl", batch=8)', "base": '"Qwen/Qwen2.5-0.5B"'}`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.errors import Diagnostic, ProgramError, sorted_diagnostics
+from rlgraph.passes.compilation.model_files import absent_models
 from rlgraph.passes.compilation.programs import (
     Setting,
     make_column_reader,
@@ -44,8 +46,8 @@ def check(
 
     Nothing is run, and no file of Python is imported.
 
-    - `program`: a path (a `Path`, or a text that ends in `.rlf`), or the text of a program. The path of a schedule
-      (`.rls`) is checked against its program: one of `programs`, or the one beside it.
+    - `program`: a path (a `Path`, or a text that ends in `.rlf`), the name of an algorithm that ships, or the text of a
+      program. The path of a schedule (`.rls`) is checked against its program: one of `programs`, or the one beside it.
     - `set`: what `--set` replaces, as numbers, booleans, paths, or expressions of the language as text.
     - `name`: what diagnostics call a text.
     """
@@ -59,12 +61,13 @@ def check(
 
             return check_schedule(opened, texts, programs)
         folders = opened.folders
-        return check_program(
+        compiled, warnings = check_program(
             opened.source,
             parse_settings(texts),
             columns=make_column_reader(folders),
             faults=make_reference_checker(folders),
-        )[1]
+        )
+        return sorted_diagnostics([*warnings, *absent_models(compiled, folders)])
     except ProgramError as error:
         return with_quote_hints(error.diagnostics)
 

@@ -51,6 +51,25 @@ set_option = click.option(
     help="""Replace a `param`, or the right side of a `model`, `data`, `func` or `env`, by an expression of
     the language: --set n=4, --set 'data=jsonl("mine.jsonl", batch=8)'.""",
 )
+data_option = click.option(
+    "--data",
+    multiple=True,
+    metavar="FILE",
+    help="""Rows in the place of those of the program: a .jsonl or .parquet file, a name of the hub, FILE.py:FUNCTION.
+    Options stay, and others follow a comma: --data mine.jsonl,batch=8. With several `data`: --data NAME=FILE.""",
+)
+reward_option = click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    metavar="FILE.py:NAME",
+    help="A function in the place of the program's `func`; options stay. With several: --reward NAME=FILE.py:NAME.",
+)
+
+
+def set_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that replace parts of a program: `settings`, `data`, `rewards`."""
+    return set_option(data_option(reward_option(command)))
 
 
 _TARGET = (
@@ -107,8 +126,11 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 
-def parse_settings(given: tuple[str, ...]) -> dict[str, str]:
-    """Return the `--set` options by name. Raise BadParameter."""
+def parse_settings(
+    given: tuple[str, ...], file: str = "", data: tuple[str, ...] = (), rewards: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Return the `--set` options by name, with those that `--data` and `--reward` stand for in the program `file`.
+    Raise BadParameter, UsageMistake."""
     settings: dict[str, str] = {}
     for text in given:
         name, sign, value = text.partition("=")
@@ -118,7 +140,14 @@ def parse_settings(given: tuple[str, ...]) -> dict[str, str]:
         if name in settings:
             raise click.BadParameter(f"`{name}` is set twice", param_hint="'--set'")
         settings[name] = value.strip()
-    return settings
+    if not data and not rewards:
+        return settings
+    if file.endswith(".json"):
+        message = f"`{'--data' if data else '--reward'}` does not go with a plan file: its program is fixed"
+        raise click.UsageError(message)
+    from rlgraph.passes.compilation.short_forms import DATA, REWARD, with_short_forms
+
+    return with_short_forms(settings, file, {DATA: data, REWARD: rewards})
 
 
 def compile_or_load(

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, parse_settings, rlgraph, set_option
+from rlgraph.cli.base import FINE, WRONG, message_format, parse_settings, reporting_errors, rlgraph, set_options
 from rlgraph.cli.shown import Format, count_summary, echo_text, show_diagnostics
 from rlgraph.errors import Diagnostic, ProgramError
 
 
 @rlgraph.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@set_option
+@set_options
 @message_format
-def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> int:
+def check(
+    files: tuple[str, ...], settings: tuple[str, ...], data: tuple[str, ...], rewards: tuple[str, ...], form: Format
+) -> int:
     """Say what is wrong with programs (.rlf) and schedules (.rls).
 
     A schedule is checked against the program that is given with it, or else the one beside it. Nothing is
@@ -23,10 +25,13 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
     """
     from rlgraph.api import check as checked
 
-    changed = parse_settings(settings)
     programs = [Path(file) for file in files if not file.endswith(".rls")]
     diagnostics: list[Diagnostic] = []
     for file in files:
+        # A schedule is checked with the settings of its program, which `rlgraph check` is given beside it.
+        program = file if not file.endswith(".rls") else str(programs[0]) if programs else file
+        with reporting_errors(form):
+            changed = parse_settings(settings, program, data, rewards)
         # The errors in the program of a schedule may have been shown already.
         new = [
             diagnostic

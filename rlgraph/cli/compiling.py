@@ -17,7 +17,7 @@ from rlgraph.cli.base import (
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_option,
+    set_options,
     target_options,
 )
 from rlgraph.cli.outputs import FORMATS, PICTURES, save_file, write_outputs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @rlgraph.command("compile")
 @click.argument("files", nargs=-1, metavar="FILE...")
-@set_option
+@set_options
 @devices_option
 @target_options
 @click.option(
@@ -87,6 +87,8 @@ if TYPE_CHECKING:
 def compile_(
     files: tuple[str, ...],
     settings: tuple[str, ...],
+    data: tuple[str, ...],
+    rewards: tuple[str, ...],
     devices: int,
     cluster: str | None,
     prompt_tokens: str | None,
@@ -147,14 +149,14 @@ def compile_(
             from rlgraph.api.target import workload
 
             rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
-        if is_plan_file and (settings or cluster):
+        if is_plan_file and (settings or data or rewards or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (
             load_plan(programs[0])
             if is_plan_file
             else compile(
                 programs[0],
-                parse_settings(settings),
+                parse_settings(settings, str(programs[0]), data, rewards),
                 schedule=schedule,
                 devices=devices,
                 cluster=cluster,

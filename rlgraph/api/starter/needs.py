@@ -1,0 +1,121 @@
+"""What a program needs from outside to run, as its graph says it: columns of the data, functions, environments, and
+models that have to be trained already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from rlgraph.ir.graph import Node, Program, Ref, operations_in
+from rlgraph.ir.types import Table, Type
+from rlgraph.ops import NODES, TENSOR
+from rlgraph.ops.bases import weights_change
+
+
+@dataclass
+class DataNeeds:
+    """What the rows of a data source need."""
+
+    prompts: list[str] = field(default_factory=list)
+    """Columns that a model answers, or that stand before an answer."""
+    answers: list[str] = field(default_factory=list)
+    """Columns of whole answers, in the order in which the program takes them."""
+    numbers: list[str] = field(default_factory=list)
+    """Columns that are calculated with."""
+    texts: list[str] = field(default_factory=list)
+    """Other columns."""
+    graded: bool = False
+    """Whether a function or an environment judges answers, which needs the right one."""
+
+
+@dataclass
+class Needs:
+    """What a program needs."""
+
+    data: dict[str, DataNeeds]
+    """The needs of each data source, by its name."""
+    functions: dict[str, tuple[str, ...]]
+    """The columns that the program itself computes for each function."""
+    environments: list[str]
+    judges: list[str]
+    """Value and reward models that nothing trains, so that they have to come with a head."""
+
+    @property
+    def chats(self) -> bool:
+        """Whether prompts can be messages: all models have a chat template, which one of random weights has not."""
+        return not self.judges
+
+
+def needs_of(program: Program) -> Needs:
+    """Return what a program needs."""
+    data = {thing.name: DataNeeds() for thing in program.outside if thing.kind == "data"}
+    environments = [thing.name for thing in program.outside if thing.kind == "env"]
+    functions: dict[str, tuple[str, ...]] = {thing.name: () for thing in program.outside if thing.kind == "func"}
+    judges = [
+        model.name
+        for model in program.models
+        if not model.copy_of and model.kind != "causal_lm" and not weights_change(program, model)
+    ]
+    for phase in program.phases:
+        types = phase.graph.values()
+        columns: dict[str, tuple[str, str]] = {}
+        for node in phase.graph.walk():
+            _look(node, types, columns, data, functions)
+    return Needs(data, functions, environments, judges)
+
+
+def _look(
+    node: Node,
+    types: Mapping[str, Type],
+    columns: dict[str, tuple[str, str]],
+    data: dict[str, DataNeeds],
+    functions: dict[str, tuple[str, ...]],
+) -> None:
+    """Note what one node takes from the data. columns: the values that are columns, and whose."""
+    if node.op == "column":
+        source, kind, name = _source(node.inputs[0], types, data), types[node.inputs[0]], str(node.attr("name"))
+        if source and name not in replace(cast(Table, kind), data=()).column_types():
+            columns[node.outputs[0].name] = source, name
+            _add(data[source].texts, name)
+    elif node.op == "encode":
+        for value, role in zip(node.inputs, ("prompts", "answers"), strict=True):
+            _turn_into(role, value, columns, data)
+    elif node.op == "tensor":
+        for let in node.body:
+            for part in operations_in(let.expr):
+                for argument in part.args:
+                    if isinstance(argument, Ref) and not TENSOR[part.op].texts:
+                        _turn_into("numbers", argument.name, columns, data)
+    elif node.op == "call":
+        functions[str(node.attr("func"))] = tuple(node.attr("names", ()))
+        if source := _source(node.inputs[0], types, data):
+            data[source].graded = True
+    elif NODES[node.op].generates:
+        for value in node.inputs[1:]:
+            _turn_into("prompts", value, columns, data)
+            if source := _source(value, types, data):
+                _add(data[source].prompts, "prompt")
+                data[source].graded |= bool(NODES[node.op].foreign)
+
+
+def _source(value: str, types: Mapping[str, Type], data: Mapping[str, DataNeeds]) -> str:
+    """Return the data source from which the rows of a table are; empty where it is no table of such rows."""
+    kind = types.get(value)
+    name = kind.axis.root_axis.name if isinstance(kind, Table) else ""
+    return name if name in data else ""
+
+
+def _turn_into(role: str, value: str, columns: Mapping[str, tuple[str, str]], data: Mapping[str, DataNeeds]) -> None:
+    """Note that a column is more than some text."""
+    if value in columns:
+        source, name = columns[value]
+        needs = data[source]
+        if name in needs.texts:
+            needs.texts.remove(name)
+        _add(getattr(needs, role), name)
+
+
+def _add(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)

@@ -1,0 +1,1 @@
+"""What `rlgraph doctor` looks at: this machine, and of a program its files, models, prompts and rewards."""

@@ -1,0 +1,218 @@
+"""Opens everything that a program names, one after the other, as a run does before its first step: its data, its
+functions and environments, its models. No weights are loaded, and nothing is trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlgraph.backends.engines.errors import EngineError, HubError
+from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
+from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
+from rlgraph.backends.worker.model_sources import model_spec, source_span
+from rlgraph.catalog.models.configs import find_folder
+from rlgraph.catalog.models.families import parameter_count
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.columns import WORDS
+from rlgraph.data import BatchReader, open_source
+from rlgraph.dsl.columns import column_misuses, find_prompt_uses
+from rlgraph.errors import RlgraphError, count_phrase
+from rlgraph.ir.graph import External, Model, Program, Record
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.placement.memory import least_memory_bytes
+from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
+from rlgraph.runs.doctor.machine import memory, model_cache
+from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reader_findings, reward_findings
+from rlgraph.user_code import Environment, RewardFunction, Workers, open_environment, open_function
+from rlgraph.user_code.spec import CallSpec
+
+_HUB_BYTES = 2
+"""The bytes of a weight in a file of the hub: nearly all are in bfloat16."""
+_LARGEST_SHARE = 0.9
+"""The share of a device that weights, gradients and moments may take, which activations are beside."""
+
+
+@dataclass
+class _Opened:
+    """What could be opened of a program."""
+
+    readers: dict[str, BatchReader] = field(default_factory=dict)
+    functions: dict[str, RewardFunction] = field(default_factory=dict)
+    environments: dict[str, Environment] = field(default_factory=dict)
+    models: dict[str, _Model] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model of which only the tokenizer is loaded, for what asks an opened model."""
+
+    codec: Codec
+    max_row_tokens: int | None
+
+    @property
+    def engine(self) -> Any:
+        """The object that has the `codec`."""
+        return self
+
+
+def program_findings(compiled: Compilation) -> Iterator[Finding]:
+    """Yield what a run of the program on this machine would meet before its first step. It runs the user's Python."""
+    device = _device()
+    program = with_default_dtypes(compiled.program, device != "cpu")
+    for warning in compiled.diagnostics:
+        yield finding_of(warning, "program")
+    opened, workers = _Opened(), Workers()
+    try:
+        for outside in program.outside:
+            if outside.kind != "buffer":
+                yield from _reported(outside.name, partial(_open, outside, compiled, opened, workers))
+        yield from _reported("columns", partial(_columns, program, opened))
+        for model in program.models:
+            if not model.copy_of:
+                yield from _reported(model.name, partial(_model, program, model, compiled, opened))
+        for model in program.models:
+            if model.copy_of in opened.models:
+                opened.models[model.name] = opened.models[model.copy_of]
+        yield from _reported("memory", partial(_memory, compiled, program, device))
+        if {model.name for model in program.models} == {*opened.models}:
+            yield from _reported("prompts", partial(_lengths, program, opened))
+        rows: dict[str, list[dict[str, Any]]] = {}
+        codecs = {name: model.codec for name, model in opened.models.items()}
+        for name, reader in opened.readers.items():
+            yield from _reported(name, partial(_first, rows, name, reader))
+        yield from _reported("prompts", partial(prompt_findings, program, opened.readers, rows, codecs))
+        uses = find_prompt_uses(program, {name: reader.source.columns for name, reader in opened.readers.items()})
+        asked = {use.source: use.column for use in uses}
+        yield from _reported("prompts", partial(reader_findings, program, rows, codecs, asked))
+        for name, function in opened.functions.items():
+            check = partial(reward_findings, program, name, function, rows, codecs, asked)
+            yield from _reported(name, check)
+    finally:
+        workers.close()
+
+
+def _reported(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of a check; what it raises for the user is a finding, too."""
+    try:
+        yield from check()
+    except RlgraphError as error:
+        for diagnostic in error.diagnostics:
+            yield finding_of(diagnostic, subject)
+
+
+def _device() -> str:
+    from rlgraph.backends.engines.device import choose_visible_device
+
+    return choose_visible_device(None)
+
+
+def _open(outside: External, compiled: Compilation, opened: _Opened, workers: Workers) -> Iterator[Finding]:
+    """Open a data source, a function or an environment."""
+    args, options = outside.record.plain_arguments()
+    spec = CallSpec(outside.record.name, args, options, outside.record.span, dict(outside.record.spans))
+    what = spec.span.covered_text
+    if outside.kind == "data":
+        source = open_source(spec, compiled.folders, workers)
+        opened.readers[outside.name] = BatchReader(source, outside.name, 0)
+        rows = "rows one after the other" if source.row_count is None else count_phrase(source.row_count, "row")
+        batch = f", {source.batch:,} a step" if source.batch else ""
+        columns = source.columns or {}
+        held = [f"{name}: {' or '.join(WORDS[kind] for kind in column.first)}" for name, column in columns.items()]
+        yield Finding("ok", outside.name, f"{what}: {rows}{batch}", shown=tuple(held))
+    elif outside.kind == "func":
+        opened.functions[outside.name] = open_function(spec, compiled.folders, workers)
+    else:
+        opened.environments[outside.name] = open_environment(spec, compiled.folders, workers)
+        yield Finding("ok", outside.name, f"{what} is loaded")
+
+
+def _columns(program: Program, opened: _Opened) -> Iterator[Finding]:
+    """Compare what columns hold with their use."""
+    columns = {name: reader.source.columns for name, reader in opened.readers.items()}
+    for diagnostic in column_misuses(program, columns, opened.functions):
+        yield finding_of(diagnostic, "columns")
+
+
+def _model(program: Program, model: Model, compiled: Compilation, opened: _Opened) -> Iterator[Finding]:
+    """Look at the files of a model, and load its tokenizer."""
+    place = str(source_span(model)) if source_span(model).line else ""
+    try:
+        spec = model_spec(program, model, compiled.folders)
+        codec = load_codec(spec)
+        opened.models[model.name] = _Model(codec, max_positions(spec))
+    except EngineError as error:
+        hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, `gguf(...)` or `random(...)`"
+        yield Finding("fails", model.name, f"{error} [E0730]", hint, place)
+        return
+    shape = compiled.placed.shapes.get(model.name)
+    size = f"{parameter_count(shape, spec.kind):,} parameters, " if isinstance(shape, Shape) else ""
+    described = f"{size}{spec.dtype}, {len(codec.tokenizer):,} tokens in the vocabulary"
+    written = model.source.span.covered_text if isinstance(model.source, Record) else f'"{model.source}"'
+    yield _weights(Finding("ok", model.name, f"{written}: {described}", "", ""), spec, shape, place)
+
+
+def _weights(fine: Finding, spec: ModelSpec, shape: object, place: str) -> Finding:
+    """Return the finding on a model whose tokenizer is fine, as its weights are here or not."""
+    if not isinstance(spec.source, str):
+        return fine
+    folder = find_folder(spec.source)
+    if folder is not None and any(folder.glob("*.safetensors")):
+        return fine
+    if folder is not None and Path(spec.source).is_dir():
+        hint = "copy them from where the model was saved; only safetensors are read"
+        return Finding("fails", fine.subject, f"{spec.source} has no weights (*.safetensors)", hint, place)
+    if not isinstance(shape, Shape):
+        return Finding("note", fine.subject, f"{fine.message}; its weights will be fetched from the hub")
+    needed, cache = parameter_count(shape, spec.kind) * _HUB_BYTES, model_cache()
+    there = next(place for place in (cache, *cache.parents) if place.exists())
+    message = f"{fine.message}; its weights, {gigabytes(needed)}, will be fetched from the hub into {cache}"
+    if shutil.disk_usage(there).free < needed:
+        hint = "make room, or name a folder of another disk with `HF_HOME`"
+        return Finding("fails", fine.subject, f"{message}, where there is no room for them", hint, place)
+    return Finding("note", fine.subject, message)
+
+
+def _memory(compiled: Compilation, program: Program, device: str) -> Iterator[Finding]:
+    """Compare what has to be in memory all the time with what there is, in one process."""
+    if compiled.planned:
+        return
+    shapes = compiled.placed.shapes
+    unknown = [model.name for model in program.models if not isinstance(shapes.get(model.name), Shape)]
+    if len(unknown) == len(program.models):
+        return
+    needed = least_memory_bytes(program, compiled.plan, shapes)
+    total = memory()[0] if device == "cpu" else _device_memory(device)
+    what = "weights, gradients and moments"
+    of = f", without `{unknown[0]}`, whose shape is not known" if unknown else ""
+    message = f"{what} take {gigabytes(needed)}{of}; {device} has {gigabytes(total)}"
+    if total and needed > total * _LARGEST_SHARE:
+        hint = "take a smaller model, adapters (`lora=lora(rank=16)`), or several devices: `rlgraph compile --cluster`"
+        yield Finding("fails", "memory", message, hint)
+    else:
+        yield Finding("ok", "memory", f"{message}, where activations and caches go, too")
+
+
+def _device_memory(device: str) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
+    """Count the tokens of all prompts, where one of them may be too long."""
+    for sentence in apply_prompt_limits(
+        opened.readers, prompt_limits(program, opened.readers, opened.models), lambda _: None
+    ):
+        yield Finding("note", "prompts", sentence)
+
+
+def _first(rows: dict[str, list[dict[str, Any]]], name: str, reader: BatchReader) -> Iterator[Finding]:
+    """Read the rows of the first step."""
+    rows[name] = first_rows(reader)
+    yield from ()

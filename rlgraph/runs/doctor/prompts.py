@@ -1,0 +1,148 @@
+"""Shows the first prompt of the data as its model will read it, and calls the functions of a program on made-up
+answers to it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.data import BatchReader, Cursor
+from rlgraph.dsl.columns import find_prompt_uses
+from rlgraph.errors import count_phrase
+from rlgraph.ir.graph import Program
+from rlgraph.ir.types import Handle, Table
+from rlgraph.ops import NODES
+from rlgraph.runs.doctor.finding import Finding
+from rlgraph.user_code import RewardFunction
+
+MADE_UP = "This is a made-up answer: 42."
+SHOWN_TOKENS = 60
+"""How many tokens of a prompt are shown at most, half of them from its end."""
+SHOWN_CHARACTERS = 2000
+_WIDTH = 100
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The first rows of each data source."""
+
+
+def first_rows(reader: BatchReader) -> list[dict[str, Any]]:
+    """Return the rows of the first step of a run with seed 0. Raises ProgramError, RunError."""
+    return reader.read_batch(Cursor())[0]
+
+
+def prompt_findings(
+    program: Program, readers: Mapping[str, BatchReader], rows: Rows, codecs: Mapping[str, Codec]
+) -> Iterator[Finding]:
+    """Yield for each column of prompts and each tokenizer the first prompt as the model reads it."""
+    done = set()
+    for use in find_prompt_uses(program, {name: reader.source.columns for name, reader in readers.items()}):
+        key = use.source, use.column, use.answer, program.original(program.model(use.model)).name
+        if key in done or not rows.get(use.source) or use.model not in codecs:
+            continue
+        done.add(key)
+        row, codec = rows[use.source][0], codecs[use.model]
+        subject, place = f"{use.source}.{use.column}", str(use.node.span)
+        if use.column not in row:
+            continue  # The comparison of columns has said so.
+        try:
+            ids = codec.encode_prompt(row[use.column])
+            answer = codec.encode_response(str(row.get(use.answer, ""))) if use.answer else []
+        except (EngineError, TypeError, KeyError) as error:
+            hint = "`prompt` is a text, or a list of messages with `role` and `content`"
+            yield Finding("fails", subject, f"the first prompt cannot be used: {error}", hint, place)
+            continue
+        more = f", and {count_phrase(len(answer), 'token')} of `{use.answer}`" if use.answer else ""
+        message = f"the first prompt as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
+        yield Finding("ok", subject, message, shown=(*_text(codec, ids + answer), *_tokens(codec, ids + answer)))
+        if not isinstance(row[use.column], list) and codec.tokenizer.chat_template is not None:
+            hint = 'write messages: {"prompt": [{"role": "user", "content": "..."}]}'
+            why = f"`{use.model}` has a chat template, which a prompt that is a text is not written with"
+            yield Finding("note", subject, why, hint)
+
+
+def reader_findings(
+    program: Program, rows: Rows, codecs: Mapping[str, Codec], prompts: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield the models that read what others wrote, and cannot read the first prompt: one of another tokenizer writes
+    it anew, by a template of its own. prompts: the column of prompts of each data source."""
+    done = set()
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if not NODES[node.op].uses_model or len(node.inputs) < 2:
+                continue
+            model, table = types[node.inputs[0]], types[node.inputs[1]]
+            source = table.axis.root_axis.name if isinstance(table, Table) else ""
+            if not isinstance(model, Handle) or model.name not in codecs or not rows.get(source):
+                continue
+            prompt = rows[source][0].get(prompts.get(source, "prompt"))
+            if prompt is None or (source, model.name) in done:
+                continue
+            done.add((source, model.name))
+            try:
+                codecs[model.name].encode_prompt(prompt)
+            except (EngineError, TypeError, KeyError) as error:
+                hint = "write prompts as texts, or take a model whose tokenizer has a chat template"
+                message = f"`{model.name}` cannot read the first prompt of `{source}`: {error}"
+                yield Finding("fails", model.name, message, hint, str(node.span))
+
+
+def _text(codec: Codec, ids: list[int]) -> list[str]:
+    """Return the text of tokens, special ones too, line by line."""
+    text = str(codec.tokenizer.decode(ids, skip_special_tokens=False))
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[: SHOWN_CHARACTERS // 2]}\n...\n{text[-SHOWN_CHARACTERS // 2 :]}"
+    return [f"| {line}" for line in text.split("\n")]
+
+
+def _tokens(codec: Codec, ids: list[int]) -> list[str]:
+    """Return tokens with their numbers, in lines."""
+    half = SHOWN_TOKENS // 2
+    left_out = len(ids) - SHOWN_TOKENS
+    parts = ids if left_out <= 0 else [*ids[:half], None, *ids[-half:]]
+    shown = [f"... {left_out:,} more ..." if part is None else _token(codec, part) for part in parts]
+    return textwrap.wrap(" ".join(shown), _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _token(codec: Codec, token: int) -> str:
+    """Return a token with its number, its blanks as signs so that lines break between tokens."""
+    text = json.dumps(str(codec.tokenizer.decode([token], skip_special_tokens=False)), ensure_ascii=False)
+    return f"{token}:{text.replace(' ', '·')}"
+
+
+def reward_findings(
+    program: Program,
+    name: str,
+    function: RewardFunction,
+    rows: Rows,
+    codecs: Mapping[str, Codec],
+    prompts: Mapping[str, str],
+) -> Iterator[Finding]:
+    """Yield what a function gives for two answers to the first row: a made-up one, and an empty one. Raises RunError
+    where it fails. prompts: the column of prompts of each data source."""
+    calls = [(node, phase.graph.values()) for phase in program.phases for node in phase.graph.walk()]
+    node, types = next(((node, types) for node, types in calls if node.attr("func", None) == name), (None, {}))
+    if node is None:
+        yield Finding("note", name, "is loaded, and nothing calls it")
+        return
+    table = types[node.inputs[0]]
+    source = table.axis.root_axis.name if isinstance(table, Table) else ""
+    if not rows.get(source):
+        yield Finding("note", name, f"is loaded; it was not called, because `{source}` has no row to show it")
+        return
+    row = rows[source][0]
+    answers = [MADE_UP, ""]
+    codec = next(iter(codecs.values()), None)
+    ids = [codec.encode_text(answer) if codec else [] for answer in answers]
+    # What the program computes is made up, too.
+    given = {argument: [row.get(argument, 1)] * 2 for argument in node.attr("names", ())}
+    columns = {**{column: [value] * 2 for column, value in row.items()}, **given}
+    prompt = row.get(prompts.get(source, "prompt"), "")
+    called = [f"a made-up answer to the first row of `{source}`", f"an empty answer to the first row of `{source}`"]
+    values = function([prompt] * 2, answers, ids, columns, called, [0, 0])
+    shown = ", ".join(f"{answer!r}: {value}" for answer, value in zip(answers, values, strict=True))
+    yield Finding("ok", name, f"called on made-up answers to the first row of `{source}`: {shown}")
