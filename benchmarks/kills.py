@@ -249,7 +249,7 @@ class Killed:
             file.write(f"{self.fault}:{kind}\n")
         inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
-    def starting(self, what: str) -> None: ...
+    def report_progress(self, what: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None:
         self._passed()

@@ -15,7 +15,7 @@ from rlgraph.dsl.parse import parse
 from rlgraph.dsl.use import resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, UsageMistake, quoted_list
 from rlgraph.passes.compilation.programs import open_file
-from rlgraph.user_code.functions import OPTIONS as FUNCTION_OPTIONS
+from rlgraph.user_code.declared import OPTIONS as FUNCTION_OPTIONS
 
 UNFITTING = "E0791"
 _BY_ENDING = ("jsonl", "parquet")

@@ -8,10 +8,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.columns import value_at
+from rlgraph.conversations import OddRow, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Cursor
-from rlgraph.dsl.columns import find_prompt_uses
+from rlgraph.dsl.columns import PromptUse, find_prompt_uses
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import Handle, Table
@@ -40,28 +42,43 @@ def prompt_findings(
     """Yield for each column of prompts and each tokenizer the first prompt as the model reads it."""
     done = set()
     for use in find_prompt_uses(program, {name: reader.source.columns for name, reader in readers.items()}):
-        key = use.source, use.column, use.answer, program.original(program.model(use.model)).name
+        key = use.source, use.column, use.shape, program.original(program.model(use.model)).name
         if key in done or not rows.get(use.source) or use.model not in codecs:
             continue
         done.add(key)
         row, codec = rows[use.source][0], codecs[use.model]
         subject, place = f"{use.source}.{use.column}", str(use.node.span)
-        if use.column not in row:
+        try:
+            prompt = value_at(row, use.column)
+        except (KeyError, TypeError):
             continue  # The comparison of columns has said so.
         try:
-            ids = codec.encode_prompt(row[use.column])
-            answer = codec.encode_response(str(row.get(use.answer, ""))) if use.answer else []
-        except (EngineError, TypeError, KeyError) as error:
+            ids, learned = _read(codec, use, row, prompt)
+        except ConversationError as error:
+            yield Finding("fails", subject, f"the first row cannot be used: {error}", error.hint, place)
+            continue
+        except (EngineError, OddRow, TypeError, KeyError) as error:
             hint = "`prompt` is a text, or a list of messages with `role` and `content`"
             yield Finding("fails", subject, f"the first prompt cannot be used: {error}", hint, place)
             continue
-        more = f", and {count_phrase(len(answer), 'token')} of `{use.answer}`" if use.answer else ""
-        message = f"the first prompt as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
-        yield Finding("ok", subject, message, shown=(*_text(codec, ids + answer), *_tokens(codec, ids + answer)))
-        if not isinstance(row[use.column], list) and codec.tokenizer.chat_template is not None:
+        what = "row" if use.shape else "prompt"
+        more = f", {count_phrase(learned, 'token')} of them with loss" if use.shape else ""
+        message = f"the first {what} as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
+        yield Finding("ok", subject, message, shown=(*_text(codec, ids), *_tokens(codec, ids)))
+        if not isinstance(prompt, list) and codec.tokenizer.chat_template is not None:
             hint = 'write messages: {"prompt": [{"role": "user", "content": "..."}]}'
             why = f"`{use.model}` has a chat template, which a prompt that is a text is not written with"
             yield Finding("note", subject, why, hint)
+
+
+def _read(codec: Codec, use: PromptUse, row: Mapping[str, Any], prompt: Any) -> tuple[list[int], int]:
+    """Return the tokens that a model reads of a row, and how many of them carry loss. Raises EngineError, OddRow,
+    TypeError, KeyError for a row that cannot be used."""
+    if use.shape is None:
+        tools, options = (tools_of(row), options_of(row)) if use.whole else ((), {})
+        return codec.encode_prompt(content(prompt, use.column), tools, options), 0
+    ids, learned = codec.encode_example(shaped_example(row, use.shape, last=use.last, whole=use.whole))
+    return ids, sum(learned)
 
 
 def reader_findings(
@@ -79,7 +96,7 @@ def reader_findings(
             source = table.axis.root_axis.name if isinstance(table, Table) else ""
             if not isinstance(model, Handle) or model.name not in codecs or not rows.get(source):
                 continue
-            prompt = rows[source][0].get(prompts.get(source, "prompt"))
+            prompt = _value(rows[source][0], prompts.get(source, "prompt"))
             if prompt is None or (source, model.name) in done:
                 continue
             done.add((source, model.name))
@@ -89,6 +106,14 @@ def reader_findings(
                 hint = "write prompts as texts, or take a model whose tokenizer has a chat template"
                 message = f"`{model.name}` cannot read the first prompt of `{source}`: {error}"
                 yield Finding("fails", model.name, message, hint, str(node.span))
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    """Return what a row has in a column; None where it has nothing."""
+    try:
+        return value_at(row, column)
+    except (KeyError, TypeError):
+        return None
 
 
 def _text(codec: Codec, ids: list[int]) -> list[str]:
