@@ -63,9 +63,9 @@ def test_what_each_needs_follows_from_the_program(tmp_path: Path) -> None:
         name: {*json.loads((tmp_path / name / data).read_text().splitlines()[0])}
         for name, data in {"grpo": "prompts.jsonl", "sft": "pairs.jsonl", "ppo": "prompts.jsonl"}.items()
     }
-    assert columns == {"grpo": {"prompt", "answer"}, "sft": {"prompt", "response"}, "ppo": {"prompt"}}
+    assert columns == {"grpo": {"prompt", "answer"}, "sft": {"prompt", "completion"}, "ppo": {"prompt"}}
     pair = json.loads((tmp_path / "reward_model" / "pairs.jsonl").read_text().splitlines()[0])
-    assert (pair["chosen"], pair["rejected"]) == ("4", "5")
+    assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["4", "5"]
     trained, held = (
         {row["prompt"][0]["content"] for row in map(json.loads, (tmp_path / "agent" / file).read_text().splitlines())}
         for file in ("tasks.jsonl", "unseen.jsonl")

@@ -29,7 +29,9 @@ def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]
     prompt = [{"role": "user", "content": asked}] if chats else asked
     row: dict[str, Any] = {name: prompt for name in needs.prompts}
     # Of several answers to a prompt the first is the good one.
-    row |= {name: str(left + right + place) for place, name in enumerate(needs.answers)}
+    for place, name in enumerate(needs.answers):
+        answer = str(left + right + place)
+        row[name] = [{"role": "assistant", "content": answer}] if chats else answer
     row |= dict.fromkeys(needs.numbers, left + right)
     if needs.graded:
         row.setdefault("answer", str(left + right))

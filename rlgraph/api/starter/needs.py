@@ -9,7 +9,7 @@ from typing import cast
 
 from rlgraph.ir.graph import Node, Program, Ref, operations_in
 from rlgraph.ir.types import Table, Type
-from rlgraph.ops import NODES, TENSOR
+from rlgraph.ops import NODES, TENSOR, attribute_value
 from rlgraph.ops.bases import weights_change
 
 
@@ -79,7 +79,10 @@ def _look(
             columns[node.outputs[0].name] = source, name
             _add(data[source].texts, name)
     elif node.op == "encode":
-        for value, role in zip(node.inputs, ("prompts", "answers"), strict=True):
+        if source := _source(node.inputs[0], types, data):
+            _add(data[source].prompts, "prompt")
+            _add(data[source].answers, str(attribute_value(node, "answer") or "completion"))
+        for value, role in zip(reversed(node.inputs), ("answers", "prompts"), strict=False):
             _turn_into(role, value, columns, data)
     elif node.op == "tensor":
         for let in node.body:
