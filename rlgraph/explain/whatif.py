@@ -149,10 +149,9 @@ def _point(ends: float, value: str, question: PlacementQuery, number: float | No
     """Return the best plan for one value."""
     try:
         choice = choose_before_deadline(ends, question)
-    except KeyboardInterrupt:
-        question.control.stop("what was not searched by now is left out")
-        return SweepPoint(value, number, over=True)
-    except OutOfTime:
+    except (KeyboardInterrupt, OutOfTime) as error:
+        if isinstance(error, KeyboardInterrupt):
+            question.control.stop("what was not searched by now is left out")
         return SweepPoint(value, number, over=True)
     if choice is None:
         return SweepPoint(value, number)
