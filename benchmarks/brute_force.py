@@ -53,7 +53,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, used_device_counts
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, devices_used_per_node_group
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.tails import sampling_replicas
@@ -131,7 +131,7 @@ def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks,
     islands = problem.cluster.islands
     for blocks in candidate_partitions(problem, question):
         for devices in product(*(allowed_pool_sizes(problem.pool_node_group(block)) for block in blocks)):
-            taken = zip(used_device_counts(islands, blocks, devices), islands, strict=True)
+            taken = zip(devices_used_per_node_group(islands, blocks, devices), islands, strict=True)
             room = all(count <= island.devices for count, island in taken)
             if room and can_pack(islands, blocks, devices):
                 own: list[list[Option]] = [[] for _ in problem.components]

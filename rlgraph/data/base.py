@@ -39,7 +39,7 @@ class Rows(Protocol):
 class ScannableRows(Protocol):
     """Rows that are read faster in their order than one by one."""
 
-    def scan_rows(self) -> Iterator[Row]:
+    def iterate_rows(self) -> Iterator[Row]:
         """Yield all rows. Raises `RunError`."""
         ...
 
@@ -133,7 +133,7 @@ def numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
     numbers, rows = source.row_numbers, source.rows
     assert numbers is not None and isinstance(rows, Rows)
     if isinstance(rows, ScannableRows) and isinstance(numbers, range):
-        return zip(numbers, rows.scan_rows(), strict=False)
+        return zip(numbers, rows.iterate_rows(), strict=False)
     return ((number, rows[number]) for number in numbers)
 
 

@@ -27,10 +27,10 @@ class JoinedRows:
         part = bisect_right(self.ends, index)
         return self.parts[part][index - (self.ends[part - 1] if part else 0)]
 
-    def scan_rows(self) -> Iterator[Row]:
+    def iterate_rows(self) -> Iterator[Row]:
         """Yield all rows, each part as fast as it can."""
         for rows in self.parts:
-            yield from rows.scan_rows() if isinstance(rows, ScannableRows) else (rows[at] for at in range(len(rows)))
+            yield from rows.iterate_rows() if isinstance(rows, ScannableRows) else (rows[at] for at in range(len(rows)))
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:

@@ -58,7 +58,7 @@ class JsonLines:
             handle.seek(self.starts[index])
             return self._parsed(index, handle.readline())
 
-    def scan_rows(self) -> Iterator[Row]:
+    def iterate_rows(self) -> Iterator[Row]:
         """Yield all rows in one reading of the file."""
         with self._opened() as handle:
             for index, start in enumerate(self.starts):

@@ -13,7 +13,7 @@ from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, p
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.bases import changed_models, has_adapters
-from rlgraph.ops.nodes import chosen_inputs, unit_seen_by_node, user_code_of
+from rlgraph.ops.nodes import inputs_chosen_from, unit_seen_by_node, user_code_of
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -137,7 +137,7 @@ def _same_rows(node: Node) -> Iterable[tuple[str, str]]:
     """Return pairs of what each output of a node that keeps rows has been, and the output."""
     if not NODES[node.op].selects or NODES[node.op].chooses != 0:
         return ()
-    return zip(chosen_inputs(node), (value.name for value in node.outputs), strict=True)
+    return zip(inputs_chosen_from(node), (value.name for value in node.outputs), strict=True)
 
 
 def _made_of(graph: Graph, names: Iterable[str]) -> set[str]:

@@ -11,7 +11,7 @@ from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.steps import staleness_bound
 from rlgraph.ir.types import is_model
-from rlgraph.ops import NODES, chosen_inputs, model_of, table_of
+from rlgraph.ops import NODES, inputs_chosen_from, model_of, table_of
 
 _CAPS = ("clip", "minimum", "sigmoid", "tanh")
 """The operations that bound a weight."""
@@ -83,7 +83,7 @@ class _LossWalk(FactWalk[_Facts]):
         if op.generates:
             self.facts[node.name] = _Facts(self.model(node) if staleness_bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
-            for source, value in zip(chosen_inputs(node), node.outputs, strict=True):
+            for source, value in zip(inputs_chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.known_facts(source)
         elif op.selects and op.chooses is None:
             sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"

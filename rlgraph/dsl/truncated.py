@@ -9,7 +9,7 @@ from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.types import Handle, Type
-from rlgraph.ops import NODES, attribute_value, chosen_inputs, model_of, table_of
+from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
 """Options of a sampler that leave tokens out, with the value at which they leave out none."""
@@ -66,7 +66,7 @@ class _RatioWalk(FactWalk[_Facts]):
             self.samplers[node.name] = node
             self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
-            for source, value in zip(chosen_inputs(node), node.outputs, strict=True):
+            for source, value in zip(inputs_chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.known_facts(source)
         elif op.scores or (op.selects and op.chooses is None):
             table = self.known_facts(table_of(node)).table

@@ -100,7 +100,7 @@ def inputs_read(node: Node) -> tuple[str, ...]:
     return node.inputs if chooses is None or not node.outputs else (node.inputs[chooses],)
 
 
-def chosen_inputs(node: Node) -> tuple[str, ...]:
+def inputs_chosen_from(node: Node) -> tuple[str, ...]:
     """Return the inputs that a node chooses rows from, one for each output."""
     at = NODES[node.op].chooses
     assert at is not None
@@ -118,7 +118,7 @@ def row_history(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[
         if op.has_region:
             table = node.region.outputs[at]
         else:
-            table = chosen_inputs(node)[at] if op.chooses is not None else table_of(node)
+            table = inputs_chosen_from(node)[at] if op.chooses is not None else table_of(node)
 
 
 def sampling_node(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:

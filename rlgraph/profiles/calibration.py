@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
-from rlgraph.catalog.clusters.cluster import device_kind
+from rlgraph.catalog.clusters.cluster import cpu_or_gpu
 from rlgraph.catalog.clusters.devices import DTYPES
 from rlgraph.errors import ProgramError
 from rlgraph.passes.cost.calibration import (
@@ -73,7 +73,7 @@ class _CalibrationReader:
                 )
         self.document.raise_errors()
         constants = constants_from_rates(
-            rates, HostCosts(**host), scalars, self.path, default_constants(device_kind(device.name))
+            rates, HostCosts(**host), scalars, self.path, default_constants(cpu_or_gpu(device.name))
         )
         return Calibration(constants, device, machine, errors, held_out)
 

@@ -205,7 +205,7 @@ def _processes(backend: object) -> list[int]:
     return ids
 
 
-def works_by_repetition(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
+def works_by_occurrence_in_step(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
     """Return the works of steps by name, by operation, and by their repetition in the step."""
     works: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlgraph.backends.enginespec import registry
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
-from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, device_kind
+from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, cpu_or_gpu
 from rlgraph.catalog.clusters.devices import device_names
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
@@ -32,7 +32,14 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.predict import Predictor, TaskModel
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit_constants, nonnegative_least_squares
-from rlgraph.profiles.observe import CoreWaitReader, TimedRun, TimedStep, TimedWork, observe_run, works_by_repetition
+from rlgraph.profiles.observe import (
+    CoreWaitReader,
+    TimedRun,
+    TimedStep,
+    TimedWork,
+    observe_run,
+    works_by_occurrence_in_step,
+)
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.options import LOCAL, RAY, RunOptions
 
@@ -111,7 +118,7 @@ def profile_machine(
     wanted = [name for name in registry.engines_by_name() if name in (engines or registry.installed_engines())]
     note("matrix products and memory")
     device = measure_device()
-    kind = device_kind(device.name)
+    kind = cpu_or_gpu(device.name)
     probe = Probe(SIZES[kind][:2] if quick else SIZES[kind], POINTS[kind], dtype=DTYPE[kind])
     cluster = Calibration(default_constants(kind), device).with_measured_rates(read_cluster(f"1x2:{device.name}"))
     samples: list[TimedSample] = []
@@ -203,7 +210,7 @@ def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[TimedSample]:
     """Yield the samples of a run."""
-    turns, models = works_by_repetition(seen), model_configs(compiled)
+    turns, models = works_by_occurrence_in_step(seen), model_configs(compiled)
     predictor = Predictor(
         compiled.plan, models, cluster, default_constants(cluster.islands[0].device.kind), setup.threads or 1
     )
@@ -243,7 +250,7 @@ class _Overheads:
         """Add the overheads of some steps."""
         most = max(pool.devices for pool in compiled.plan.pools)
         self.gaps.append(undisturbed_seconds([step.idle_seconds / len(step.done) for step in seen]))
-        for (name, op, _), done in works_by_repetition(seen).items():
+        for (name, op, _), done in works_by_occurrence_in_step(seen).items():
             inside = undisturbed_seconds([work.inside for work in done])
             if op == "sync":
                 self.syncs.append(inside)
@@ -273,7 +280,7 @@ def _fitted(
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(of_kind)
                 if left := held_out_errors(of_kind):
                     held_out[f"{engine}.{kind}"] = left
-    base = default_constants(device_kind(device.name))
+    base = default_constants(cpu_or_gpu(device.name))
     scalars = {"sync": undisturbed_seconds(remote.syncs)} if remote.syncs else {}
     constants = constants_from_rates(rates, _host(local, remote, base.host), scalars, "measured", base)
     return Calibration(constants, device, machine_description(), errors, held_out)

@@ -61,10 +61,10 @@ def check_trace(folder: str | Path) -> TraceCheck:
     The result counts the rows that were sampled and trained on, and has `diagnostics`, which are empty if all is as
     the program grants it. Raise ProgramError where there is no trace, or it is damaged.
     """
-    return check_read_trace(read_trace(Path(folder)))
+    return check_run_in_trace(read_trace(Path(folder)))
 
 
-def check_read_trace(trace: Trace) -> TraceCheck:
+def check_run_in_trace(trace: Trace) -> TraceCheck:
     """Check whether a run did what its program allows."""
     checker = _Checker(trace)
     checker.check_steps()
@@ -122,10 +122,10 @@ class _Checker:
         """Check every step."""
         ways = {phase.name: RowPaths(phase.graph) for phase in self.trace.program.phases}
         samplers = {name: dict(way.sampling_nodes()) for name, way in ways.items()}
-        trainings = {name: list(way.trainings()) for name, way in ways.items()}
+        trainings = {name: list(way.possible_trainings()) for name, way in ways.items()}
         carrying = {name: list(way.collects_with_surplus()) for name, way in ways.items()}
         self.sources = {
-            id(collect): way.age_sources(collect)
+            id(collect): way.samplers_ordered_by_age(collect)
             for way in ways.values()
             for collect in way.collects_in_end_order().values()
         }

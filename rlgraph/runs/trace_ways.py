@@ -79,12 +79,12 @@ class RowPaths:
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
         return {collected_data(node): node for node in loops if attribute_value(node, "order") != "data"}
 
-    def age_sources(self, collect: Node) -> set[str]:
+    def samplers_ordered_by_age(self, collect: Node) -> set[str]:
         """Return the keys of the nodes whose samples' age decides the order in which `collect` takes rows."""
         names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
         return {node.attr("key") for node in (sampling_node(name, self.makers) for name in names) if node}
 
-    def trainings(self) -> Iterator[Training]:
+    def possible_trainings(self) -> Iterator[Training]:
         yield from self._inside(self.graph, ())
 
     def _inside(self, graph: Graph, loops: tuple[Node, ...]) -> Iterator[Training]:

@@ -116,7 +116,7 @@ class Environment:
         side."""
         return run_in_parallel(self.workers, calls)
 
-    def close(self) -> None:
+    def end_processes(self) -> None:
         """End the processes."""
         for worker in self.workers:
             worker.close()

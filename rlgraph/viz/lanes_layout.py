@@ -119,7 +119,7 @@ class _Placer:
         self.starts: dict[int, tuple[str, str]] = {}
         """The phases that begin with a row."""
         self.rows = 1
-        self.place_rows()
+        self.assign_works_to_rows()
         self.at = {spot: name for name, spot in self.spots.items()}
         self.work_of = {work.id: work for work in picture.all_works()}
         self.sides = [self.arrival_side(way) for way in self.ways]
@@ -127,7 +127,7 @@ class _Placer:
 
     # Rows
 
-    def place_rows(self) -> None:
+    def assign_works_to_rows(self) -> None:
         several = len(self.picture.stages) > 1
         for stage in self.picture.stages:
             first = self.rows

@@ -71,7 +71,7 @@ def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
         run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
         steps = run.run_steps(2)
         next(steps), next(steps)
-        return run.processes.sent["prepare_transfer"]
+        return run.processes.sent["prepare_weight_transfer"]
 
     one, two, four = (told(copies) for copies in (4, 8, 16))
     assert four - two < 2.5 * (two - one)

@@ -494,9 +494,9 @@ def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:
     spec = CallSpec("jsonl", ("d.jsonl",), {"limit": 2}, NO_SPAN)
     source = open_source(spec, Folders(tmp_path))
     assert isinstance(source.rows, JsonLines)
-    assert [*source.rows.scan_rows()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert [*source.rows.iterate_rows()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert [*numbered_rows(source)] == [(0, {"a": 1}), (1, {"a": 2})]
     assert [*numbered_rows(replace(source, kept=[1]))] == [(1, {"a": 2})]
     (tmp_path / "d.jsonl").write_bytes(b'{"a": 1}\n')
     with pytest.raises(RunError, match="E0712"):
-        next(source.rows.scan_rows())
+        next(source.rows.iterate_rows())

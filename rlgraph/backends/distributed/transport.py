@@ -183,7 +183,7 @@ class Transport(Protocol):
         wait."""
         ...
 
-    def prepare_transfer(self, move: WeightTransfer) -> None:
+    def prepare_weight_transfer(self, move: WeightTransfer) -> None:
         """Do all that has to be done before a transfer can be made while its receiver is at work."""
         ...
 

@@ -246,7 +246,7 @@ class WeightLedger:
         if self._copies[move.receiver.name] > 1:
             replicas += [copy for *_, copy in self._places(move.target, move.receiver, move.copy)]
         for copy in dict.fromkeys(replicas):
-            self.transport.prepare_transfer(replace(move, copy=copy))
+            self.transport.prepare_weight_transfer(replace(move, copy=copy))
         while True:
             with self._lock:
                 newest = self.versions.newest_allowed(move.target, move.step, move.node)

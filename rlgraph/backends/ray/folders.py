@@ -160,7 +160,7 @@ class ModelFolders:
             name, places_parts = f"{link} {number}", transfer.split_by_place(range(len(everybody.who)))
             sides = [(model if who in held else None, part if who == writer else None) for who in everybody.who]
             preparing = [
-                call(who, Worker.prepare_transfer, link, name, places_parts[place], *sides[place], dtype)
+                call(who, Worker.prepare_weight_transfer, link, name, places_parts[place], *sides[place], dtype)
                 for place, who in enumerate(everybody.who)
             ]
             self.processes.get(preparing, everybody)

@@ -87,7 +87,7 @@ class RankModels:
         with self.doing(f"the meeting for {link}"):
             self.links.join_link(link, place, places, address)
 
-    def prepare_transfer(
+    def prepare_weight_transfer(
         self,
         link: str,
         name: str,

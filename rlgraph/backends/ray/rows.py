@@ -155,9 +155,11 @@ class _Lacking:
             return WholePiece(value.ref.key)
         if isinstance(value, ControllerValue):
             return value
-        return WantedRows(tuple(self.piece_rows(*part, value.column) for part in value.parts), value.order)
+        return WantedRows(tuple(self.locate_piece_rows(*part, value.column) for part in value.parts), value.order)
 
-    def piece_rows(self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None) -> PieceRows:
+    def locate_piece_rows(
+        self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None
+    ) -> PieceRows:
         table_came = self.came.get(ref.key)
         if ref.holder == self.who or column is not None and table_came is not None and bool(table_came[places].all()):
             return ref.key, sent_places, column

@@ -74,7 +74,7 @@ class Transfers:
         places = [device_set(group) for group in self.plan.groups]
         return any(sum(end.overlaps(place) for place in places) > 1 for end in move.devices)
 
-    def prepare_transfer(self, move: WeightTransfer) -> None:
+    def prepare_weight_transfer(self, move: WeightTransfer) -> None:
         if _name(move) not in self._planned:
             with self.queues.acquire_devices(*move.devices):
                 self._plan(move)
@@ -186,7 +186,7 @@ class Transfers:
         preparing = [
             self.processes.call(
                 address,
-                Worker.prepare_transfer,
+                Worker.prepare_weight_transfer,
                 name,
                 name,
                 places_parts[place],

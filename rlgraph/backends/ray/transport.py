@@ -74,8 +74,8 @@ class RayTransport:
     def send_weights(self, move: WeightTransfer) -> Coming:
         return self.transfers.send_weights(move)
 
-    def prepare_transfer(self, move: WeightTransfer) -> None:
-        self.transfers.prepare_transfer(move)
+    def prepare_weight_transfer(self, move: WeightTransfer) -> None:
+        self.transfers.prepare_weight_transfer(move)
 
     def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         return self.transfers.refresh_weights(move, going)

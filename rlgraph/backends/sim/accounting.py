@@ -112,7 +112,7 @@ def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, 
                     waited[wait] = waited.get(wait, 0.0) + seconds
             # Rows of several works may be sampled together: it counts from the end of the one before.
             since = max(began, moment)
-            idle = work.idle_within(since, ended)
+            idle = work.replica_idle_seconds_within(since, ended)
             if idle:
                 wait = PoolWait("copies", work.name, pool)
                 waited[wait] = waited.get(wait, 0.0) + idle

@@ -310,7 +310,7 @@ class SimTransport:
         moved = TransferCost(work.seconds)
         return lambda: moved
 
-    def prepare_transfer(self, move: WeightTransfer) -> None:
+    def prepare_weight_transfer(self, move: WeightTransfer) -> None:
         """Do nothing: a simulation has no connections."""
 
     def refresh_weights(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:

@@ -57,7 +57,7 @@ class Work:
         """Return the seconds of it between two moments: works of a step ahead do not end with this one."""
         return max(0.0, min(self.end, ended) - max(self.start, began))
 
-    def idle_within(self, began: float, ended: float) -> float:
+    def replica_idle_seconds_within(self, began: float, ended: float) -> float:
         """Return those of these seconds that a replica has nothing to do."""
         return self.idle * self.seconds_within(began, ended) / self.seconds if self.idle else 0.0
 

@@ -203,7 +203,7 @@ class Session:
         limits = prompt_limits(self.program, self.readers, self.models)
         self.judged = [*sentences, *apply_prompt_limits(self.readers, limits, note)]
         """Sentences on functions that failed on made-up answers, and on what was done with rows that are too long."""
-        self.dtype = program_dtype(self.program)
+        self.dtype = program_numbers_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
         self.initial = {state.name: state.initial for state in self.program.states}
@@ -320,7 +320,7 @@ def _spec(outside: External, overrides: Mapping[str, Any]) -> CallSpec:
     )
 
 
-def program_dtype(program: Program) -> torch.dtype:
+def program_numbers_dtype(program: Program) -> torch.dtype:
     """Return the dtype of the program's own numbers: float64 if a model has it."""
     dtypes = {dict(model.options).get("dtype") for model in program.models}
     return torch.float64 if "float64" in dtypes else torch.float32

@@ -10,7 +10,7 @@ from typing import Literal
 DeviceKind = Literal["cpu", "gpu"]
 
 
-def device_kind(device: str) -> DeviceKind:
+def cpu_or_gpu(device: str) -> DeviceKind:
     """Return the kind of the device with this name."""
     return "cpu" if device == "cpu" else "gpu"
 
@@ -45,7 +45,7 @@ class Device:
     @property
     def kind(self) -> DeviceKind:
         """Whether it is a CPU or a GPU."""
-        return device_kind(self.name)
+        return cpu_or_gpu(self.name)
 
     def peak_flops(self, dtype: str) -> float:
         """Return the peak FLOP/s at a dtype, or those of float32 where the dtype has no rate of its own."""

@@ -34,7 +34,7 @@ class Batch:
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
 
     @cached_property
-    def tokens_per_row(self) -> Tokens:
+    def mean_row_load(self) -> Tokens:
         """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.mean_square + 2 * self.prompt.mean * self.response.mean + self.response.mean_square
@@ -42,7 +42,7 @@ class Batch:
 
     def tokens(self) -> Tokens:
         """Return what a model reads of all rows."""
-        row = self.tokens_per_row
+        row = self.mean_row_load
         return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
 
     def rows_of_fullest_replica(self, parts: int) -> float:
@@ -71,15 +71,15 @@ class Batch:
         """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
         it."""
         if shares is None or self.together <= 1:
-            return self.tokens_per_row
+            return self.mean_row_load
         short = sum(length <= shares.max_suffix_tokens for length in self.response.values) / len(self.response.values)
         left_out = short * (1 - 1 / self.together)
-        if left_out * self.prompt.mean < shares.min_saved_share * self.tokens_per_row.tokens:
-            return self.tokens_per_row
+        if left_out * self.prompt.mean < shares.min_saved_share * self.mean_row_load.tokens:
+            return self.mean_row_load
         # The tokens behind a prompt attend to all of it.
-        tokens = self.tokens_per_row.tokens - left_out * self.prompt.mean
+        tokens = self.mean_row_load.tokens - left_out * self.prompt.mean
         return replace(
-            self.tokens_per_row, tokens=tokens, squares=self.tokens_per_row.squares - left_out * self.prompt.mean_square
+            self.mean_row_load, tokens=tokens, squares=self.mean_row_load.squares - left_out * self.prompt.mean_square
         )
 
     def unshared_prompt_tokens(self, block: int) -> tuple[float, float]:
@@ -106,8 +106,8 @@ class Batch:
 
     def _packed(self, budget: float) -> float:
         """Return how many packed micro-batches a row makes."""
-        if self.tokens_per_row.longest <= budget:
-            return max(1 / max(self.rows, 1.0), self.tokens_per_row.tokens / budget)
+        if self.mean_row_load.longest <= budget:
+            return max(1 / max(self.rows, 1.0), self.mean_row_load.tokens / budget)
         if budget not in self._parts:
             prompt, values = self.prompt.mean, self.response.values
             self._parts[budget] = sum(min(1.0, (prompt + length) / budget) for length in values) / len(values)
@@ -125,7 +125,7 @@ class Batch:
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
         """Return `blocks` of rows that are padded."""
-        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.tokens_per_row.scored, self.tokens_per_row.longest), 0.0
+        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.mean_row_load.scored, self.mean_row_load.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.quantile(1 - done))
             together = max(1.0, budget // longest)

@@ -52,7 +52,7 @@ class _Reserving(MemoryModel):
         if deployment.engine_spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        row_token = work.kv_bytes(shape, item) / work.kv_shard_ranks(shape, deployment.tp)
+        row_token = work.kv_bytes_per_token(shape, item) / work.kv_shard_ranks(shape, deployment.tp)
         cache = deployment.kv_bytes or (
             max(reserved.cpu_bytes, row_token * width) if deployment.on_cpu else row_token * rows * width
         )
@@ -147,7 +147,7 @@ class _Growing(MemoryModel):
         first = prompt + min(response, self.cache.spare_places)
         room, before = _room(first, prompt + response)
         tp = self.deployment.tp
-        kv = work.kv_bytes(shape, item) / tp
+        kv = work.kv_bytes_per_token(shape, item) / tp
         prompts = math.ceil(rows / batch.samples)
         tokens = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
         prefill = BytesByUse(

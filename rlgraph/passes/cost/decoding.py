@@ -154,7 +154,7 @@ def cache_bytes_per_token(config: ModelConfig, deployment: Deployment) -> float:
     """Return the bytes of a token in each rank's cache."""
     cpu_dtype = deployment.engine_spec.memory.cpu_dtype
     item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
-    return work.rank_kv_bytes(config.shape, deployment.tp, item)
+    return work.rank_kv_bytes_per_token(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:

@@ -22,8 +22,8 @@ class MicroBatching:
         """budget: padded tokens of a micro-batch. side: in-flight micro-batches. ranks: the ranks that shard the rows
         of a replica. shares: how rows with a common prefix are read together."""
         self.batches, self.budget, self.side, self.ranks, self.shares = batches, budget, side, ranks, shares
-        self.widths = [batch.tokens_per_row.longest for batch in batches] or [1.0]
-        self.uneven = any(batch.tokens_per_row.longest > batch.tokens_per_row.tokens * (1 + 1e-9) for batch in batches)
+        self.widths = [batch.mean_row_load.longest for batch in batches] or [1.0]
+        self.uneven = any(batch.mean_row_load.longest > batch.mean_row_load.tokens * (1 + 1e-9) for batch in batches)
         """Whether rows of a table are of different lengths."""
         self._loads: dict[int, tuple[float, float, float]] = {}
         self._under_way: dict[tuple[int, int], tuple[float, float]] = {}
@@ -72,7 +72,7 @@ class MicroBatching:
         stages, count = self.side, math.ceil(_block(rows, self.budget, sum(self.widths), self.side)[1])
         if not self.uneven:
             return count
-        few = int(rows * sum(batch.tokens_per_row.tokens for batch in self.batches) / self.budget)
+        few = int(rows * sum(batch.mean_row_load.tokens for batch in self.batches) / self.budget)
         return min(count, (max(1, few // stages) + 1) * stages - 1)
 
     def _prefixes(self, rows: float, available: float, copies: int) -> float:

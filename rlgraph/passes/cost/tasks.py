@@ -17,7 +17,7 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import (
     NODES,
     attribute_value,
-    chosen_inputs,
+    inputs_chosen_from,
     concurrent_batches,
     inputs_read,
     rows_per_input,
@@ -249,7 +249,9 @@ class _TaskList:
         where they are."""
         if NODES[node.op].loop:
             return
-        selected = chosen_inputs(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
+        selected = (
+            inputs_chosen_from(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
+        )
         for at, value in enumerate(node.outputs):
             if not isinstance(value.type, Handle):
                 source = selected[at] if selected else value.name

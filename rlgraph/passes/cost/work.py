@@ -253,16 +253,16 @@ def _weights(shape: Shape) -> int:
 # The cache
 
 
-def kv_bytes(shape: Shape, itemsize: int) -> int:
+def kv_bytes_per_token(shape: Shape, itemsize: int) -> int:
     """Return the bytes of the keys and values of one token in all layers, or of the latents that these are made of."""
     if shape.latent:
         return shape.layers * shape.latent.cached_numbers * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
-def rank_kv_bytes(shape: Shape, tp: int, itemsize: int) -> float:
-    """Return `kv_bytes` on one rank, where layers are split over so many."""
-    return kv_bytes(shape, itemsize) / kv_shard_ranks(shape, tp)
+def rank_kv_bytes_per_token(shape: Shape, tp: int, itemsize: int) -> float:
+    """Return `kv_bytes_per_token` on one rank, where layers are split over so many."""
+    return kv_bytes_per_token(shape, itemsize) / kv_shard_ranks(shape, tp)
 
 
 def kv_shard_ranks(shape: Shape, tp: int) -> int:

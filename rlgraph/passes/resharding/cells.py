@@ -32,7 +32,7 @@ class TensorCells:
             volumes = np.multiply.outer(volumes, np.diff(edge)).reshape(-1)
         return volumes
 
-    def labelled_boxes(self, labels: NDArray[np.int64]) -> list[tuple[int, Box]]:
+    def merge_cells_by_label(self, labels: NDArray[np.int64]) -> list[tuple[int, Box]]:
         """Return labels and boxes; neighbours with the same label are one box. Cells labelled -1 are left out."""
         shape = tuple(len(edge) - 1 for edge in self.cuts)
         at = np.indices(shape).reshape(len(shape), math.prod(shape))

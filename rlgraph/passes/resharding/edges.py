@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle, Type
-from rlgraph.ops import NODES, chosen_inputs, model_of, user_code_of
+from rlgraph.ops import NODES, inputs_chosen_from, model_of, user_code_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Walk:
     def record_view(self, node: Node, group: str, work: int) -> None:
         """Record outputs that are parts of inputs, and stay where those are; only what chooses the parts is used
         here."""
-        tables = node.inputs if NODES[node.op].chooses is None else chosen_inputs(node)
+        tables = node.inputs if NODES[node.op].chooses is None else inputs_chosen_from(node)
         for name in node.inputs:
             if name not in tables:
                 self.record_use(name, group, work)

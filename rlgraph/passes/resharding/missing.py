@@ -18,5 +18,5 @@ def missing_boxes(wanted: Sequence[Layout], held: Sequence[Layout]) -> list[Tens
         is_missing = tensor.held_by_layout[: len(wanted)].any(axis=0) & ~tensor.held_by_layout[len(wanted) :].any(
             axis=0
         )
-        boxes += [(tensor.name, box) for _, box in tensor.labelled_boxes(np.where(is_missing, 0, -1))]
+        boxes += [(tensor.name, box) for _, box in tensor.merge_cells_by_label(np.where(is_missing, 0, -1))]
     return boxes

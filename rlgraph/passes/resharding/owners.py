@@ -26,6 +26,6 @@ def divide_writing(layouts: Sequence[Layout]) -> list[list[TensorBox]]:
                 in_pattern = which.reshape(-1) == number
                 labels[in_pattern] = chosen
                 load[chosen] += volumes[in_pattern].sum()
-        for place, box in tensor.labelled_boxes(labels):
+        for place, box in tensor.merge_cells_by_label(labels):
             boxes_of[place].append((tensor.name, box))
     return boxes_of

@@ -116,14 +116,14 @@ def _streams(
         if len(missing):
             labels = np.full(tensor.held_by_layout.shape[1], -1)
             labels[missing] = 0
-            shown = ", ".join(f"{low}:{high}" for low, high in tensor.labelled_boxes(labels)[0][1])
+            shown = ", ".join(f"{low}:{high}" for low, high in tensor.merge_cells_by_label(labels)[0][1])
             raise ValueError(f"the destination needs {tensor.name} [{shown}], which no place of the source holds")
         # One bit for each holder and taker of a cell: cells with equal bits are one stream.
         bits = np.packbits(tensor.held_by_layout[:, wanted], axis=0).T
         keys, inverse = np.unique(bits, axis=0, return_inverse=True)
         labels = np.full(tensor.held_by_layout.shape[1], -1)
         labels[wanted] = inverse.reshape(-1)
-        for label, box in tensor.labelled_boxes(labels):
+        for label, box in tensor.merge_cells_by_label(labels):
             parts_by_key.setdefault(keys[label].tobytes(), []).append((tensor.name, box))
     index_of = {place: index for index, place in enumerate(places)}
     members = [np.array([index_of[place] for place in group], np.int64) for group in (*takers, *holders)]

@@ -11,7 +11,7 @@ from itertools import compress
 
 from rlgraph.ir.graph import Graph, Node, Program, Value, tensor_node, used_names, with_region
 from rlgraph.ir.types import axis_of
-from rlgraph.ops import NODES, chosen_inputs
+from rlgraph.ops import NODES, inputs_chosen_from
 
 
 def remove_dead_nodes(program: Program) -> Program:
@@ -45,7 +45,7 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
         return _slim_tensor(node, needed)
     op = NODES[node.op]
     if op.chooses is not None:
-        inputs = list(compress(chosen_inputs(node), used))
+        inputs = list(compress(inputs_chosen_from(node), used))
         inputs.insert(op.chooses, node.inputs[op.chooses])
         return replace(node, inputs=tuple(inputs), outputs=tuple(compress(node.outputs, used)))
     if not node.regions:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node, Program, with_region
 from rlgraph.ir.steps import oldest_weights
-from rlgraph.ops import NODES, attribute_value, chosen_inputs, model_of, table_of
+from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
 
 
 def reuse_logprobs(program: Program) -> Program:
@@ -29,7 +29,7 @@ def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
         if op.generates:
             generated[node.name] = node
         elif op.chooses is not None:
-            pairs = zip(chosen_inputs(node), node.outputs, strict=True)
+            pairs = zip(inputs_chosen_from(node), node.outputs, strict=True)
             generated.update({value.name: generated[name] for name, value in pairs if name in generated})
         elif node.op == "logprobs" and _same_logprobs(node, generated.get(table_of(node))):
             node = Node("column", (table_of(node),), node.outputs, (("name", "logprobs"),), span=node.span)

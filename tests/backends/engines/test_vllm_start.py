@@ -22,7 +22,7 @@ from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.work import rank_kv_bytes, rank_parameters
+from rlgraph.passes.cost.work import rank_kv_bytes_per_token, rank_parameters
 from rlgraph.passes.cost.workload import Workload
 
 GEN = """
@@ -49,7 +49,7 @@ def test_vllm_is_asked_for_what_the_plan_decided(monkeypatch: pytest.MonkeyPatch
     [holding] = compiled.plan.holdings
     spec = ModelSpec("causal_lm", "", "bfloat16")
     asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
-    token = rank_kv_bytes(SHAPE, 1, 2)
+    token = rank_kv_bytes_per_token(SHAPE, 1, 2)
     assert asked["kv_cache_memory_bytes"] == holding.kv_bytes > 0
     assert 512 + 256 <= asked["max_model_len"] <= holding.kv_bytes / token < SHAPE.positions
     weights = 2 * rank_parameters(SHAPE, "causal_lm", 1, 1)
@@ -62,7 +62,7 @@ def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
 ) -> None:
     for on_cpu in (False, True):
         monkeypatch.setattr(start, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
-        token = int(rank_kv_bytes(SHAPE, 1, 4 if on_cpu else 2))
+        token = int(rank_kv_bytes_per_token(SHAPE, 1, 4 if on_cpu else 2))
         holding = ModelHolding("actor", "play", kv_bytes=token * ReservedCache().room_tokens(tokens, on_cpu))
         spec = ModelSpec("causal_lm", "", "bfloat16")
         asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
@@ -112,10 +112,10 @@ def test_a_token_takes_on_a_cpu_what_the_engine_keeps_there() -> None:
     config = ModelConfig("actor", SHAPE, "causal_lm", dtype="bfloat16")
     for text, item in (("1x1:cpu", 4), ("1x1:l4-24gb", 2)):
         island = read_cluster(text).islands[0]
-        assert cache_bytes_per_token(config, Deployment("vllm", island)) == rank_kv_bytes(SHAPE, 1, item)
-        assert cache_bytes_per_token(replace(config, dtype="float32"), Deployment("vllm", island)) == rank_kv_bytes(
-            SHAPE, 1, 4
-        )
+        assert cache_bytes_per_token(config, Deployment("vllm", island)) == rank_kv_bytes_per_token(SHAPE, 1, item)
+        assert cache_bytes_per_token(
+            replace(config, dtype="float32"), Deployment("vllm", island)
+        ) == rank_kv_bytes_per_token(SHAPE, 1, 4)
 
 
 def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     rows, _, _ = micro_batching((batch,), budget, side, 1).replica_load(1)
     blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
-    assert max(tokens) <= rows * batch.tokens_per_row.longest * (1 + 1e-12)
+    assert max(tokens) <= rows * batch.mean_row_load.longest * (1 + 1e-12)
 
 
 @settings(max_examples=60)

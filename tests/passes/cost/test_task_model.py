@@ -114,7 +114,7 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
     read = batch.tokens_read_per_row(SHARES)
     assert batch.rows * read.tokens == pytest.approx(len(packing.token_at_place))
     assert batch.rows * read.squares == pytest.approx(pairs)
-    assert (read.scored, read.longest) == (batch.tokens_per_row.scored, batch.tokens_per_row.longest)
+    assert (read.scored, read.longest) == (batch.mean_row_load.scored, batch.mean_row_load.longest)
 
 
 def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:

@@ -29,7 +29,7 @@ from rlgraph.passes.cost.work import (
     expert_parameters,
     forward_flops,
     head_flops,
-    kv_bytes,
+    kv_bytes_per_token,
     layer_parameters,
     layers_flops,
     rank_parameters,
@@ -226,7 +226,7 @@ def test_the_fullest_rank_is_that_of_megatron(over: Mesh) -> None:
 
 def test_keys_and_values_of_a_token() -> None:
     # 2 (keys and values) x 32 layers x 8 heads x 128 x 2 bytes: 128 KiB.
-    assert kv_bytes(shape_of(config_of("meta-llama/Llama-3.1-8B")), 2) == 128 << 10
+    assert kv_bytes_per_token(shape_of(config_of("meta-llama/Llama-3.1-8B")), 2) == 128 << 10
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(6, 6), (8, 8), (20, (8 * 3 + 20) / 4), (4000, (8 * 3 + 4000) / 4)])

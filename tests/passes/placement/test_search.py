@@ -48,7 +48,7 @@ from rlgraph.passes.placement.search.partitions import (
     allowed_pool_sizes,
     can_pack,
     component_partitions,
-    used_device_counts,
+    devices_used_per_node_group,
 )
 from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
 from rlgraph.passes.placement.search.search import Search
@@ -386,7 +386,7 @@ def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
         (block.devices,) if block.devices else allowed_pool_sizes(each) for block, each in zip(blocks, own, strict=True)
     ]
     for found in product(*choices):
-        taken = zip(used_device_counts(islands, blocks, found), islands, strict=True)
+        taken = zip(devices_used_per_node_group(islands, blocks, found), islands, strict=True)
         if all(count <= whole.devices for count, whole in taken) and can_pack(islands, blocks, found):
             yield found
 

@@ -20,7 +20,7 @@ from rlgraph.backends.engines.transformers.attention import reading_packed_rows,
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
-from rlgraph.catalog.clusters.cluster import device_kind
+from rlgraph.catalog.clusters.cluster import cpu_or_gpu
 
 _PADDED = 1.05
 """Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
@@ -154,7 +154,7 @@ class Network:
     @torch.no_grad()
     def can_share_prefixes(self) -> bool:
         """Whether rows give what each gives alone where their common beginnings exist once."""
-        if device_kind(self.device.type) not in SHARES.devices:
+        if cpu_or_gpu(self.device.type) not in SHARES.devices:
             return False
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])

@@ -20,7 +20,7 @@ from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.cost.work import rank_kv_bytes, rank_parameters
+from rlgraph.passes.cost.work import rank_kv_bytes_per_token, rank_parameters
 
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
@@ -200,7 +200,9 @@ def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
     """Return the tokens of the longest row: vLLM does not start with a cache that has no room for one."""
     longest = limits.row_tokens
     if longest is None and limits.cache_bytes:
-        longest = _RESERVED.longest_row_tokens(limits.cache_bytes / rank_kv_bytes(shape, tp, itemsize), has_no_gpu())
+        longest = _RESERVED.longest_row_tokens(
+            limits.cache_bytes / rank_kv_bytes_per_token(shape, tp, itemsize), has_no_gpu()
+        )
     return min(longest or shape.positions, shape.positions)
 
 
@@ -215,4 +217,4 @@ def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsiz
 
 
 def _row_bytes(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
-    return math.ceil(rank_kv_bytes(shape, tp, itemsize) * _RESERVED.room_tokens(row_tokens, has_no_gpu()))
+    return math.ceil(rank_kv_bytes_per_token(shape, tp, itemsize) * _RESERVED.room_tokens(row_tokens, has_no_gpu()))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, used_device_counts
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, devices_used_per_node_group
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """For each block the smallest and the largest index into the sizes of its node group."""
@@ -44,7 +44,7 @@ class AllocationBoxes:
         """Return the box without sizes that leave too few devices for the other pools; None if nothing is left."""
         low, high = box
         counts = self.pool_devices(blocks, low)
-        taken = used_device_counts(self.cluster.islands, blocks, counts)
+        taken = devices_used_per_node_group(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
         tops = []
@@ -91,7 +91,7 @@ class AllocationBoxes:
             if index == len(pool_sizes):
                 return None
             counts.append(pool_sizes[index])
-        taken = used_device_counts(self.cluster.islands, blocks, counts)
+        taken = devices_used_per_node_group(self.cluster.islands, blocks, counts)
         if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
             return None
         return tuple(counts) if self.has_room(blocks, counts) else None
@@ -101,7 +101,7 @@ class AllocationBoxes:
         each may have."""
         low, high = self.pool_devices(blocks, box[0]), self.pool_devices(blocks, box[1])
         counts = list(low)
-        taken = used_device_counts(self.cluster.islands, blocks, low)
+        taken = devices_used_per_node_group(self.cluster.islands, blocks, low)
         for number, island in enumerate(self.cluster.islands):
             pools = [pool for pool, block in enumerate(blocks) if block.island == number]
             free = island.devices - taken[number]

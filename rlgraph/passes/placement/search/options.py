@@ -158,7 +158,7 @@ class Options(Strategies):
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
         few = max(EACH, island.per_node) + 1
         return (
-            most if most <= few else max(few, next(_copies(component, self.shardable_row_counts(component), most), 0))
+            most if most <= few else max(few, next(_copies(component, self.shardable_unit_counts(component), most), 0))
         )
 
     def options_of_split(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
@@ -317,7 +317,7 @@ class Options(Strategies):
     def possible_replica_counts(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
         key = (id(component), most)
-        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_row_counts(component), most)))
+        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_unit_counts(component), most)))
 
     def options_of_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, computed once."""
@@ -344,7 +344,7 @@ class Options(Strategies):
         most, rows = max_decoding_slots(deployment), self.component_batches(component)
         tokens = [
             min(most, batch.rows_of_fullest_replica(copies))
-            * (batch.tokens_per_row.longest if longest else batch.prompt.mean + batch.response.mean)
+            * (batch.mean_row_load.longest if longest else batch.prompt.mean + batch.response.mean)
             for batch in rows
         ]
         return cache_bytes_per_token(component.config, deployment) * max(tokens, default=0.0)
@@ -358,7 +358,7 @@ class Options(Strategies):
             lambda: tuple([device_takeovers(self.tasks, number, numbers) for number in numbers]),
         )
 
-    def shardable_row_counts(self, component: Component) -> list[float]:
+    def shardable_unit_counts(self, component: Component) -> list[float]:
         """Return the numbers of rows of its tasks that can be sharded: samples of one prompt stay together."""
         return memo(
             self._units,

@@ -199,7 +199,7 @@ def can_pack(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int
     return True
 
 
-def used_device_counts(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
+def devices_used_per_node_group(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
     """Return how many devices of each node group some pools have."""
     counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):

@@ -106,7 +106,7 @@ class Problem:
         )
 
     @cached_property
-    def task_order(self) -> TaskOrder:
+    def job_order(self) -> TaskOrder:
         """The order of the tasks, with each transfer of weights before them as a task of its own: it begins when the
         work that it is for has all else that it needs, but work that needs no model does not wait for the host. Both
         its pools have to be free: what is ready at the same time comes first."""
@@ -133,7 +133,7 @@ class Problem:
             not by_host or seconds > 0 for by_host, seconds in zip(on_host, self.host_task_seconds, strict=True)
         ]
         count = len(self.sync_pairs)
-        return self.task_order.with_pool_order([*[()] * count, *pools], [*[False] * count, *takes_time])
+        return self.job_order.with_pool_order([*[()] * count, *pools], [*[False] * count, *takes_time])
 
     @cached_property
     def job_stages(self) -> tuple[tuple[int, ...], ...]:
@@ -294,7 +294,7 @@ class Problem:
 
     def _lanes(self, component: int, copies: int) -> float:
         """Return how many replicas send or receive at most, as long as the one that has most rows."""
-        rows = self.options.shardable_row_counts(self.components[component])[-1]
+        rows = self.options.shardable_unit_counts(self.components[component])[-1]
         return rows / ceil(rows / copies)
 
     def dollars_per_second(self, blocks: Blocks, devices: Sequence[int]) -> float:
@@ -365,18 +365,18 @@ class Problem:
         """What cannot overlap where steps do: a model that is read separately from its training is read with the
         weights of the step before, and before the next ones are trained. Each cycle has the jobs that are done in
         between, in order, each with those of them that it waits for."""
-        cycles, count, above = [], len(self.sync_pairs), self.task_order.above
+        cycles, count, above = [], len(self.sync_pairs), self.job_order.above
         for job, (source, target) in enumerate(self.sync_pairs if self.staleness_steps else ()):
             if self.components[target].work == "generate":
                 continue
             trains = [count + task for task in self.components[source].tasks]
             jobs = [
                 other
-                for other in self.task_order.sequence
+                for other in self.job_order.sequence
                 if job in (other, *above[other]) and any(other in (end, *above[end]) for end in trains)
             ]
             cycles.append(
-                {member: [other for other in self.task_order.after[member] if other in jobs] for member in jobs}
+                {member: [other for other in self.job_order.after[member] if other in jobs] for member in jobs}
             )
         return cycles
 
@@ -426,9 +426,9 @@ class Problem:
     def fused_task_order(self, pieces: Pieces) -> TaskOrder:
         """Return the order of the tasks in which the trainings of a pipeline begin and end together."""
         if not pieces:
-            return self.task_order
+            return self.job_order
         if pieces not in self._joined:
-            count, after = len(self.sync_pairs), [{*others} for others in self.task_order.after]
+            count, after = len(self.sync_pairs), [{*others} for others in self.job_order.after]
             for piece in pieces:
                 jobs = {count + self.components[number].tasks[self.fusing.training[number]] for number in piece}
                 together = set[int]().union(*(after[job] for job in jobs))

@@ -228,7 +228,7 @@ class Strategies:
 
     def longest_row_tokens(self, component: Component) -> int:
         """Return the tokens of its longest row."""
-        return int(max((batch.tokens_per_row.longest for batch in component.batches_to_try(self.tasks)), default=1.0))
+        return int(max((batch.mean_row_load.longest for batch in component.batches_to_try(self.tasks)), default=1.0))
 
 
 def _power(most: int) -> int:
