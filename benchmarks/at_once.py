@@ -18,20 +18,20 @@ import torch
 
 import rlgraph
 from rlgraph.backends.clocks import Clock, ThreadClock
+from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.failures import CallContext
-from rlgraph.backends.ray.links import WeightsReport
-from rlgraph.backends.ray.orders import AxisRows, RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.processes import Losing, Processes
 from rlgraph.backends.ray.remote import Address, PieceRef, ValueRef
+from rlgraph.backends.ray.requests import AxisRows, RankRequest, Receipt, pickle_message, unpickle_request
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.backends.steps import SilentObserver
-from rlgraph.backends.turns import DeviceQueues
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program, program_axes, with_node_ids

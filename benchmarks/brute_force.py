@@ -37,7 +37,7 @@ from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
-from rlgraph.passes.compilation import blocks as streamed
+from rlgraph.passes.compilation import stream_blocks as streamed
 from rlgraph.passes.compilation import tails as moved
 from rlgraph.passes.compilation.finalists import refine_blocks_and_tails
 from rlgraph.passes.compilation.overlap import make_simulator as in_time
@@ -45,9 +45,9 @@ from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose_placement
-from rlgraph.passes.placement.found_plan import plan_from_search
-from rlgraph.passes.placement.question import PlacementQuery, decomposed_problems
-from rlgraph.passes.placement.search import caches, strategies
+from rlgraph.passes.placement.plan_from_search import plan_from_search
+from rlgraph.passes.placement.query import PlacementQuery, decomposed_problems
+from rlgraph.passes.placement.search import kv_cache_sizes, strategies
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
@@ -98,12 +98,12 @@ BEST, LONG = 10, 16
 @contextmanager
 def coarse() -> Iterator[None]:
     """With fewer settings of each split: what is tried is where things are."""
-    before = strategies.MICROS, caches.STEP, moved.SHARES
-    strategies.MICROS, caches.STEP, moved.SHARES = (2,), 8.0, SHARES
+    before = strategies.MICROS, kv_cache_sizes.STEP, moved.SHARES
+    strategies.MICROS, kv_cache_sizes.STEP, moved.SHARES = (2,), 8.0, SHARES
     try:
         yield
     finally:
-        strategies.MICROS, caches.STEP, moved.SHARES = before
+        strategies.MICROS, kv_cache_sizes.STEP, moved.SHARES = before
 
 
 def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[PlacementChoice]:

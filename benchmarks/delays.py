@@ -291,7 +291,7 @@ def _again() -> type:
 
         def patience(self, seconds: float) -> None:
             """Waits no longer for another process in a transfer."""
-            from rlgraph.backends.ray.links import Links
+            from rlgraph.backends.ray.transfer_ends import Links
 
             self.links = Links(seconds)
 

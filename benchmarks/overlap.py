@@ -220,7 +220,7 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.predict import Predictor
-    from rlgraph.passes.cost.sampled import SamplingResult
+    from rlgraph.passes.cost.sampling import SamplingResult
     from rlgraph.passes.cost.workload import Workload
     from rlgraph.profiles.calibration import read_calibration
 

@@ -39,8 +39,8 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import TimedRun, TimedStep, observe_run
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile_machine, undisturbed_seconds
+from rlgraph.profiles.timed_run import TimedRun, TimedStep, observe_run
 from rlgraph.runs.options import LOCAL, RAY, RunOptions
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"

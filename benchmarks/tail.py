@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rlgraph.passes.cost.batch import Batch
     from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
-    from rlgraph.passes.cost.sampled import SamplingResult
+    from rlgraph.passes.cost.sampling import SamplingResult
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -86,7 +86,7 @@ class Toy:
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> SamplingResult:
-        from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
+        from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult
 
         copy, pace = ContinuousBatch(), SamplingPace(0.0, READ * fmean(prompts), self.slots, _step)
         copy.join(0.0, pace, answers)

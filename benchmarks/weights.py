@@ -44,7 +44,7 @@ from rlgraph.backends.engines.process_groups import RendezvousStore, join_proces
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.exchange.exchange import TransferEnd
-from rlgraph.backends.ray.links import Links
+from rlgraph.backends.ray.transfer_ends import Links
 from rlgraph.ir.layout import LocalTensor, TensorPiece
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.transfer import Topology, Transfer

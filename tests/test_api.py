@@ -106,7 +106,7 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
-    from rlgraph.passes.compilation.programs import parse_settings, settings_as_text
+    from rlgraph.passes.compilation.read_program import parse_settings, settings_as_text
 
     assert settings_as_text({"x": value}) == {"x": text}
     assert parse_settings({"x": text})

@@ -18,7 +18,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.plan import Plan, Pool
-from rlgraph.passes.compilation import planning
+from rlgraph.passes.compilation import default_plan
 from rlgraph.runs.planfiles.file import LARGEST_BYTES, read_plan_file
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -298,7 +298,7 @@ def test_a_schedule_of_another_program() -> None:
 def test_the_transfers_of_the_schedule_that_ships(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset(engines_by_name()))
+    monkeypatch.setattr(default_plan, "installed_engines", lambda: frozenset(engines_by_name()))
     code, out, err = told(capsys, "compile", *PPO, "--emit", "transfers")
     assert (code, err) == (0, "")
     assert "weights of actor: learn.megatron (pp2 x tp4) -> play.vllm (dp4 x tp2)\n" in out

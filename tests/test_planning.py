@@ -23,7 +23,7 @@ from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.schedule import Schedule
-from rlgraph.passes.compilation import planning
+from rlgraph.passes.compilation import default_plan
 from rlgraph.user_code.files import Folders
 
 PROGRAM = """\
@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_v
 
 def shapes(source: str, folder: Path = Path()) -> dict[str, Shape | UnsupportedModel]:
     program, _ = check(Source("a.rlf", PROGRAM.format(source=source)))
-    return planning.read_model_shapes(program, Folders(folder))
+    return default_plan.read_model_shapes(program, Folders(folder))
 
 
 def random(family: str, fields: dict[str, Any]) -> str:
@@ -112,12 +112,12 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset({"transformers", "vllm"}))
+    monkeypatch.setattr(default_plan, "installed_engines", lambda: frozenset({"transformers", "vllm"}))
     schedule = (
         "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
     )
     compiled = rlgraph.compile(PROGRAM.format(source=random("llama", SMALL)), schedule=schedule)
-    (found,) = planning.missing_engine_diagnostics(compiled.plan, compiled.schedule)
+    (found,) = default_plan.missing_engine_diagnostics(compiled.plan, compiled.schedule)
     assert (
         found.render()
         == """\
@@ -217,7 +217,7 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
     source = random("llama", SMALL)
     program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
     with pytest.raises(ProgramError) as caught:
-        planning.place_program(program, Schedule(), Folders(tmp_path), planning.local_machine(1))
+        default_plan.place_program(program, Schedule(), Folders(tmp_path), default_plan.local_machine(1))
     assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
         ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
         (

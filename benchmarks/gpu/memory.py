@@ -18,7 +18,7 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import Peak, pool_peaks
+from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.profile import measure_device

@@ -20,7 +20,7 @@ from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding, work
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import optimizer_bytes
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.cost.predict import footprint
 from rlgraph.passes.cost.time import latency_model
 from rlgraph.passes.cost.weights import weight_sync_cost

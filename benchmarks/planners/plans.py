@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem

@@ -15,7 +15,7 @@ from pathlib import Path
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.passes.compilation.planning import read_model_shapes
+from rlgraph.passes.compilation.default_plan import read_model_shapes
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.lengths import Lengths

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlgraph.errors import Diagnostic, ProgramError, sorted_diagnostics
 from rlgraph.passes.compilation.model_files import absent_models
-from rlgraph.passes.compilation.programs import (
+from rlgraph.passes.compilation.read_program import (
     Setting,
     make_column_reader,
     make_reference_checker,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import count_phrase
-from rlgraph.explain.fused import show_fused
+from rlgraph.explain.fused_pipelines import show_fused
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlgraph.backends.batches import CollectBatches, Surplus
+from rlgraph.backends.collect_batches import CollectBatches, Surplus
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.regions import LOOKS, Loop, loop_body
 from rlgraph.backends.step import Ended, Step

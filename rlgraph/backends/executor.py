@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.arrival import RowOrder
 from rlgraph.backends.blocks import BlockSizes, iter_block_ends, streams_on_by_node, table_blocks_by_node
 from rlgraph.backends.clocks import Clock, InlineClock, TaskPool, report_failure
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.readiness import Readiness, Task
+from rlgraph.backends.row_order import RowOrder
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, is_model
 from rlgraph.ops import NODES

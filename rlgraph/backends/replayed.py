@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlgraph.backends.batches import Surplus
+from rlgraph.backends.collect_batches import Surplus
 from rlgraph.backends.finish_order import FILE as ENDED
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.recording_errors import damaged_recording_diagnostic, unwritable_recording_diagnostic

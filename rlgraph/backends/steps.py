@@ -17,11 +17,11 @@ from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
-from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.regions import LoopPolicy, run_loop
 from rlgraph.backends.replayed import drop_unfinished_steps
 from rlgraph.backends.samples import ReadsRows, Sample, SampledTable, gather, sampled_tables
 from rlgraph.backends.step import Ended, Step
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import is_model
@@ -104,7 +104,7 @@ class StepResult:
     extra: dict[str, float] = field(default_factory=dict)
     """Numbers about the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
     trace: Mapping[str, Any] | None = None
-    """Where steps may overlap, what became of its rows: see `rlgraph.backends.notes`."""
+    """Where steps may overlap, what became of its rows: see `rlgraph.backends.trace_notes`."""
     samples: Sequence[Sample] = ()
     """Some of its rows, as a person reads them."""
 

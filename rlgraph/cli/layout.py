@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.passes.compilation.programs import decode_source, file_span, open_file
+from rlgraph.passes.compilation.read_program import decode_source, file_span, open_file
 
 
 def format_file(path: str, only_check: bool = False) -> bool:

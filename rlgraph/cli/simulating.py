@@ -76,7 +76,7 @@ def simulate(
     from rlgraph.api.target import workload
     from rlgraph.catalog.clusters.read import read_cluster
     from rlgraph.explain.simulate import simulate
-    from rlgraph.passes.compilation.assumed import assumed_workload
+    from rlgraph.passes.compilation.assumed_workload import assumed_workload
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.timeline import check_writable
 

@@ -16,11 +16,11 @@ from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
 from rlgraph.dsl.expressions import evaluate_expression
 from rlgraph.dsl.lints import drop_allowed_warnings, lint
+from rlgraph.dsl.loss_checks import row_choice_errors
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, ModelName, StatementError, StateName
-from rlgraph.dsl.training import row_choice_errors
 from rlgraph.dsl.use import Read, resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
 from rlgraph.ir.graph import External, Program, Record

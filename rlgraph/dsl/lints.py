@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlgraph.dsl.losses import loss_warnings
+from rlgraph.dsl.loss_warnings import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
 from rlgraph.dsl.truncated import truncation_warnings
 from rlgraph.errors import Diagnostic, Related

@@ -8,12 +8,12 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.explain.alternatives import show_engine_alternatives
-from rlgraph.explain.fused import show_fused
+from rlgraph.explain.engine_alternatives import show_engine_alternatives
+from rlgraph.explain.fused_pipelines import show_fused
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.compilation.choosing import busy_seconds_by_work, host_work, peak_memory_by_pool
-from rlgraph.passes.compilation.hosts import fullest_node, offloaded_by_node
+from rlgraph.passes.compilation.choose_plan import busy_seconds_by_work, host_work, peak_memory_by_pool
+from rlgraph.passes.compilation.host_offload import fullest_node, offloaded_by_node
 from rlgraph.passes.placement.choose import PlacementChoice
 
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.explain.choice import show_chosen_plan
+from rlgraph.explain.chunked import show_chunked
 from rlgraph.explain.critical import BOUNDS, KINDS, CriticalWork, critical_path, seconds_by_kind
-from rlgraph.explain.parted import show_chunked
-from rlgraph.explain.sharing import OVER, Sharing, placement_strategies, pool_components, pools_text
+from rlgraph.explain.placement_strategies import OVER, Sharing, placement_strategies, pool_components, pools_text
 from rlgraph.explain.tables import align_columns, percent
 from rlgraph.explain.variants import ONE_STEP_OFF, Variant, possible_variants
-from rlgraph.passes.compilation.blocks import streaming_gains
-from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens_per_step
+from rlgraph.passes.compilation.choose_plan import HostWork, host_work, tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.finalists import choose_by_simulation
+from rlgraph.passes.compilation.stream_blocks import streaming_gains
 from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
-from rlgraph.passes.placement.found_plan import plan_from_search
-from rlgraph.passes.placement.question import make_problem
+from rlgraph.passes.placement.plan_from_search import plan_from_search
+from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
 from rlgraph.explain.choice import step_lines
-from rlgraph.explain.fused import show_fused
+from rlgraph.explain.fused_pipelines import show_fused
 from rlgraph.explain.plan_times import task_seconds
 from rlgraph.explain.tables import pool_size_text
 from rlgraph.explain.transfers import WeightTransfer, size_texts, weight_transfers
@@ -20,7 +20,7 @@ from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.text.text import print_node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
-from rlgraph.passes.compilation.assumed import assumed_workload
+from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks

@@ -9,11 +9,11 @@ from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.explain.plan_times import plan_predictor
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
-from rlgraph.passes.compilation.assumed import assumed_workload
+from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.fusing import FusedPipeline
-from rlgraph.passes.cost.peak import in_flight_bytes
+from rlgraph.passes.cost.peak_memory import in_flight_bytes
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.viz.boxes import Role

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rlgraph.backends.device_queues import device_set
 from rlgraph.backends.sim.accounting import PoolTime, mean_steps_in_flight, mean_untrained_rows, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.log import CostPredictor
 from rlgraph.backends.sim.steady_state import longest_cycle_seconds, simulate_steps
+from rlgraph.backends.sim.work_log import CostPredictor
 from rlgraph.backends.sim.works import Work, worker_name
-from rlgraph.backends.turns import device_set
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
@@ -18,7 +18,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase
 from rlgraph.explain.pipelines import roles_by_model
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
-from rlgraph.passes.compilation.assumed import assumed_workload
+from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, default_constants

@@ -18,7 +18,7 @@ from rlgraph.explain.pipelines import makespan_text, pipeline_chart
 from rlgraph.explain.tables import align_columns, percent, pool_size_text
 from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.ops import NODES, model_work_of
-from rlgraph.passes.compilation.choosing import NOTED
+from rlgraph.passes.compilation.choose_plan import NOTED
 from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Bar, Chart, Lane, gantt_svg

@@ -18,7 +18,7 @@ from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
-from rlgraph.passes.compilation.planning import PlannedProgram
+from rlgraph.passes.compilation.default_plan import PlannedProgram
 from rlgraph.passes.placement.models import model_config, update_pairs
 from rlgraph.passes.resharding.describe import describe_transfer
 from rlgraph.passes.resharding.edges import GroupEdge, group_edges

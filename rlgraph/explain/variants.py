@@ -18,7 +18,7 @@ from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
-from rlgraph.passes.placement.question import PlacementQuery
+from rlgraph.passes.placement.query import PlacementQuery
 
 BETTER = 1.1
 """The factor by which a better device is faster in some rate."""

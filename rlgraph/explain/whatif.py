@@ -24,14 +24,14 @@ from rlgraph.catalog.clusters.read import MOST_DEVICES
 from rlgraph.catalog.clusters.text import PlacedWord
 from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.explain.sharing import OVER, pools_text
+from rlgraph.explain.placement_strategies import OVER, pools_text
 from rlgraph.explain.tables import align_columns
 from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
-from rlgraph.passes.compilation.choosing import tokens_per_step
+from rlgraph.passes.compilation.choose_plan import tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
 from rlgraph.passes.placement.choose import choose_before_deadline
-from rlgraph.passes.placement.question import PlacementQuery
+from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
 from rlgraph.viz.plot import Panel, PanelAxis, lines_svg
 

@@ -21,7 +21,7 @@ from rlgraph.passes.cost.calibration import (
     constants_from_rates,
 )
 from rlgraph.passes.cost.constants import HostCosts, default_constants
-from rlgraph.profiles.documents import FileKind
+from rlgraph.profiles.file_kinds import FileKind
 from rlgraph.runs.planfiles.document import Document, JsonNode
 
 KIND = FileKind(

@@ -23,8 +23,8 @@ from rlgraph.errors import ProgramError, count_phrase
 from rlgraph.explain.tables import align_columns
 from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 from rlgraph.profiles import token_counts as counting
-from rlgraph.profiles.censored import CensoredLengths
-from rlgraph.profiles.documents import FileKind
+from rlgraph.profiles.censored_lengths import CensoredLengths
+from rlgraph.profiles.file_kinds import FileKind
 from rlgraph.runs.planfiles.document import JsonNode
 
 VERSION = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import check_program, compile_program
-from rlgraph.passes.compilation.programs import open_program
+from rlgraph.passes.compilation.read_program import open_program
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
 

@@ -32,7 +32,8 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.predict import Predictor, TaskModel
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit_constants, nonnegative_least_squares
-from rlgraph.profiles.observe import (
+from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
+from rlgraph.profiles.timed_run import (
     CoreWaitReader,
     TimedRun,
     TimedStep,
@@ -40,7 +41,6 @@ from rlgraph.profiles.observe import (
     observe_run,
     works_by_occurrence_in_step,
 )
-from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.options import LOCAL, RAY, RunOptions
 
 SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {

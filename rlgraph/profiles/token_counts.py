@@ -11,7 +11,7 @@ from rlgraph.data import jsonl, parquet
 from rlgraph.data.base import Rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
-from rlgraph.profiles.censored import CensoredLengths
+from rlgraph.profiles.censored_lengths import CensoredLengths
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.spec import CallSpec
 

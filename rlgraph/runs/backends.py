@@ -17,8 +17,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_default_dtypes
-from rlgraph.passes.compilation.planning import missing_engine_diagnostics, missing_feature_diagnostics
-from rlgraph.passes.placement.memory import least_memory_bytes
+from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
+from rlgraph.passes.placement.least_memory import least_memory_bytes
 from rlgraph.runs.folder import recording_folder
 from rlgraph.runs.observer import RunObserver
 from rlgraph.runs.options import RunOptions, backend_spec

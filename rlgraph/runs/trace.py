@@ -1,4 +1,4 @@
-"""Reads the trace of a run from its folder; `rlgraph.backends.notes` says what a trace contains.
+"""Reads the trace of a run from its folder; `rlgraph.backends.trace_notes` says what a trace contains.
 
 A run writes the line of a step when the step is over. So a run that was killed leaves complete lines, and perhaps a
 part of one.

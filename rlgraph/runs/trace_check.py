@@ -22,8 +22,8 @@ from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
 from rlgraph.ir.graph import Node, program_axes
 from rlgraph.ops.nodes import attribute_value, rows_per_input
+from rlgraph.runs.row_paths import LATE, RowPaths, Training, collected_data
 from rlgraph.runs.trace import Batch, Row, Trace, TracedStep, read_trace
-from rlgraph.runs.trace_ways import LATE, RowPaths, Training, collected_data
 
 
 @dataclass

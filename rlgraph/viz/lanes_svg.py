@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlgraph.passes.cost.peak import TIGHT
+from rlgraph.passes.cost.peak_memory import TIGHT
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lane, Lanes, LaneWork

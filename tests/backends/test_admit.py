@@ -14,9 +14,9 @@ from test_tails import COPIES, ROWS, Alike, step
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.distributed.admission import balance_rows, blocks_by_replica
+from rlgraph.backends.distributed.row_balancing import balance_rows, blocks_by_replica
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.history import LengthHistory
+from rlgraph.backends.length_history import LengthHistory
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import HISTORY, RayBackend
 from rlgraph.backends.sim.backend import SimBackend
@@ -24,7 +24,7 @@ from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.worker.session import Settings
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
+from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.backends.clocks import ThreadClock
+from rlgraph.backends.device_queues import DeviceQueues, DeviceSet
 from rlgraph.backends.places import TOGETHER, LockPlaces, always_joins
-from rlgraph.backends.turns import DeviceQueues, DeviceSet
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.plan import Plan, Pool
 from tests.waits import NEVER

@@ -21,7 +21,7 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import SamplingResult
+from rlgraph.passes.cost.sampling import SamplingResult
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 

@@ -25,7 +25,7 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import SamplingResult
+from rlgraph.passes.cost.sampling import SamplingResult
 from rlgraph.passes.cost.workload import Workload
 from tests.backends.costs import Free
 

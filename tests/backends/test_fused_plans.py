@@ -31,10 +31,10 @@ from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import with_node_ids
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
-from rlgraph.passes.compilation.choosing import fusion_timetables, peak_memory_by_pool
-from rlgraph.passes.compilation.planning import missing_feature_diagnostics
+from rlgraph.passes.compilation.choose_plan import fusion_timetables, peak_memory_by_pool
+from rlgraph.passes.compilation.default_plan import missing_feature_diagnostics
 from rlgraph.passes.cost.fusing import _in_flight
-from rlgraph.passes.pipelines.counted import counted_model
+from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.time_sharing import device_entries

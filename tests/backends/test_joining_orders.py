@@ -22,11 +22,11 @@ from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.ir.steps import oldest_weights
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation import planning
+from rlgraph.passes.compilation import default_plan
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
+from rlgraph.passes.cost.sampling import SamplingPace, SamplingResult
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
@@ -213,7 +213,7 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where a schedule does not say, vLLM has a group of its own.
-    monkeypatch.setattr(planning, "installed_engines", lambda: frozenset(engines_by_name()))
+    monkeypatch.setattr(default_plan, "installed_engines", lambda: frozenset(engines_by_name()))
     made, met, spans = program(folder, name), set[tuple[int, int]](), 0
     for seed in range(6):
         backend = SimBackend(made.program, made.plan, Chance(seed), WORKLOAD)

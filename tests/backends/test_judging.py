@@ -11,7 +11,7 @@ from tiny import run_text, weights
 
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, Codec, build_tokenizer
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.judging import PromptLimit, apply_prompt_limits
+from rlgraph.backends.worker.prompt_limits import PromptLimit, apply_prompt_limits
 from rlgraph.backends.worker.session import Settings
 from rlgraph.data import BatchReader, Cursor, open_source
 from rlgraph.errors import NO_SPAN, ProgramError, RunError

@@ -14,8 +14,8 @@ pytest.importorskip("ray")
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.backends.ray.folder import ModelFolder, split_parameters
-from rlgraph.backends.ray.links import WeightsReport
+from rlgraph.backends.ray.folder_writers import ModelFolder, split_parameters
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.models import WORDS

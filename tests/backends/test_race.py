@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rlgraph.backends.distributed.race import LengthLimit
+from rlgraph.backends.distributed.length_limit import LengthLimit
 
 
 def test_the_limit_is_that_of_the_last_one_that_is_taken() -> None:

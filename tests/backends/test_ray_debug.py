@@ -24,7 +24,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.cli import run_command
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import ModelHolding, Plan
-from rlgraph.passes.compilation import planning
+from rlgraph.passes.compilation import default_plan
 from tests.suites import few
 
 STEPS = 3
@@ -243,7 +243,7 @@ def test_an_engine_that_cannot_is_refused_before_anything_starts(
     file.write_text(json.dumps(document))
     assert run_command(["run", str(file), "--backend", "ray", "--debug", "--steps", "1", "--out", str(out)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(planning, "engine", lambda name: replace(engine(name), sleeps=False))
+    monkeypatch.setattr(default_plan, "engine", lambda name: replace(engine(name), sleeps=False))
     assert run_command(["run", str(file), "--backend", "ray", "--debug", "--out", str(folder / "other")]) == 1
     said = capsys.readouterr().err
     assert "E0914" in said and "`actor` and `ref` in the host's memory" in said

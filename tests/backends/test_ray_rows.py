@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rlgraph.backends.distributed.sharding import RequestNeeds, slice_rows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import WantedRows
+from rlgraph.backends.ray.piece_store import Piece, Store, as_array, as_range, from_wire, to_wire, wire_bytes
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs
-from rlgraph.backends.ray.rows import RowLedger
-from rlgraph.backends.ray.store import Piece, Store, as_array, as_range, from_wire, to_wire, wire_bytes
+from rlgraph.backends.ray.requests import WantedRows
+from rlgraph.backends.ray.row_ledger import RowLedger
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.ir.layout import even_range

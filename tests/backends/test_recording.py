@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_exactness import PROGRAMS, close, same, sampled
 from tiny import EPS, Run, Seen, compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.batches import CollectBatch, Surplus
+from rlgraph.backends.collect_batches import CollectBatch, Surplus
 from rlgraph.backends.engines.base import Generation
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine

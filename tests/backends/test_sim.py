@@ -26,7 +26,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.sampled import SamplingRows
+from rlgraph.backends.sim.sampling_rows import SamplingRows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
@@ -38,7 +38,7 @@ from rlgraph.ir.plan import ModelHolding, Plan
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import SamplingResult
+from rlgraph.passes.cost.sampling import SamplingResult
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few

@@ -18,7 +18,7 @@ from rlgraph.backends.sim.works import Work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
+from rlgraph.passes.cost.sampling import SamplingPace, SamplingResult
 from rlgraph.passes.cost.workload import Workload
 from tests.backends.costs import Free
 

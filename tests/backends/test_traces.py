@@ -24,7 +24,7 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.virtual_clock import VirtualClock
-from rlgraph.backends.worker.choosing import chosen_row_indices
+from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.ir.graph import with_node_ids
 from tests.suites import few

@@ -24,8 +24,8 @@ from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, Things
-from rlgraph.backends.worker.choosing import chosen_row_indices
 from rlgraph.backends.worker.nodes import WORK
+from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import train
 from rlgraph.ir.graph import with_node_ids

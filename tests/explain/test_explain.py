@@ -21,12 +21,12 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, seconds_by_kind
 from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
-from rlgraph.explain.sharing import OVER, placement_strategies, pool_components
+from rlgraph.explain.placement_strategies import OVER, placement_strategies, pool_components
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.variants import ONE_STEP_OFF, next_better_device, possible_variants
 from rlgraph.explain.whatif import Sweep, what_if
-from rlgraph.passes.compilation.blocks import STEPS, streaming_gains
 from rlgraph.passes.compilation.overlap import make_simulator
+from rlgraph.passes.compilation.stream_blocks import STEPS, streaming_gains
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.passes.cost.workload import Workload

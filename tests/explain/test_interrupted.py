@@ -11,7 +11,7 @@ import rlgraph
 from rlgraph.cli import run_command
 from rlgraph.explain import explain as explaining
 from rlgraph.explain import whatif
-from rlgraph.explain.sharing import OVER
+from rlgraph.explain.placement_strategies import OVER
 from rlgraph.passes.placement.search.search import Search
 from tests.interrupting import ctrl_c
 

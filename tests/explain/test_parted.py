@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rlgraph
 from rlgraph.catalog.clusters.units import format_seconds
-from rlgraph.explain.parted import show_chunked
+from rlgraph.explain.chunked import show_chunked
 from rlgraph.ir.mesh import make_mesh
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"

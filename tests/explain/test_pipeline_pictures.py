@@ -11,8 +11,8 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import run_command
 from rlgraph.explain.pipelines import plan_pipelines
-from rlgraph.passes.compilation.choosing import fusion_timetables
-from rlgraph.passes.pipelines.counted import counted_model
+from rlgraph.passes.compilation.choose_plan import fusion_timetables
+from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import interleaved_lists, one_f_one_b_lists

@@ -25,7 +25,7 @@ from rlgraph.data.base import DataSource, Row, make_source
 from rlgraph.data.sources import open_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.passes.compilation.compile import check_program
-from rlgraph.passes.compilation.programs import OpenedProgram
+from rlgraph.passes.compilation.read_program import OpenedProgram
 from rlgraph.user_code.spec import CallSpec
 
 Rows = Sequence[Row]

@@ -22,7 +22,7 @@ from rlgraph.explain.transfers import show_transfers
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program
 from rlgraph.passes.compilation.compile import check_program, compile_program
-from rlgraph.passes.compilation.programs import OpenedProgram, decode_source
+from rlgraph.passes.compilation.read_program import OpenedProgram, decode_source
 from rlgraph.passes.compilation.schedules import with_schedule
 from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.passes.cost.lengths import read_lengths

@@ -15,7 +15,7 @@ from rlgraph.api.target import fit_lengths, workload
 from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.profiles.censored import CensoredLengths
+from rlgraph.profiles.censored_lengths import CensoredLengths
 from rlgraph.profiles.lengths import read_fitted_lengths
 
 LENGTHS = (

@@ -21,8 +21,8 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import CoreWaitReader, Stopwatch, TimedStep, TimedWork
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
+from rlgraph.profiles.timed_run import CoreWaitReader, Stopwatch, TimedStep, TimedWork
 
 POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
 

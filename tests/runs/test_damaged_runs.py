@@ -14,7 +14,7 @@ from programs_on_disk import write_tiny
 
 import rlgraph
 from rlgraph.backends.engines.stored import StoredTensors
-from rlgraph.backends.saved import checking_damage
+from rlgraph.backends.saved_models import checking_damage
 from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake, escape_controls
 from rlgraph.runs.checkpoint import disk, document

@@ -11,7 +11,7 @@ import pytest
 from rlgraph.dsl.check import check as check_program
 from rlgraph.dsl.signatures import OUTSIDE
 from rlgraph.errors import ProgramError, RunError, Source
-from rlgraph.passes.compilation.programs import make_reference_checker
+from rlgraph.passes.compilation.read_program import make_reference_checker
 from rlgraph.user_code import Workers, open_function
 from rlgraph.user_code.files import Folders, find_file, find_module
 from rlgraph.user_code.spec import CallSpec

@@ -10,7 +10,7 @@ from rlgraph.api.starter.program import starter_text
 from rlgraph.dsl.check import check
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import failure_reason
-from rlgraph.passes.compilation.programs import open_file
+from rlgraph.passes.compilation.read_program import open_file
 
 TAKEN = "E0790"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import last_settled_step
 from rlgraph.backends.blocks import BlockSizes, table_blocks_by_node
 from rlgraph.backends.clocks import Clock
+from rlgraph.backends.collect_batches import last_settled_step
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
 from rlgraph.backends.distributed.weights import WeightLedger
 from rlgraph.backends.enginespec.registry import engine

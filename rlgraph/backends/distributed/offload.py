@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from rlgraph.backends.turns import DeviceSet, device_set
+from rlgraph.backends.device_queues import DeviceSet, device_set
 from rlgraph.ir.plan import Group, Plan
 
 

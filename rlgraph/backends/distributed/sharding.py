@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import balance_rows
+from rlgraph.backends.distributed.row_balancing import balance_rows
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from rlgraph.backends.device_queues import HeldDevices, device_set
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.turns import HeldDevices, device_set
 
 
 class TailMoves:

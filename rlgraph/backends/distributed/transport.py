@@ -2,7 +2,7 @@
 groups, and weights between them.
 
 The backend decides who does what, on which rows, with which weights; a transport decides how it gets there. It takes
-the turns of the pools on which it has work done (`rlgraph.backends.turns.DeviceQueues`), because nothing has to wait
+the turns of the pools on which it has work done (`device_queues.DeviceQueues`), because nothing has to wait
 for a turn while it is on its way.
 """
 
@@ -18,12 +18,12 @@ from typing import Protocol
 
 import numpy as np
 
+from rlgraph.backends.device_queues import DeviceSet, device_set
 from rlgraph.backends.distributed.offload import Shifting, no_offload_change
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import RemoteEntries
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import DeviceSet, device_set
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group, Tail
 from rlgraph.ops.nodes import expected_lengths_of

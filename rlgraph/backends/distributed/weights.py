@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.distributed.lending import LentWeights, Place, WeightArrival, WeightBorrower
+from rlgraph.backends.distributed.lent_weights import LentWeights, Place, WeightArrival, WeightBorrower
 from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedReplica
 from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
 from rlgraph.backends.step import Step

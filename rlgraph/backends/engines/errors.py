@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.heads import missing_head_message
+from rlgraph.catalog.models.missing_heads import missing_head_message
 
 
 class EngineError(ValueError):

@@ -248,7 +248,7 @@ class PipelineNeighbours(Protocol):
 
     def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> Sequence[ProcessTurn]:
         """Return what this process does when, after and before whom. models: its own, as
-        `rlgraph.passes.pipelines.counted` describes them with one micro-batch; counts: their micro-batches. All
+        `rlgraph.passes.pipelines.counted_models` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
         ...
 

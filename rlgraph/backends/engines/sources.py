@@ -18,7 +18,7 @@ import torch
 from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, first_line
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
-from rlgraph.catalog.models import hub
+from rlgraph.catalog.models import hub_availability
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import max_row_tokens
 from rlgraph.catalog.models.families import ModelKind
@@ -228,15 +228,17 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
         raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
-        path = source if is_folder else hub.readable_source(source)
-    except hub.NotReadable as error:
+        path = source if is_folder else hub_availability.readable_source(source)
+    except hub_availability.NotReadable as error:
         raise HubError(f"cannot load the {what} {source!r}: {error.message}", error.hint) from None
     try:
         return reader.from_pretrained(path, **options, **_NO_REMOTE_CODE)
     # Files from elsewhere can make the code that reads them fail in any way.
     except Exception as error:
         message = f"cannot load the {what} {source!r} {place}: {_explain(error, source)}"
-        raise (EngineError(message) if is_folder else HubError(message, hub.loading_hint(source))) from error
+        raise (
+            EngineError(message) if is_folder else HubError(message, hub_availability.loading_hint(source))
+        ) from error
 
 
 def _explain(error: Exception, source: str) -> str:

@@ -19,11 +19,11 @@ from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.samples import RowTexts, row_texts
-from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
+from rlgraph.backends.saved_models import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, SilentObserver, StepRunner
-from rlgraph.backends.worker.choosing import chosen_row_indices
 from rlgraph.backends.worker.nodes import WORK
+from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.sampling import sampled_token_count
 from rlgraph.backends.worker.saving import (
     ModelSnapshot,

@@ -20,9 +20,9 @@ from rlgraph.backends.ray.failures import (
     unresponsive_error,
     wrapped_link_error,
 )
+from rlgraph.backends.ray.piece_store import Wire, Wish
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.waits import WaitGraph
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.ir.plan import Plan

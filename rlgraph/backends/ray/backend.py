@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.clocks import InlineClock, ThreadClock
+from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Coming, Things
-from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.cluster import start_processes
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
 from rlgraph.backends.ray.polled import ProgressPoll
@@ -23,9 +23,9 @@ from rlgraph.backends.ray.shown_rows import ShownRows
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.samples import Sample
-from rlgraph.backends.saved import PendingSave, SavedModel
+from rlgraph.backends.saved_models import PendingSave, SavedModel
 from rlgraph.backends.steps import Observer, SilentObserver
-from rlgraph.backends.turns import DeviceQueues
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Program, with_node_ids

@@ -10,24 +10,24 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.sharding import RequestNeeds, request_needs, shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.batching import BatchPlace, SharedBatches
 from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
 from rlgraph.backends.ray.failures import work_phrase
-from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
-from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickle_message, unpickle_receipt
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
-from rlgraph.backends.ray.rows import Delivery, RowLedger
+from rlgraph.backends.ray.requests import ControllerValue, RankRequest, Receipt, pickle_message, unpickle_receipt
+from rlgraph.backends.ray.row_ledger import Delivery, RowLedger
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import DeviceQueues
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.ir.graph import Node, Program, program_axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group, Plan

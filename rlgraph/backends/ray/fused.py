@@ -12,7 +12,7 @@ from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.dispatch import Dispatcher, RankMessage
 from rlgraph.backends.ray.failures import CallContext
-from rlgraph.backends.ray.orders import Receipt, pickle_message, unpickle_receipt
+from rlgraph.backends.ray.requests import Receipt, pickle_message, unpickle_receipt
 from rlgraph.backends.ray.time_sharing import pipeline_seats
 from rlgraph.backends.ray.transfers import join_link
 from rlgraph.backends.ray.worker import Worker

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import blocks_by_replica
-from rlgraph.backends.distributed.race import LengthLimit
+from rlgraph.backends.device_queues import HeldDevices, device_set
+from rlgraph.backends.distributed.length_limit import LengthLimit
+from rlgraph.backends.distributed.row_balancing import blocks_by_replica
 from rlgraph.backends.distributed.sharding import sharded_axis, slice_rows
 from rlgraph.backends.distributed.tails import TailMoves
 from rlgraph.backends.distributed.transport import NodeRequest
@@ -21,11 +22,10 @@ from rlgraph.backends.frame import Part
 from rlgraph.backends.ray.batching import BatchPlace
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.dispatch import AbandonedParts, Dispatcher, sampling_model, wait_for_weights
-from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference
-from rlgraph.backends.ray.rows import Delivery
+from rlgraph.backends.ray.requests import Receipt
+from rlgraph.backends.ray.row_ledger import Delivery
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import HeldDevices, device_set
 from rlgraph.ops.nodes import rows_per_input
 
 Asked = tuple[Calls[bytes], list[Delivery]]

@@ -12,8 +12,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.ray.failures import CallContext, engine_refused_error
+from rlgraph.backends.ray.piece_store import Wire, Wish
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Plan

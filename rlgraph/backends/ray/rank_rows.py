@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.ray.models import RankModels
-from rlgraph.backends.ray.orders import AxisRows, ControllerValue, RankRequest, WantedRows, WholePiece
-from rlgraph.backends.ray.remote import Key, column_key
-from rlgraph.backends.ray.store import (
+from rlgraph.backends.ray.piece_store import (
     Piece,
     Places,
     Store,
@@ -22,6 +19,9 @@ from rlgraph.backends.ray.store import (
     inner_axis_counts,
     to_wire,
 )
+from rlgraph.backends.ray.rank_models import RankModels
+from rlgraph.backends.ray.remote import Key, column_key
+from rlgraph.backends.ray.requests import AxisRows, ControllerValue, RankRequest, WantedRows, WholePiece
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.worker.nodes import table_column

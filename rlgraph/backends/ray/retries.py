@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
 
-from rlgraph.backends.batches import Surplus
+from rlgraph.backends.collect_batches import Surplus
 from rlgraph.backends.in_flight import Coming, Things
-from rlgraph.backends.ray.rows import live_pieces
+from rlgraph.backends.ray.row_ledger import live_pieces
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ops.nodes import NODES
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import CollectBatch, Surplus
+from rlgraph.backends.collect_batches import CollectBatch, Surplus
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.history import Known
+from rlgraph.backends.length_history import Known
 from rlgraph.backends.ray.failures import CallContext, process_name
+from rlgraph.backends.ray.piece_store import Piece, Wire, Wish, as_range, from_wire, to_wire
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.rank_rows import add_piece
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
-from rlgraph.backends.ray.store import Piece, Wire, Wish, as_range, from_wire, to_wire
 from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.saved import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
+from rlgraph.backends.saved_models import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.worker.saving import BoxesToWrite, ModelPart, WrittenFiles, boxes_to_write, check_saved_layout
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of

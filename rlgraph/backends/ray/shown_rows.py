@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.ray.failures import CallContext
+from rlgraph.backends.ray.piece_store import Piece, Wish, as_range, from_wire
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address, RowRefs
-from rlgraph.backends.ray.store import Piece, Wish, as_range, from_wire
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.samples import RowTexts
 

@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 
+from rlgraph.backends.device_queues import DeviceQueues, device_set
 from rlgraph.backends.distributed.transport import Coming, TransferCost, WeightTransfer
 from rlgraph.backends.exchange import exchange
 from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
 from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase
-from rlgraph.backends.ray.links import WeightsReport
-from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.ir.carriers import GLOO, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import Group, Plan

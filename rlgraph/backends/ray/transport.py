@@ -8,25 +8,25 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.backends.batches import last_settled_step
+from rlgraph.backends.collect_batches import last_settled_step
+from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.dispatch import Dispatcher
-from rlgraph.backends.ray.folders import ModelFolders
 from rlgraph.backends.ray.fused import run_fused
-from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.lost_replicas import LostReplicas
+from rlgraph.backends.ray.model_folders import ModelFolders
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.parts import run_in_parts
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.rows import live_pieces
+from rlgraph.backends.ray.row_ledger import live_pieces
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import DeviceQueues
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 

@@ -18,20 +18,20 @@ from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, o
 from rlgraph.backends.engines.records import Admission, PartialRow
 from rlgraph.backends.engines.roles import AdmitsCalls
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.history import Known
-from rlgraph.backends.notes import TraceNote
-from rlgraph.backends.ray import shards
+from rlgraph.backends.length_history import Known
+from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import work_phrase
-from rlgraph.backends.ray.orders import RankRequest, Receipt, pickle_message, unpickle_request
+from rlgraph.backends.ray.piece_store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.remote import Key, recording_name
-from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, wire_bytes
+from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.choosing import chosen_row_indices
+from rlgraph.backends.trace_notes import TraceNote
 from rlgraph.backends.worker.nodes import run_node
+from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.sampling import generate_parts, longest_answer_lengths, sampled_token_count
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import TRAINING, train_fused
@@ -113,7 +113,7 @@ class Worker(RankRows):
 
     def start_rendezvous(self) -> str:
         """Listen for a rendezvous from now on, and return the address, with the secret that lets others in."""
-        self.meetings.append(open_store(LOOPBACK if self.spec.alone else shards.host_address()))
+        self.meetings.append(open_store(LOOPBACK if self.spec.alone else engine_opener.host_address()))
         return self.meetings[-1].address
 
     def make_leader(self, others: Mapping[int, Any]) -> None:
@@ -152,7 +152,9 @@ class Worker(RankRows):
         values without rows that live here."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        opener = shards.EngineOpener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
+        opener = engine_opener.EngineOpener(
+            spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned
+        )
         with self.doing("the opening of its models"):
             self.session = Session(
                 spec.program,
@@ -175,7 +177,7 @@ class Worker(RankRows):
         """Connect to an environment that runs in other processes, of which `workers` are handles. caller: a distinct
         number for each process that uses it there."""
         self.session.open_remote_environment(
-            environment, [partial(shards.call_environment, worker, environment) for worker in workers], caller
+            environment, [partial(engine_opener.call_environment, worker, environment) for worker in workers], caller
         )
 
     def answer_environment(

@@ -7,14 +7,14 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rlgraph.backends.device_queues import DeviceQueues, DeviceSet, HeldDevices
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.in_flight import state_name
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.log import CostPredictor, WorkLog
 from rlgraph.backends.sim.transport import SimTransport
+from rlgraph.backends.sim.work_log import CostPredictor, WorkLog
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Observer, SilentObserver
-from rlgraph.backends.turns import DeviceQueues, DeviceSet, HeldDevices
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.graph import Program, Value, with_node_ids
 from rlgraph.ir.plan import HOST, Plan

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rlgraph.backends.turns import DeviceSet
-from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingResult
+from rlgraph.backends.device_queues import DeviceSet
+from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingResult
 
 Ends = Sequence[Sequence[float]]
 """For each replica of a group the seconds after which each of its rows has ended, since its request began to be

@@ -10,7 +10,7 @@ import numpy as np
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows, no_row_numbers
-from rlgraph.backends.sim.orders import tables_read
+from rlgraph.backends.sim.request_work import tables_read
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ops.nodes import NODES, model_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.sim.log import WorkLog
-from rlgraph.backends.sim.sampled import SamplingRequest
+from rlgraph.backends.sim.sampling_rows import SamplingRequest
+from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.ops.nodes import model_of, rows_per_input
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths

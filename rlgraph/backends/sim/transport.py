@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import blocks_by_replica
-from rlgraph.backends.distributed.race import LengthLimit
+from rlgraph.backends.device_queues import DeviceQueues, device_set
+from rlgraph.backends.distributed.length_limit import LengthLimit
+from rlgraph.backends.distributed.row_balancing import blocks_by_replica
 from rlgraph.backends.distributed.tails import TailMoves
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.frame import Frame, NodeOutput, Part
@@ -20,9 +21,8 @@ from rlgraph.backends.in_flight import Things
 from rlgraph.backends.sim.batching import BatchedRequest, Ends, ReplicaRows, SharedBatches
 from rlgraph.backends.sim.counters import StepCounters
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.fakes import FakeValues
-from rlgraph.backends.sim.log import WorkLog
-from rlgraph.backends.sim.orders import (
+from rlgraph.backends.sim.fake_values import FakeValues
+from rlgraph.backends.sim.request_work import (
     batches_worked_on,
     cost_parts,
     deferred_stage_work,
@@ -32,11 +32,11 @@ from rlgraph.backends.sim.orders import (
     work_title,
 )
 from rlgraph.backends.sim.rereading import reread_unfinished_seconds, rereading_seconds
-from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SamplingRequest, SamplingRows, last_end
-from rlgraph.backends.sim.tails import ends_after_move
+from rlgraph.backends.sim.sampling_rows import PartEnds, ReplicaParts, SamplingRequest, SamplingRows, last_end
+from rlgraph.backends.sim.tail_moves import ends_after_move
+from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
@@ -44,7 +44,7 @@ from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
+from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
 from rlgraph.passes.cost.tasks import max_turns
 from rlgraph.passes.cost.workload import Workload
 

@@ -14,7 +14,6 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
 from rlgraph.backends.versions import Runs, merge_runs
 from rlgraph.backends.worker.columns import finite_numbers
-from rlgraph.backends.worker.prompts import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.sampler import (
     Sampler,
     newest_allowed_version,
@@ -23,6 +22,7 @@ from rlgraph.backends.worker.sampler import (
     weights_to_sample_with,
 )
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
+from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import ModelState, Session
 from rlgraph.ir.graph import Node
 from rlgraph.user_code import Environment, Episode

@@ -9,7 +9,7 @@ import torch
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import TableData, row_label
 from rlgraph.backends.worker.columns import column_tensor, function_columns
-from rlgraph.backends.worker.prompts import data_column, rows_to_answer
+from rlgraph.backends.worker.sampling_inputs import data_column, rows_to_answer
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import attribute_value

@@ -16,12 +16,12 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.choosing import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
-from rlgraph.backends.worker.prompts import data_column, encoded_rows, prompt_of
+from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
+from rlgraph.backends.worker.sampling_inputs import data_column, encoded_rows, prompt_of
 from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.conversations import Example, options_of, tools_of

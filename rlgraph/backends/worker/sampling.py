@@ -13,8 +13,8 @@ from torch import Tensor
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.versions import Runs
-from rlgraph.backends.worker.prompts import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.sampler import Sampler, sampling_options, weight_refresh, weights_to_sample_with
+from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import OLDEST, Axis, Table

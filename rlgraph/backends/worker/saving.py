@@ -18,12 +18,12 @@ from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.roles import KeepsMoments
 from rlgraph.backends.engines.stored import StoredTensors, TensorView, full_boxes, select_views, write_tensors
 from rlgraph.backends.engines.weights import WeightSource, fill_tensors, tensors_by_layer
-from rlgraph.backends.saved import SavedModel, checking_damage
+from rlgraph.backends.saved_models import SavedModel, checking_damage
 from rlgraph.backends.worker.session import ModelState
 from rlgraph.digests import FileDigests
 from rlgraph.ir.layout import Box, LocalTensor
 from rlgraph.ir.transfer import TensorBox
-from rlgraph.passes.resharding.owners import divide_writing
+from rlgraph.passes.resharding.divide_writing import divide_writing
 
 MOMENTS = "moments"
 

@@ -18,15 +18,15 @@ from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.roles import EmbeddedEngine, Engine, LimitsCache
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.enginespec.registry import embedded_engine, rank_opener
-from rlgraph.backends.history import LengthHistory
-from rlgraph.backends.notes import TraceNotes
+from rlgraph.backends.length_history import LengthHistory
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
+from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.versions import PastWeights, WeightVersions
-from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
+from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.trials import try_functions
-from rlgraph.catalog.models.heads import missing_head_diagnostic
+from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, RunError

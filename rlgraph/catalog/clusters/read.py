@@ -15,8 +15,8 @@ from rlgraph.catalog.clusters.devices import (
     known_devices,
     make_device,
 )
-from rlgraph.catalog.clusters.file import read_cluster_file
 from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, PlacedWord, format_cluster, parse_cluster_text
+from rlgraph.catalog.clusters.toml_file import read_cluster_file
 from rlgraph.catalog.clusters.units import QuantityKind, format_exact, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean, quoted_list
 

@@ -16,12 +16,12 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.compilation.saved import PlanFile, Sections
+from rlgraph.passes.compilation.plan_file import PlanFile, Sections
 from rlgraph.passes.rewrites.pipeline import PassResult
 from rlgraph.user_code.files import Folders
 
 if TYPE_CHECKING:
-    from rlgraph.passes.compilation.planning import PlannedProgram
+    from rlgraph.passes.compilation.default_plan import PlannedProgram
     from rlgraph.passes.compilation.target import Target
     from rlgraph.passes.placement.choose import PlacementChoice
 
@@ -87,12 +87,17 @@ class Compilation:
     @cached_property
     def placed(self) -> PlannedProgram:
         """The plan, and what is known of the models. Raise ProgramError where the program cannot run as scheduled."""
-        from rlgraph.passes.compilation.planning import PlannedProgram, local_machine, place_program, read_model_shapes
+        from rlgraph.passes.compilation.default_plan import (
+            PlannedProgram,
+            local_machine,
+            place_program,
+            read_model_shapes,
+        )
 
         if self.file is not None:
             return PlannedProgram(self.file.plan, read_model_shapes(self.program, self.folders), ())
         if self.target is not None:
-            from rlgraph.passes.compilation.choosing import unused_line_warnings
+            from rlgraph.passes.compilation.choose_plan import unused_line_warnings
 
             return PlannedProgram(
                 self.choice.plan, self.choice.question.shapes, unused_line_warnings(self.choice, self.schedule)
@@ -103,7 +108,7 @@ class Compilation:
     def choice(self) -> PlacementChoice:
         """The plan that was found for its cluster, with the search's problem. Raise ProgramError where none fits, and
         ValueError without a cluster."""
-        from rlgraph.passes.compilation.choosing import choose_plan
+        from rlgraph.passes.compilation.choose_plan import choose_plan
 
         if self.target is None:
             raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
@@ -126,7 +131,7 @@ class Compilation:
         """The sections of its plan file besides the plan."""
         if self.target is None:
             return {} if self.file is None else self.file.sections
-        from rlgraph.passes.compilation.choosing import plan_file_sections
+        from rlgraph.passes.compilation.choose_plan import plan_file_sections
 
         return plan_file_sections(self.choice, self.target)
 

@@ -12,8 +12,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.heads import missing_head_diagnostics
-from rlgraph.passes.compilation.programs import (
+from rlgraph.passes.compilation.missing_heads import missing_head_diagnostics
+from rlgraph.passes.compilation.read_program import (
     OpenedProgram,
     make_column_reader,
     make_reference_checker,

@@ -9,12 +9,12 @@ from dataclasses import replace
 from math import inf
 
 from rlgraph.backends.sim.steady_state import FEWEST
-from rlgraph.passes.compilation.blocks import STEPS, with_best_blocks
 from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache, simulate_seconds, streaming_key
+from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_blocks
 from rlgraph.passes.compilation.tails import with_best_tails
 from rlgraph.passes.placement.choose import PlacementChoice
-from rlgraph.passes.placement.question import make_problem
-from rlgraph.passes.placement.runners_up import ideal_streaming_value
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_value
+from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 

@@ -12,7 +12,7 @@ from rlgraph.dsl.names import names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule as checked
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span
-from rlgraph.passes.compilation.programs import (
+from rlgraph.passes.compilation.read_program import (
     OpenedProgram,
     make_column_reader,
     make_reference_checker,

@@ -14,7 +14,7 @@ from rlgraph.dsl.check import new_context
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.use import resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, UsageMistake, quoted_list
-from rlgraph.passes.compilation.programs import open_file
+from rlgraph.passes.compilation.read_program import open_file
 from rlgraph.user_code.declared import OPTIONS as FUNCTION_OPTIONS
 
 UNFITTING = "E0791"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
-from rlgraph.passes.compilation.blocks import STEPS, block_sizes_to_try, streamable_tables
 from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_value
 from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache
+from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try, streamable_tables
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.search.progress import OutOfTime
 

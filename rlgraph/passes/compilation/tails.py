@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as TailLine
-from rlgraph.passes.compilation.open_lines import LineSearch, resolve_open_lines
+from rlgraph.passes.compilation.open_schedule_lines import LineSearch, resolve_open_lines
 from rlgraph.passes.compilation.overlap import SimulationCache
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine

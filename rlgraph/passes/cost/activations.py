@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rlgraph.catalog.models.families import ModelKind, linear_layers
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.passes.cost import latent
+from rlgraph.passes.cost import latent_attention
 from rlgraph.passes.cost.work import Tokens, adapter_parameters
 
 LOGITS = 1 << 25
@@ -270,7 +270,7 @@ class _LayerShard:
             seen = 2 * keys * (self.cp - 1)
             attention = (
                 3 * hidden / self.token_ranks
-                + latent.forward_elements_per_token(shape, shape.latent, shape.heads / self.tp)
+                + latent_attention.forward_elements_per_token(shape, shape.latent, shape.heads / self.tp)
                 + seen
             )
         wide = 0 if item >= 4 else 8
@@ -337,7 +337,7 @@ class _LayerShard:
         copied_out = self.packed and (self.micro.rows > 1 or self.cp > 1)
         if self.shape.latent:
             size, inner, ranks = self.itemsize, self._inner(), self.token_ranks
-            return latent.saved_layer_bytes(
+            return latent_attention.saved_layer_bytes(
                 self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks
             )
         if self.scores:

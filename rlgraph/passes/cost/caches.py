@@ -10,7 +10,7 @@ from operator import attrgetter
 from rlgraph.backends.enginespec.memory import GrowingCache, ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
-from rlgraph.passes.cost import latent, work
+from rlgraph.passes.cost import latent_attention, work
 from rlgraph.passes.cost.activations import forward_peak_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
@@ -102,7 +102,7 @@ class _Reserving(MemoryModel):
         """Return how many numbers a layer's attention needs for each token during prefill."""
         shape, tp = self.config.shape, self.deployment.tp
         if shape.latent:
-            return 2 * shape.hidden + latent.prefill_elements_per_token(shape, shape.latent, shape.heads / tp)
+            return 2 * shape.hidden + latent_attention.prefill_elements_per_token(shape, shape.latent, shape.heads / tp)
         return (4 * shape.heads + 6 * shape.kv_heads) * shape.head_dim / tp
 
 
@@ -161,7 +161,7 @@ class _Growing(MemoryModel):
         # Logits exist in float32, less the largest, and summed.
         sampled = BytesByUse((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
         if shape.latent:
-            numbers = latent.rebuilt_elements_per_token(
+            numbers = latent_attention.rebuilt_elements_per_token(
                 shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16"
             )
             attended = item * numbers * rows * (prompt + response)

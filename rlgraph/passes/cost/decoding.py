@@ -10,7 +10,7 @@ from statistics import NormalDist
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
-from rlgraph.passes.cost import latent, work
+from rlgraph.passes.cost import latent_attention, work
 from rlgraph.passes.cost.activations import saved_layer_bytes_per_token
 from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
@@ -211,7 +211,7 @@ class DecodeStep:
         token_bytes = cache_bytes_per_token(config, deployment)
         if shape.latent and not deployment.engine_spec.absorbs_latent:
             # Keys and values are made from the cache: they are written, and read.
-            numbers = latent.rebuilt_elements_per_token(
+            numbers = latent_attention.rebuilt_elements_per_token(
                 shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16"
             )
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp

@@ -15,11 +15,11 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.time import LatencyModel
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_seconds
-from rlgraph.passes.pipelines.counted import counted_model
-from rlgraph.passes.pipelines.dispatch import extra_plain_rules, plain_rules, schedule_by_rule
+from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import published_lists
+from rlgraph.passes.pipelines.rule_scheduling import extra_plain_rules, plain_rules, schedule_by_rule
 from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry, Timetable, compute_timetable
 
 

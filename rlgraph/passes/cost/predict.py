@@ -21,7 +21,7 @@ from rlgraph.passes.cost.fusing import FusedPipeline, PipelineTraining, fused_pi
 from rlgraph.passes.cost.memory import Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step_model
 from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, TrainingMemory
-from rlgraph.passes.cost.sampled import SamplingResult, sample_rows
+from rlgraph.passes.cost.sampling import SamplingResult, sample_rows
 from rlgraph.passes.cost.time import latency_model
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import memo

@@ -17,8 +17,8 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import (
     NODES,
     attribute_value,
-    inputs_chosen_from,
     concurrent_batches,
+    inputs_chosen_from,
     inputs_read,
     rows_per_input,
     user_code_of,

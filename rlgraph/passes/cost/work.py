@@ -17,7 +17,7 @@ from rlgraph.catalog.models.families import (
 )
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import layer_of_name
-from rlgraph.passes.cost import latent
+from rlgraph.passes.cost import latent_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1
     too. Each rank has all weights that make the latent numbers of a token."""
     stage = -(-shape.layers // pp)
     experts = expert_parameters(shape) / max(1, shape.expert_layers) * min(stage, shape.expert_layers)
-    entire = stage * latent.shared_weight_count(shape, shape.latent) if shape.latent else 0
+    entire = stage * latent_attention.shared_weight_count(shape, shape.latent) if shape.latent else 0
     return (stage_parameters(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
 
 
@@ -234,7 +234,7 @@ def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
     flops = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
     if shape.latent is None:
         return flops
-    latent_flops = latent.absorbed_decode_flops if absorbed else latent.extra_decode_flops
+    latent_flops = latent_attention.absorbed_decode_flops if absorbed else latent_attention.extra_decode_flops
     return flops + shape.layers * latent_flops(shape, shape.latent, context)
 
 

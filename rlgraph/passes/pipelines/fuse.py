@@ -10,9 +10,9 @@ from functools import lru_cache
 
 from rlgraph.passes.pipelines import exact
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
-from rlgraph.passes.pipelines.dispatch import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import serial_lists
+from rlgraph.passes.pipelines.rule_scheduling import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.timetable import Lists, compute_timetable
 
 SMALL = 1500

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from rlgraph.passes.pipelines.counted import split_into_micro_batches
+from rlgraph.passes.pipelines.counted_models import split_into_micro_batches
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import published_lists

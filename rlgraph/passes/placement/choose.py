@@ -15,8 +15,8 @@ from time import monotonic
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.placement.found_plan import plan_from_search
-from rlgraph.passes.placement.question import (
+from rlgraph.passes.placement.plan_from_search import plan_from_search
+from rlgraph.passes.placement.query import (
     PlacementQuery,
     decomposed_problems,
     is_small,
@@ -26,14 +26,14 @@ from rlgraph.passes.placement.question import (
 )
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import Decompositions
-from rlgraph.passes.placement.search.fill import fill_caches
+from rlgraph.passes.placement.search.fill_kv_caches import fill_caches
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.no_plan_errors import refusal_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.passes.placement.search.refuse import refusal_diagnostics
 from rlgraph.passes.placement.search.search import PATIENCE, Fuse, Search
 
 SLEEPERS = 128

@@ -34,11 +34,11 @@ from rlgraph.ops.bases import has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.placement.adapters import adapter_errors
-from rlgraph.passes.placement.admits import admission_orders, length_predictors
+from rlgraph.passes.placement.admission_order import admission_orders, length_predictors
 from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings
 from rlgraph.passes.placement.models import model_optimizer, update_pairs
 from rlgraph.passes.placement.tails import tails_in_plan
-from rlgraph.passes.placement.unfollowed import TAKING, unfollowed_line_errors
+from rlgraph.passes.placement.unfollowed_lines import TAKING, unfollowed_line_errors
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """The shape of each model; a model whose configuration is out of reach has none."""

@@ -6,7 +6,7 @@ things.safetensors            the tensors of these values
 models/NAME/weights.safetensors, moments.safetensors, past-VERSION.safetensors
                               the tensors of each model that was changed, under their Hugging Face names, so that
                               nothing depends on where it was trained; if several ranks have the model, each writes
-                              files of its own (`weights-rank00003.safetensors`), see `rlgraph.backends.saved`
+                              files of its own (`weights-rank00003.safetensors`), see `rlgraph.backends.saved_models`
 program.rlf, graph.txt        the program as it was run, and its graph after the last pass
 
 Numbers are stored bit for bit. Nothing in a checkpoint can be executed.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.backends.saved import MODELS, SavedModel, damaged_checkpoint_error
+from rlgraph.backends.saved_models import MODELS, SavedModel, damaged_checkpoint_error
 from rlgraph.digests import DamagedFile, FileDigests, VerifiedFile, digest_bytes, digests_of
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import read_bytes

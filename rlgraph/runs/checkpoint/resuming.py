@@ -20,7 +20,7 @@ from rlgraph.runs.folder import CHECKPOINTS, HOW
 from rlgraph.runs.options import RunOptions, installed_versions
 
 if TYPE_CHECKING:
-    from rlgraph.backends.saved import SavedModel
+    from rlgraph.backends.saved_models import SavedModel
     from rlgraph.runs.checkpoint.saving import Resumable
 
 _AS_BEFORE = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved import MODELS, HalfUpdatedModel, NonFiniteWeights
+from rlgraph.backends.saved_models import MODELS, HalfUpdatedModel, NonFiniteWeights
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.files import cause_text
 from rlgraph.passes.compilation.compilation import Compilation
@@ -26,7 +26,7 @@ from rlgraph.runs.options import KEEP, RunOptions, installed_versions
 
 if TYPE_CHECKING:
     from rlgraph.backends.in_flight import Things
-    from rlgraph.backends.saved import PendingSave, SavedModel
+    from rlgraph.backends.saved_models import PendingSave, SavedModel
 
 
 class Resumable(Protocol):

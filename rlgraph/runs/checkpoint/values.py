@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.batches import CollectBatch, Surplus
+from rlgraph.backends.collect_batches import CollectBatch, Surplus
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData

@@ -121,7 +121,7 @@ def hub_findings() -> Iterator[Finding]:
         return
     from huggingface_hub import constants, get_token
 
-    from rlgraph.catalog.models.hub import VARIABLES, hub_failure
+    from rlgraph.catalog.models.hub_availability import VARIABLES, hub_failure
 
     failure = hub_failure()
     if failure:

@@ -13,8 +13,8 @@ from typing import Any
 from rlgraph.backends.engines.errors import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.worker.judging import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.model_sources import model_spec, source_span
+from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
@@ -25,7 +25,7 @@ from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.ir.graph import External, Model, Program, Record
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_default_dtypes
-from rlgraph.passes.placement.memory import least_memory_bytes
+from rlgraph.passes.placement.least_memory import least_memory_bytes
 from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
 from rlgraph.runs.doctor.machine import memory, model_cache
 from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reader_findings, reward_findings

@@ -11,7 +11,7 @@ from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Role
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.admits import admission_faults, unknown_admission_names
+from rlgraph.passes.placement.admission_order import admission_faults, unknown_admission_names
 from rlgraph.passes.placement.fusing import fused_training_faults
 from rlgraph.passes.placement.models import update_pairs
 from rlgraph.passes.placement.tails import tail_faults

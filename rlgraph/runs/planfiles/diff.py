@@ -10,7 +10,7 @@ from typing import Any
 from rlgraph.errors import count_phrase
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Pool
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.compilation.saved import PlanFile
+from rlgraph.passes.compilation.plan_file import PlanFile
 from rlgraph.runs.planfiles.format import format_ranges
 
 _SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "unfused_seconds", "alike_seconds")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.ir.plan import LARGEST
-from rlgraph.passes.compilation.programs import file_span
+from rlgraph.passes.compilation.read_program import file_span
 
 Path = tuple[str | int, ...]
 """The path to a value: names of fields and indices of items."""

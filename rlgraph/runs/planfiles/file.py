@@ -31,8 +31,8 @@ from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.programs import decode_source, file_span, open_file
-from rlgraph.passes.compilation.saved import PlanFile, ProgramOrigin
+from rlgraph.passes.compilation.plan_file import PlanFile, ProgramOrigin
+from rlgraph.passes.compilation.read_program import decode_source, file_span, open_file
 from rlgraph.passes.rewrites.pipeline import PassResult, verify_passes
 from rlgraph.runs.planfiles.checks import plan_problems
 from rlgraph.runs.planfiles.document import Document, JsonNode

@@ -10,11 +10,11 @@ from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.compilation.assumed import assumed_workload
+from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.hosts import host_memory_message
+from rlgraph.passes.compilation.host_offload import host_memory_message
 from rlgraph.passes.cost.constants import Constants, default_constants
-from rlgraph.passes.cost.peak import OffloadedModels, Peak, offloaded_models_by_node, pool_peaks
+from rlgraph.passes.cost.peak_memory import OffloadedModels, Peak, offloaded_models_by_node, pool_peaks
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.models import model_config

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from rlgraph.backends.engines.base import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
 from rlgraph.backends.engines.tokenizers import CharTokenizer
-from rlgraph.catalog.models import hub
+from rlgraph.catalog.models import hub_availability
 from rlgraph.catalog.models.configs import find_snapshot
 
 SHAPE = {
@@ -37,7 +37,7 @@ class Silent:
         self.asked: list[str] = []
 
     def head(self, url: str, **options: Any) -> None:
-        assert options["timeout"] == hub.SECONDS
+        assert options["timeout"] == hub_availability.SECONDS
         self.asked.append(url)
         raise OSError("Name or service not known")
 
@@ -64,7 +64,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(silent: Silent, tmp_path: Path
     )
     assert silent.asked == [f"{constants.ENDPOINT}/{NAME}/resolve/main/config.json"]
     again = pickle.loads(pickle.dumps(refused.value))
-    for name in hub.VARIABLES:
+    for name in hub_availability.VARIABLES:
         assert f"`{name}`" in again.hint
     assert f"`hf download {NAME}`" in again.hint
 
@@ -121,9 +121,9 @@ def test_what_the_hub_says_is_told_at_once(
 def test_a_model_that_the_hub_gives_is_read_by_its_name(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = SimpleNamespace(status_code=307, headers={})
     monkeypatch.setattr(silent, "head", lambda url, **options: answer, raising=False)
-    assert hub.readable_source(NAME) == NAME
+    assert hub_availability.readable_source(NAME) == NAME
 
 
 def test_the_documents_say_what_is_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "why" / "models.md").read_text("utf-8")
-    assert all(f"`{name}`" in page for name in hub.VARIABLES)
+    assert all(f"`{name}`" in page for name in hub_availability.VARIABLES)

@@ -23,7 +23,7 @@ from rlgraph.backends.engines.stored import StoredTensors, select_views, write_t
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import rank_opener
-from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.saved_models import SavedModel
 from rlgraph.backends.versions import PastWeights
 from rlgraph.backends.worker import saving
 from rlgraph.backends.worker.saving import (
@@ -40,7 +40,7 @@ from rlgraph.digests import STRETCH, DamagedFile, FileDigests, digests_of
 from rlgraph.ir.layout import LocalTensor, TensorPiece, box_elements, cut_tensor, full_box
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.resharding.owners import divide_writing
+from rlgraph.passes.resharding.divide_writing import divide_writing
 from tests.backends.engines import sharded
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import Clipped, Task, elsewhere, rows

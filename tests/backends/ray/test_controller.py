@@ -22,7 +22,7 @@ from tiny import data_folder
 
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.ray.orders import Receipt
+from rlgraph.backends.ray.requests import Receipt
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.worker.session import Settings
 

@@ -31,7 +31,7 @@ from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.weights import file_tensors
 from rlgraph.backends.ray.calls import Calls, replicas_of
-from rlgraph.backends.ray.links import WeightsReport
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.catalog.clusters.read import read_cluster
@@ -39,7 +39,7 @@ from rlgraph.catalog.models.adapters import find_adapter
 from rlgraph.explain.simulate import model_configs
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import pool_peaks
+from rlgraph.passes.cost.peak_memory import pool_peaks
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from tests.suites import few

@@ -63,7 +63,7 @@ def _needs_missing(command: list[str]) -> bool:
     """Whether a run wants an engine that is not installed; in one process it needs none."""
     if command[0] != "run" or not any(word.endswith("engines.rls") for word in command):
         return False
-    from rlgraph.passes.compilation.planning import installed_engines
+    from rlgraph.passes.compilation.default_plan import installed_engines
 
     return not {"megatron", "vllm"} <= installed_engines()
 

@@ -19,8 +19,8 @@ from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.legal import layout_problems
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trainable_parameters
+from rlgraph.catalog.models.rank_slices import RankSlicer
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import RankSlicer
 from rlgraph.ir.layout import Box, LocalTensor, box_elements
 from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.catalog.models.splits import shapes, splits

@@ -24,7 +24,7 @@ from rlgraph.explain.simulate import model_configs
 from rlgraph.ir.graph import Node
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import Peak, pool_peaks
+from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.rewrites.accumulate import accumulating_models

@@ -16,7 +16,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import (
+from rlgraph.passes.cost.peak_memory import (
     OffloadedModels,
     Peak,
     offloaded_models_by_node,

@@ -20,7 +20,7 @@ from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult, sample_rows
+from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult, sample_rows
 
 ISLAND = read_cluster("4x8:h100-80gb").islands[0]
 PROMPT = 300.0

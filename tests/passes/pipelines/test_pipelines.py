@@ -18,13 +18,13 @@ from every_list import entries, shortest
 
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.passes.pipelines import dispatch, exact
+from rlgraph.passes.pipelines import exact, rule_scheduling
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
-from rlgraph.passes.pipelines.counted import counted_model
-from rlgraph.passes.pipelines.dispatch import schedule_by_rule
+from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule, search_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem, read_problem
 from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.rule_scheduling import schedule_by_rule
 from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, compute_timetable
 from tests.suites import few
 from tests.viz.charts import bars_of
@@ -84,8 +84,8 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     assert models[0].forward * batches[0] > models[1].forward * batches[1] > 0.8 * models[0].forward * batches[0]
     problem = Problem(tuple(models))
     rules = (
-        *(rule for rule in dispatch.plain_rules(problem, inf) if rule.memory == inf),
-        *dispatch.extra_plain_rules(problem),
+        *(rule for rule in rule_scheduling.plain_rules(problem, inf) if rule.memory == inf),
+        *rule_scheduling.extra_plain_rules(problem),
     )
     made = [found.makespan for rule in rules if (found := schedule_by_rule(problem, rule, random.Random(0)))]
     assert min(made) <= 1.03 * makespan_lower_bound(problem)
@@ -137,10 +137,10 @@ def test_what_is_found_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPa
 def test_rules_alone_beat_one_after_the_other() -> None:
     """Where OR-Tools is not installed."""
     asked = Problem((replace(PAIR[0], micro_batches=16), replace(PAIR[1], micro_batches=8)))
-    found: list[dispatch.RuleSchedule] = []
+    found: list[rule_scheduling.RuleSchedule] = []
     tried = itertools.count()
     draw = random.Random(0)
-    dispatch.search_rules(
+    rule_scheduling.search_rules(
         asked, serial_peak_memory(asked), draw, lambda each: not found.append(each), lambda: next(tried) > 60
     )
     best = min(found, key=lambda each: each.makespan)
@@ -152,7 +152,7 @@ def test_rules_alone_beat_one_after_the_other() -> None:
 
 def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
     asked = Problem((PipelineModel("a", 2, 2, 1, 1, 1, 1.0), PipelineModel("b", 2, 2, 1, 1, 1, 1.0, True)))
-    rule = dispatch.DispatchRule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
+    rule = rule_scheduling.DispatchRule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
     assert schedule_by_rule(asked, rule, random.Random(0)) is None
 
 

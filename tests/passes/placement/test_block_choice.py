@@ -13,7 +13,7 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.steady_state import simulate_steps
 from rlgraph.ir.schedule import Stream
-from rlgraph.passes.compilation import blocks
+from rlgraph.passes.compilation import stream_blocks
 from rlgraph.passes.compilation.overlap import SimulationCache, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
@@ -55,7 +55,7 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
     def seconds(size: int | None) -> float:
         blocks_ = () if size is None else ((table, size),)
         return simulate_steps(
-            make_simulator(replace(found.choice, plan=replace(found.plan, blocks=blocks_))), blocks.STEPS
+            make_simulator(replace(found.choice, plan=replace(found.plan, blocks=blocks_))), stream_blocks.STEPS
         ).mean_step_seconds
 
     taken = {size: seconds(size) for size in (None, 2, 8)}
@@ -68,8 +68,8 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
 def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> None:
     found = made(folder, "stream rollout(block=24)\n").choice
     kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
-    search = blocks._BlockSearch(
-        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulationCache(blocks.STEPS)
+    search = stream_blocks._BlockSearch(
+        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulationCache(stream_blocks.STEPS)
     )
     assert search.choice_with(8).plan.blocks == (("other", 6), ("rollout", 8))
     assert search.choice_with(None).plan.blocks == (("other", 6),)
@@ -97,15 +97,15 @@ def test_a_table_with_a_tail_streams_in_any_case(folder: Path) -> None:
 
 def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int | None] = []
-    old = blocks._BlockSearch.simulated_seconds
+    old = stream_blocks._BlockSearch.simulated_seconds
 
-    def second(self: blocks._BlockSearch, rows: int | None) -> float:
+    def second(self: stream_blocks._BlockSearch, rows: int | None) -> float:
         if len(asked) == 2:
             signal.raise_signal(signal.SIGINT)
         asked.append(rows)
         return old(self, rows)
 
-    with patch.object(blocks._BlockSearch, "simulated_seconds", second):
+    with patch.object(stream_blocks._BlockSearch, "simulated_seconds", second):
         found = made(folder, "stream rollout\n")
     assert asked[:2] == [None, 2]
     assert found.plan.blocks in ((), (("rollout", 2),))

@@ -23,20 +23,20 @@ from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.choose_plan import peak_memory_by_pool, plan_prediction
 from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.compilation.default_plan import missing_feature_diagnostics
 from rlgraph.passes.compilation.finalists import choose_by_simulation
-from rlgraph.passes.compilation.hosts import offloaded_by_node
+from rlgraph.passes.compilation.host_offload import offloaded_by_node
 from rlgraph.passes.compilation.overlap import simulate_seconds
-from rlgraph.passes.compilation.planning import missing_feature_diagnostics
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
 from rlgraph.passes.cost.task import device_takeovers
 from rlgraph.passes.placement.choose import choose_placement, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
+from rlgraph.passes.placement.search.no_plan_errors import MOST_NODES
 from rlgraph.passes.placement.search.problem import device_peak_bytes as counted
-from rlgraph.passes.placement.search.refuse import MOST_NODES
 from tests.interrupting import ctrl_c
 from tests.suites import few
 

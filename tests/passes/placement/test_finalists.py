@@ -14,17 +14,17 @@ import pytest
 import rlgraph
 from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seconds
 from rlgraph.api.compiled import Compiled
-from rlgraph.passes.compilation import blocks, finalists
-from rlgraph.passes.compilation.blocks import STEPS, with_best_blocks
-from rlgraph.passes.compilation.choosing import plan_prediction
+from rlgraph.passes.compilation import finalists, stream_blocks
+from rlgraph.passes.compilation.choose_plan import plan_prediction
 from rlgraph.passes.compilation.finalists import choose_by_simulation, refine_blocks_and_tails
 from rlgraph.passes.compilation.overlap import SimulationCache, streaming_key
+from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_blocks
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, choose_placement
-from rlgraph.passes.placement.runners_up import ideal_streaming_value, next_best_choices
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_value, next_best_choices
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
@@ -143,16 +143,16 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
 
 def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Amid the blocks of the second plan: the first one is there, and no other is tried."""
-    old, plans = blocks._BlockSearch.simulated_seconds, []
+    old, plans = stream_blocks._BlockSearch.simulated_seconds, []
 
-    def interrupted(self: blocks._BlockSearch, rows: int | None) -> float:
+    def interrupted(self: stream_blocks._BlockSearch, rows: int | None) -> float:
         if self.choice.plan.groups not in plans:
             plans.append(self.choice.plan.groups)
         if len(plans) == 2:
             signal.raise_signal(signal.SIGINT)
         return old(self, rows)
 
-    with patch.object(blocks._BlockSearch, "simulated_seconds", interrupted):
+    with patch.object(stream_blocks._BlockSearch, "simulated_seconds", interrupted):
         found = made.__wrapped__("stream rollout\n", APART)
     assert "interrupted: the block of `rollout`" in capsys.readouterr().err
     assert found.plan.groups == plans[0] and len(plans) == 2 and found.choice.simulated_step_s

@@ -11,8 +11,8 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Program
-from rlgraph.passes.compilation.planning import read_model_shapes
-from rlgraph.passes.placement.memory import least_memory_bytes
+from rlgraph.passes.compilation.default_plan import read_model_shapes
+from rlgraph.passes.placement.least_memory import least_memory_bytes
 from rlgraph.passes.rewrites.pipeline import run_passes
 from rlgraph.user_code.files import Folders
 from tests.passes.placement.test_place import PROGRAM, TINY, planned

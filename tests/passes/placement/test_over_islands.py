@@ -17,11 +17,11 @@ from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.choose_plan import peak_memory_by_pool, plan_prediction
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
 from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.partitions import can_pack, pool_locations

@@ -15,7 +15,7 @@ from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
-from rlgraph.passes.compilation.planning import read_model_shapes
+from rlgraph.passes.compilation.default_plan import read_model_shapes
 from rlgraph.passes.placement.place import Machine, place
 from rlgraph.passes.resharding.edges import group_edges
 from rlgraph.passes.rewrites.pipeline import run_passes
@@ -350,7 +350,7 @@ def test_who_takes_new_weights_while_it_samples(monkeypatch: pytest.MonkeyPatch)
         "keep": (ModelHolding("actor", "two.vllm", keep=True),),
     }
     monkeypatch.setattr(
-        "rlgraph.passes.placement.unfollowed.spec_of", lambda name: replace(engine(name), rereads=False)
+        "rlgraph.passes.placement.unfollowed_lines.spec_of", lambda name: replace(engine(name), rereads=False)
     )
     planned(text, f"{apart}refresh actor on two")
     with pytest.raises(ProgramError, match="E0918.*`vllm` takes no new weights"):

@@ -20,7 +20,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.explain.choice import show_chosen_plan
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
-from rlgraph.passes.compilation.choosing import peak_memory_by_pool, plan_prediction
+from rlgraph.passes.compilation.choose_plan import peak_memory_by_pool, plan_prediction
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.placement.search.colocation import Blocks

@@ -28,10 +28,10 @@ from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
+from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.task import ReadValue, Task
 from rlgraph.passes.cost.timetable import TaskOrder
-from rlgraph.passes.placement.search import caches, progress
+from rlgraph.passes.placement.search import kv_cache_sizes, progress
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Block, Blocks
@@ -39,7 +39,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fusing import Taken, exact_pipeline_seconds
-from rlgraph.passes.placement.search.hosts import hosts_have_room
+from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.option import Option
@@ -117,7 +117,7 @@ class Case:
 def coarse() -> Iterator[None]:
     """Few sizes of caches, so that brute force looks at all of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "STEP", 4.0)
+        patch.setattr(kv_cache_sizes, "STEP", 4.0)
         yield
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 from rlgraph.ir.layout import LocalTensor, TensorPiece
 from rlgraph.ir.transfer import TensorBox
-from rlgraph.passes.resharding.missing import missing_boxes
+from rlgraph.passes.resharding.missing_boxes import missing_boxes
 
 SHAPES = {"a": (5,), "b": (4, 3), "c": (2, 3, 4)}
 

@@ -28,7 +28,7 @@ from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.ir.text.text import print_program
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.compilation.saved import PlanFile, ProgramOrigin
+from rlgraph.passes.compilation.plan_file import PlanFile, ProgramOrigin
 from rlgraph.runs.planfiles.file import plan_file_text, read_plan_file
 from rlgraph.runs.planfiles.format import format_ranges
 

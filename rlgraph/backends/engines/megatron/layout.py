@@ -18,8 +18,8 @@ from rlgraph.catalog.models.families import (
     rows_of_part,
 )
 from rlgraph.catalog.models.latent import LatentAttention
+from rlgraph.catalog.models.rank_slices import RankSlicer, Slice
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import RankSlicer, Slice
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 

@@ -25,7 +25,7 @@ from rlgraph.backends.engines.varlen import cap_scores
 from rlgraph.backends.engines.vocabulary import apply_temperature, logprobs_and_entropy
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.passes.pipelines.counted import counted_model
+from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
 from rlgraph.passes.pipelines.published import forward_entries, published_lists

@@ -4,8 +4,8 @@ dimension of each parameter, or of such a part, sharded over ranks (`torch.distr
 from __future__ import annotations
 
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, gate_up_rows, trainable_parameters
+from rlgraph.catalog.models.rank_slices import RankSlicer
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import RankSlicer
 from rlgraph.ir.layout import LocalTensor, Range, TensorPiece, chunk_range, cut_tensor, full_box, shape_of_box
 from rlgraph.ir.mesh import Mesh
 

@@ -9,7 +9,7 @@ from itertools import chain, product
 from operator import attrgetter, le
 from types import MappingProxyType
 
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline

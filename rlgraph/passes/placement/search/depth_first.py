@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from operator import is_, le
 
 from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound_seconds
-from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
+from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
 from rlgraph.passes.placement.search.boxes import AllocationBoxes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fusing import Pieces
-from rlgraph.passes.placement.search.hosts import hosts_have_room
+from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import device_peak_bytes

@@ -14,8 +14,8 @@ from operator import itemgetter
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.shared_pipelines import stage_misfit
 from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound_seconds
-from rlgraph.passes.cost.peak import usable_device_bytes
-from rlgraph.passes.placement.search.hosts import hosts_have_room
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
+from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem

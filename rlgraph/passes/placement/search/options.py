@@ -13,7 +13,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.cost.peak import usable_device_bytes, usable_host_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes, usable_host_bytes
 from rlgraph.passes.cost.predict import onload_cost
 from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.cost.weights import weight_sync_cost
@@ -21,10 +21,10 @@ from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.dominance import undominated
 from rlgraph.passes.placement.search.option import Option, SeparateOption
-from rlgraph.passes.placement.search.parts import ChunkedStrategy
-from rlgraph.passes.placement.search.sent_weights import make_split, needs_no_sync, weight_transfer_key
 from rlgraph.passes.placement.search.strategies import Strategies
 from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
+from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
+from rlgraph.passes.placement.search.weight_transfer_keys import make_split, needs_no_sync, weight_transfer_key
 
 Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""

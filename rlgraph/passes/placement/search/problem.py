@@ -11,7 +11,7 @@ from typing import Literal
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
+from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.predict import cross_group_rows_cost, host_work_cost
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.timetable import TaskOrder, makespan, makespan_lower_bound, pool_chains

@@ -32,7 +32,7 @@ from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime, SearchControl, SearchProgress
-from rlgraph.passes.placement.search.stages import StageBounds
+from rlgraph.passes.placement.search.stage_bounds import StageBounds
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""

@@ -20,15 +20,15 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.cost.predict import memory_model, task_model
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.caches import KVCacheSizes
 from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
 from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_axis_sizes
-from rlgraph.passes.placement.search.parts import ChunkedStrategy
 from rlgraph.passes.placement.search.strategy import Strategy
+from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
 
 MICROS: tuple[int, ...] = (1, 2, 4, 8)
 """The numbers of longest rows that fit into the micro-batches that are tried."""

@@ -12,7 +12,7 @@ from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.predict import TaskModel
 from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.caches import KVCacheSizes
+from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
 
 Key = tuple[float, ...]
 Ranks = tuple[str, int, Mesh, int]

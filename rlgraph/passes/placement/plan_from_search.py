@@ -13,7 +13,7 @@ from rlgraph.ir.plan import Group, ModelHolding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings_of_plan
 from rlgraph.passes.placement.place import Machine, place
-from rlgraph.passes.placement.question import PlacementQuery
+from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult

@@ -13,7 +13,7 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation.open_lines import LineSearch, resolve_open_lines
+from rlgraph.passes.compilation.open_schedule_lines import LineSearch, resolve_open_lines
 from rlgraph.passes.compilation.overlap import SimulationCache
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice

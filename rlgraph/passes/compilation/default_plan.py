@@ -27,7 +27,7 @@ from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.admits import length_predictors
+from rlgraph.passes.placement.admission_order import length_predictors
 from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.user_code.files import Folders
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import Surplus
+from rlgraph.backends.collect_batches import Surplus
 from rlgraph.backends.distributed.sharding import RequestNeeds
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import AxisRows, ControllerValue, PieceRows, WantedRows, WholePiece
+from rlgraph.backends.ray.piece_store import Places, Wire, Wish, as_range, to_sendable
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, RowRefs, ValueRef, column_key
-from rlgraph.backends.ray.store import Places, Wire, Wish, as_range, to_sendable
+from rlgraph.backends.ray.requests import AxisRows, ControllerValue, PieceRows, WantedRows, WholePiece
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.passes.cost.peak import TIGHT, usable_device_bytes
+from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem

@@ -11,7 +11,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Refresh, Schedule, Send
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.placement.admits import admission_faults
+from rlgraph.passes.placement.admission_order import admission_faults
 from rlgraph.passes.placement.fusing import fused_training_faults
 from rlgraph.passes.placement.tails import tail_faults
 

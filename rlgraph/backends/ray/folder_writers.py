@@ -21,7 +21,7 @@ from rlgraph.backends.engines.sources import (
     save_on_any_rank,
 )
 from rlgraph.backends.engines.weights import file_tensors
-from rlgraph.backends.ray.links import WeightsReport
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box, layer_tensor_name

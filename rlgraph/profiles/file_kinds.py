@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.files import failure_reason, read_bytes
-from rlgraph.passes.compilation.programs import decode_source, file_span
+from rlgraph.passes.compilation.read_program import decode_source, file_span
 from rlgraph.runs.planfiles.document import Document
 
 LARGEST_BYTES = 1 << 20

@@ -14,9 +14,9 @@ from math import inf
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Program
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_before_deadline
-from rlgraph.passes.placement.question import make_problem
+from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult

@@ -11,9 +11,9 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.cost.peak import OffloadedModels, offloaded_models_by_node
+from rlgraph.passes.cost.peak_memory import OffloadedModels, offloaded_models_by_node
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
-from rlgraph.passes.placement.question import PlacementQuery
+from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 

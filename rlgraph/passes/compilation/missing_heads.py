@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.heads import lacks_head, missing_head_diagnostic, missing_head_message
+from rlgraph.catalog.models.missing_heads import lacks_head, missing_head_diagnostic, missing_head_message
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program, Record
 from rlgraph.ops.bases import weights_change

@@ -12,7 +12,7 @@ from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase, quoted_list
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.schedule import Pool, Schedule
-from rlgraph.passes.cost.peak import usable_device_bytes
+from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from rlgraph.backends.device_queues import DeviceQueues, device_set
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.ray import shards
+from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.failures import CallContext, process_name
-from rlgraph.backends.ray.folder import split_parameters
-from rlgraph.backends.ray.links import WeightsReport
+from rlgraph.backends.ray.folder_writers import split_parameters
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.transfers import BUCKET, join_link, ranks_of
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import DeviceQueues, device_set
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import TensorBox, Topology
-from rlgraph.passes.resharding.missing import missing_boxes
+from rlgraph.passes.resharding.missing_boxes import missing_boxes
 from rlgraph.passes.resharding.reshard import plan_resharding
 
 _HOST: Address = (HOST, 0)
@@ -139,7 +139,7 @@ class ModelFolders:
         request = CallContext((_HOST,), "saving")
         if self.processes.call_idle((_HOST,), bool, request, Worker.wait_until_idle):
             return _HOST
-        here = shards.node_id()
+        here = engine_opener.node_id()
         return min(held, key=lambda who: held[who].machine_id != here)
 
     def _save_parts(self, model: str, held: Mapping[Address, WeightsReport], writer: Address, folder: Path) -> None:

@@ -18,12 +18,12 @@ from rlgraph.ir.types import Handle
 from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
 from rlgraph.ops.work import model_operations
-from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
-from rlgraph.passes.compilation.planning import read_model_shapes, unused_schedule_warnings
+from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
+from rlgraph.passes.compilation.host_offload import fullest_node, host_memory_shortage, offloaded_by_node
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fusing import FusedPipeline
-from rlgraph.passes.cost.peak import Peak, pool_peaks
+from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import (
@@ -36,8 +36,8 @@ from rlgraph.passes.placement.choose import (
     no_plan_error,
     with_shared_pipelines,
 )
-from rlgraph.passes.placement.question import PlacementQuery, is_small, with_other_engines
-from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_streams
+from rlgraph.passes.placement.next_best_plans import next_best_choices, streamed_tables, without_open_streams
+from rlgraph.passes.placement.query import PlacementQuery, is_small, with_other_engines
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.user_code.files import Folders

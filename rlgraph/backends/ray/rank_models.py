@@ -17,12 +17,12 @@ from rlgraph.backends.engines.errors import PartialUpdate
 from rlgraph.backends.engines.offload import OffloadRecord
 from rlgraph.backends.engines.roles import Offloads, Saves
 from rlgraph.backends.exchange.exchange import ExchangeCost
-from rlgraph.backends.ray import shards
+from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityLog
 from rlgraph.backends.ray.arrivals import WeightArrivals
-from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty_tensors, open_folder
-from rlgraph.backends.ray.links import Links, WeightsReport, report_weights
-from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.ray.folder_writers import AdapterFolder, ModelFolder, empty_tensors, open_folder
+from rlgraph.backends.ray.transfer_ends import Links, WeightsReport, report_weights
+from rlgraph.backends.saved_models import SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.nodes import copy_or_blend_weights
 from rlgraph.backends.worker.saving import (
@@ -76,10 +76,13 @@ class RankModels:
         """Return what this rank has of a model."""
         state = self.session.models[model]
         try:
-            report = report_weights(state.engine, shards.node_id())
+            report = report_weights(state.engine, engine_opener.node_id())
         except PartialUpdate:
             # Weights of its last update did not arrive from another replica, which shows only when they are read.
-            report, state.torn = WeightsReport(tuple(state.engine.layout()), torch.float32, shards.node_id()), True
+            report, state.torn = (
+                WeightsReport(tuple(state.engine.layout()), torch.float32, engine_opener.node_id()),
+                True,
+            )
         return replace(report, change_count=self.changes[model], half_updated=state.torn)
 
     def join_link(self, link: str, place: int, places: int, address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlgraph.backends.sim.batching import Ends, ReplicaRows
-from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
+from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult
 
 Sampling = Callable[[int, Sequence[float], Sequence[float]], SamplingResult]
 """What a replica takes to sample rows: tokens of their prompts and of their answers."""

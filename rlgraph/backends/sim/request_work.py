@@ -11,7 +11,7 @@ from rlgraph.backends.distributed.sharding import rows_by_replica
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows
-from rlgraph.backends.sim.log import WorkLog
+from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
 from rlgraph.passes.cost.batch import Batch, total_rows

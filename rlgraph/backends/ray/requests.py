@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.notes import TraceNote
+from rlgraph.backends.ray.piece_store import Places
 from rlgraph.backends.ray.remote import Key
-from rlgraph.backends.ray.store import Places
 from rlgraph.backends.step import Step
+from rlgraph.backends.trace_notes import TraceNote
 
 PieceRows = tuple[Key, Places, int | None]
 """A piece's key, which of its rows, and, to get only one column, the number of the node that reads the column."""

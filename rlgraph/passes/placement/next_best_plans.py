@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from rlgraph.ir.schedule import Schedule
 from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_before_deadline
-from rlgraph.passes.placement.found_plan import plan_from_search
-from rlgraph.passes.placement.question import make_problem
+from rlgraph.passes.placement.plan_from_search import plan_from_search
+from rlgraph.passes.placement.query import make_problem
 
 
 def streamed_tables(schedule: Schedule) -> tuple[str, ...]:

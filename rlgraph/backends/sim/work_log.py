@@ -13,7 +13,7 @@ from rlgraph.ir.plan import Group
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.fusing import FusedPipeline
-from rlgraph.passes.cost.sampled import SamplingResult
+from rlgraph.passes.cost.sampling import SamplingResult
 
 
 class CostPredictor(Protocol):
