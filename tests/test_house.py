@@ -297,7 +297,7 @@ def test_a_plan_is_searched_for_without_torch() -> None:
         "import sys, rlgraph\n"
         "found = rlgraph.compile('rlgraph/algorithms/grpo.rlf', cluster='1x8:a100-80gb')\n"
         "found.plan_json()\n"
-        "assert found.choice.found.seconds > 0\n"
+        "assert found.choice.search_result.seconds > 0\n"
         "print([m for m in ('torch', 'transformers', 'ray', 'vllm', 'megatron') if m in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
