@@ -251,6 +251,7 @@ def with_files(text: str) -> str:
 
 def generated() -> dict[str, str]:
     """Every table that is made from what the compiler itself reads."""
+    from rlgraph.dsl import outside_signatures as outside
     from rlgraph.dsl import signatures as own
     from rlgraph.ops import TENSOR
 
@@ -270,10 +271,10 @@ def generated() -> dict[str, str]:
     groups = {
         "models": own.MODELS,
         "constructors": own.CONSTRUCTORS,
-        "data": own.DATA,
-        "funcs": own.FUNCS,
-        "envs": own.ENVS,
-        "buffers": own.BUFFERS,
+        "data": outside.DATA,
+        "funcs": outside.FUNCS,
+        "envs": outside.ENVS,
+        "buffers": outside.BUFFERS,
     }
     for name, group in groups.items():
         made[name] = _table(
@@ -282,8 +283,8 @@ def generated() -> dict[str, str]:
     made["lora"] = _options(own.CONSTRUCTORS["lora"])
     made["chat"] = _options(own.CONSTRUCTORS["chat"])
     made["encode"] = _options(own.ENCODE)
-    made["data.options"] = _shared(own.DATA)
-    made["called.options"] = _shared(own.FUNCS)
+    made["data.options"] = _shared(outside.DATA)
+    made["called.options"] = _shared(outside.FUNCS)
     made["prelude"] = _prelude()
     made["lines"] = _lines()
     made["warnings"] = _warnings()

@@ -11,6 +11,7 @@ from rlgraph.conversations import TEMPLATE_NAMES
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
+from rlgraph.dsl.outside_signatures import OUTSIDE
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
@@ -24,7 +25,7 @@ from rlgraph.dsl.scope import (
     describe_meaning,
     meaning_of,
 )
-from rlgraph.dsl.signatures import MODELS, OUTSIDE
+from rlgraph.dsl.signatures import MODELS
 from rlgraph.errors import Related, Source, Span, did_you_mean
 from rlgraph.ir import dtypes
 from rlgraph.ir.graph import Const, External, Model, Record, State

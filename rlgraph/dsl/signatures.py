@@ -13,7 +13,6 @@ from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
 from rlgraph.ops import NODES
-from rlgraph.ops.records import UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,8 @@ class Method:
     """Whether it gives a number for each row, not for each token."""
 
 
-def _table(*signatures: Signature) -> dict[str, Signature]:
+def signature_table(*signatures: Signature) -> dict[str, Signature]:
+    """Return signatures by their names."""
     return {signature.name: signature for signature in signatures}
 
 
@@ -111,7 +111,7 @@ _MODEL = (
     Attribute("chat", "chat", None, doc="how conversations are written, `chat(...)`; if not said, as the model's own"),
 )
 
-MODELS = _table(
+MODELS = signature_table(
     Signature("causal_lm", (Attribute("source", "source"),), _MODEL, "A language model."),
     Signature(
         "value_lm", (Attribute("source", "source"),), _MODEL, "A language model with a scalar head on each token."
@@ -119,7 +119,7 @@ MODELS = _table(
     Signature("reward_lm", (Attribute("source", "source"),), _MODEL, "A language model with one score for a row."),
 )
 
-CONSTRUCTORS = _table(
+CONSTRUCTORS = signature_table(
     Signature(
         "random",
         (Attribute("family", "text"),),
@@ -192,177 +192,10 @@ CONSTRUCTORS = _table(
 )
 
 RATES = ("cosine", "linear", "constant")
-OVERLONG = ("error", "drop", "cut")
-
-_BATCH = (
-    Attribute("batch", "int", None, 1, None, "rows read at a time; all of them if it is left out"),
-    Attribute("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
-    Attribute("limit", "int", None, 1, None, "use this many rows only"),
-    Attribute("max_prompt", "int", None, 1, None, "tokens of a prompt, with what the chat template adds; at most"),
-    Attribute(
-        "overlong",
-        "word",
-        None,
-        doc="rows whose prompt is longer than `max_prompt`, or than the model takes: an error before the first step "
-        "(`error`, the default), or they are left out (`drop`), or lose their beginning (`cut`)",
-        names=lambda: OVERLONG,
-    ),
-    Attribute("defaults", "columns", None, doc='values for rows that lack a column: `columns(answer="", level=0)`'),
-)
-_CALLED = (
-    Attribute("timeout", "float", None, 0.0, None, "seconds for a call"),
-    Attribute("workers", "int", None, 1, 256, "processes that the calls are spread over"),
-)
-
-
-def _over(default: str, *names: str) -> Attribute:
-    """Return the option that says on which rows a row's number may depend."""
-    return Attribute(
-        "over",
-        "word",
-        default,
-        doc="the rows on which the number of a row may depend: itself, those of its prompt, or all of the batch",
-        names=lambda: names,
-    )
-
-
-_STREAMING = Attribute("streaming", "bool", None, doc="rows come one after the other, and are stored nowhere")
-
-DATA = _table(
-    Signature(
-        "files",
-        (Attribute("paths", "texts"),),
-        (
-            *_BATCH,
-            Attribute("split", "text", None, doc="of a folder or of what `*` matches: the files whose names say so"),
-            Attribute("field", "text", None, doc="the name under which a JSON object has its list of rows"),
-            _STREAMING,
-        ),
-        "Files, folders, what `*` matches, or a list of these: the endings say of which format.",
-    ),
-    Signature("jsonl", (Attribute("path", "text"),), _BATCH, "A file with a JSON object on each line."),
-    Signature("parquet", (Attribute("path", "text"),), _BATCH, "A Parquet file (extra `datasets`)."),
-    Signature(
-        "hub",
-        (Attribute("name", "text"),),
-        (*_BATCH, Attribute("split", "text", None), Attribute("config", "text", None), _STREAMING),
-        "A data set of the Hugging Face hub (extra `datasets`).",
-    ),
-    Signature(
-        "python",
-        (Attribute("function", "text"),),
-        (*_BATCH, Attribute("timeout", "float", None, 0.0)),
-        "Rows from a Python generator or list: `file.py:function`; other options are its arguments.",
-        open=True,
-    ),
-    Signature(
-        "reasoning_gym",
-        (Attribute("task", "text"),),
-        (
-            *_BATCH,
-            Attribute("size", "int", None, 1),
-            Attribute("seed", "int", None, 0),
-            Attribute("start", "int", None, 0),
-        ),
-        "A procedural task of reasoning_gym (extra `gym`); other options are the task's own.",
-        open=True,
-    ),
-)
-
-DATA["mix"] = Signature(
-    "mix",
-    (Attribute("data", "any"),),
-    (
-        *(option for option in _BATCH if option.name != "limit"),
-        Attribute("weights", "any", None, doc="the share of each source, together 1; as many rows of each as it has"),
-    ),
-    "The rows of two or more sources, of each its share: `mix(a, b, weights=[0.8, 0.2], batch=64)`.",
-    of_its_kind=True,
-)
-
-OUTCOMES = ("stop", "skip")
-_RESULTS = (
-    Attribute(
-        "none",
-        "outcome",
-        None,
-        doc="where it returns None the run stops (the default), the row is without a number, or has this one",
-        names=lambda: OUTCOMES,
-    ),
-    Attribute(
-        "failed",
-        "outcome",
-        None,
-        doc="where a call fails the run stops (the default), its rows are without a number, or have this one",
-        names=lambda: OUTCOMES,
-    ),
-    Attribute("trial", "bool", None, doc="it is called on a made-up answer before the first step: the default"),
-)
-_NAMED = (
-    Attribute("returns", "texts", None, doc="names of the numbers that it returns for a row, the first one its value"),
-    Attribute("texts", "texts", None, doc="names of the texts that it returns for a row, after its numbers"),
-)
-
-FUNCS = _table(
-    Signature(
-        "python",
-        (Attribute("function", "text"),),
-        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("group", *UNITS), *_RESULTS, *_NAMED),
-        "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.",
-        open=True,
-    ),
-    Signature(
-        "reasoning_gym",
-        (),
-        (*_CALLED, _over("row", "row"), *_RESULTS),
-        "The verifier of the reasoning_gym task that the rows came from (extra `gym`).",
-    ),
-    Signature(
-        "math_verify",
-        (),
-        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("row", "row"), *_RESULTS),
-        "1 where the last mathematics of a completion, in LaTeX or plain, equals its row's `answer` (extra `math`).",
-    ),
-    Signature(
-        "http",
-        (Attribute("url", "text"),),
-        (
-            *_CALLED,
-            Attribute("batch", "int", None, 1, None, "rows a call"),
-            Attribute("retries", "int", None, 0, 100, "times that a server which does not answer is asked again"),
-            Attribute("token", "text", None, doc="the environment variable with its bearer token"),
-            _over("row", *UNITS),
-            *_RESULTS,
-            *_NAMED,
-        ),
-        "A server that is sent the rows as JSON and answers with their numbers.",
-    ),
-)
-
-ENVS = _table(
-    Signature(
-        "python",
-        (Attribute("class", "text"),),
-        _CALLED,
-        "`file.py:Class` with reset(row), step(action) and close().",
-        open=True,
-    ),
-)
 
 ENCODE = Signature("encode", options=_options("encode"), doc="Rows of texts or conversations as tokens.")
 
-BUFFERS = _table(
-    Signature(
-        "fifo",
-        (),
-        (Attribute("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
-        "Rows of earlier steps, the newest `capacity` of them.",
-    ),
-)
-
-OUTSIDE = {"data": DATA, "func": FUNCS, "env": ENVS, "buffer": BUFFERS}
-
-STATEMENTS = _table(
+STATEMENTS = signature_table(
     Signature(
         "train", options=_options("train"), doc="One AdamW step of the model on the value that its body minimizes."
     ),

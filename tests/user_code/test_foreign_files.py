@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.dsl.check import check as check_program
-from rlgraph.dsl.signatures import OUTSIDE
+from rlgraph.dsl.outside_signatures import OUTSIDE
 from rlgraph.errors import ProgramError, RunError, Source
 from rlgraph.passes.compilation.read_program import make_reference_checker
 from rlgraph.user_code import Workers, open_function
