@@ -256,7 +256,7 @@ def generated() -> dict[str, str]:
     from rlgraph.ops import TENSOR
 
     made: dict[str, str] = {}
-    for kind in ("elementwise", "reduction", "scan"):
+    for kind in ("elementwise", "reduction", "ranking", "scan"):
         rows = [
             (_call(op.name, op.args), op.doc, _result(op.dtype))
             for op in TENSOR.values()
@@ -317,7 +317,13 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _call(name: str, count: int) -> str:
-    names = {"clip": "x, low, high", "where": "condition, a, b", "quantile": "x, q", "discount": "x, decay"}
+    names = {
+        "clip": "x, low, high",
+        "where": "condition, a, b",
+        "quantile": "x, q",
+        "discount": "x, decay",
+        "top": "x, k",
+    }
     return f"`{name}({names.get(name, 'x' if count == 1 else 'a, b')})`"
 
 

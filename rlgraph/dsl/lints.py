@@ -163,4 +163,4 @@ def _reductions(node: Node) -> Iterator[Apply]:
 
 
 def _reductions_in(expr: Expr) -> Iterator[Apply]:
-    return (part for part in operations_in(expr) if TENSOR[part.op].kind == "reduction")
+    return (part for part in operations_in(expr) if TENSOR[part.op].grouped)

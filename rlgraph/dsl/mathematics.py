@@ -16,7 +16,7 @@ from rlgraph.dsl.values import (
     without_given,
 )
 from rlgraph.errors import Span, count_phrase, did_you_mean
-from rlgraph.ir.graph import Apply, Expr, Ref
+from rlgraph.ir.graph import Apply, Const, Expr, Ref
 from rlgraph.ir.types import Axis, inner_axis
 from rlgraph.ops import TENSOR, infer_type
 
@@ -53,7 +53,7 @@ def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
 def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
     """Return an operation on typed arguments; report where their axes do not nest."""
     joined: Axis | None = None
-    for arg in args if TENSOR[op].kind != "reduction" else []:
+    for arg in args if not TENSOR[op].grouped else []:
         try:
             joined = inner_axis(joined, arg.type.axis)
         except ValueError:
@@ -69,13 +69,15 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
     """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
-        if option is not by or TENSOR[name].kind != "reduction":
-            hint = "reductions take `by=`" if TENSOR[name].kind == "reduction" else "it takes no options"
+        if option is not by or not TENSOR[name].grouped:
+            hint = f"`{name}` takes `by=`" if TENSOR[name].grouped else "it takes no options"
             raise context.statement_error("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
         args, given = evaluate_optionals(context, expr.args)
         return _optional(_apply(context, "minimum" if name == "min" else "maximum", args, expr.span), given)
     op = TENSOR[name]
+    if op.kind == "ranking":
+        return _ranking(context, expr, name, by)
     if op.kind == "reduction":
         return _reduce(context, expr, name, by)
     if len(expr.args) != op.args:
@@ -187,6 +189,19 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
             raise context.statement_error(
                 "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
             )
+    return _grouped(context, expr, name, args, given, target)
+
+
+def _grouped(
+    context: Context, expr: tree.Call, name: str, args: list[Expr], given: tuple[Ref, ...], target: Axis | None
+) -> Expr:
+    """Return an operation on the entries that are there, in each row of `target` or in the whole batch."""
+    for arg, syntax in zip(args[1:], expr.args[1:], strict=False):
+        if arg.type.axis is not None and (target is None or not target.is_within(arg.type.axis)):
+            where = f", or one for each row of `{target.name}`" if target else ""
+            message = f"`{name}` takes one number here{where}, and this is {arg.type}"
+            form = f"mean(x, by={target.name})" if target else "mean(x)"
+            raise context.statement_error("E0855", message, syntax.span, f"reduce it: `{form}` for example")
     if not given:
         return _apply(context, name, args, expr.span, target)
     if context.block.training:
@@ -194,6 +209,46 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
         message = f"a loss needs a value of each row, and this is {shown}"
         raise context.statement_error("E0781", message, expr.args[0].span, lacking_hint(context, given))
     return _apply(context, name, [*args, all_given(context, given, expr.span)], expr.span, target)
+
+
+def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr | OptionalValue:
+    """Return `rank(x, by=prompts)` or `top(x, 2, by=prompts)`. Rows that lack a value are not ranked: they have no
+    rank, and are none of the largest."""
+    value_count = TENSOR[name].args
+    form = "x" if value_count == 1 else "x, 2"
+    if len(expr.args) != value_count:
+        raise context.statement_error(
+            "E0405",
+            f"`{name}` takes {count_phrase(value_count, 'value')}, not {len(expr.args)}",
+            expr.span,
+            f"`{name}({form})` of the whole batch, or `{name}({form}, by=prompts)` in each group",
+        )
+    args, given = evaluate_optionals(context, expr.args[:1])
+    source = args[0].type.axis
+    if source is None:
+        raise context.statement_error(
+            "E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span
+        )
+    for syntax in expr.args[1:]:
+        args += evaluate_numbers(context, [syntax])
+        _check_whole_number(context, args[-1], syntax, name)
+    target = _group_axis(context, by.value, source) if by else None
+    result = _grouped(context, expr, name, args, given, target)
+    return result if result.type.dtype == "bool" else _optional(result, given)
+
+
+def _check_whole_number(context: Context, value: Expr, syntax: tree.Expr, name: str) -> None:
+    """Report a count of rows that is no whole number, or less than 1."""
+    if value.type.dtype not in ("int", "any", "number"):
+        message = f"`{name}` takes a whole number of rows, and this is {value.type}"
+        hint = "for a share of the rows write `rank(x, by=prompts) < 0.5 * size(x, by=prompts)`"
+        raise context.statement_error("E0854", message, syntax.span, hint)
+    if (isinstance(value, Const) and not isinstance(value.value, str) and value.value < 1) or (
+        isinstance(value, Apply) and value.op == "neg" and isinstance(value.args[0], Const)
+    ):
+        message = f"`{name}` takes at least one row, and this is {syntax.span.covered_text}"
+        hint = "for the smallest ones negate the values: `top(-x, 2)`"
+        raise context.statement_error("E0854", message, syntax.span, hint)
 
 
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:

@@ -226,6 +226,16 @@ RECORDS = (
         effect=True,
         free=True,
     ),
+    NodeOp(
+        "uniform",
+        "table -> tensor",
+        "row",
+        "A random number for each row, at least 0 and below 1.",
+        attributes=(_KEY,),
+        pure=False,
+        random=True,
+        free=True,
+    ),
     NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
     NodeOp(
         "assign",

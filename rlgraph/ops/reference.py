@@ -7,6 +7,7 @@ not occur in it.
 
     elementwise   f(*values)           of entries on one common axis
     reduction     f(x, index, size)    [size], an entry for each row that `index` points at; index None: 0-d
+    ranking       f(x, index, size)    [entries], of what is in the same row; index None: of all entries
     scan          f(x, index)          along the entries of each row
 
 Where the result is a number, `lowering` has converted the arguments to its dtype: ints to floats, bools to ints.
@@ -182,9 +183,7 @@ def quantile(x: Tensor, q: Number, index: Tensor | None, size: int) -> Tensor:
 
     q: a single value or [size].
     """
-    order = x.detach().argsort(stable=True)
-    if index is not None:
-        order = order.index_select(0, index.index_select(0, order).argsort(stable=True))
+    order = _in_rows(x.detach().argsort(stable=True), index)
     entries = torch.cat((x.index_select(0, order), x.new_zeros(1)))
     counts = _count(x, index, size)
     start = counts.cumsum(0) - counts if index is not None else torch.zeros_like(counts)
@@ -197,6 +196,29 @@ def quantile(x: Tensor, q: Number, index: Tensor | None, size: int) -> Tensor:
     # The difference of two entries may overflow.
     interpolated = torch.where(step.isfinite(), low + fraction * step, low * (1 - fraction) + high * fraction)
     return torch.where(counts > 0, interpolated, 0)
+
+
+# Rankings
+
+
+def rank(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return for each entry its place in its row, int64, from 0 for the largest. Equals are in the order in which they
+    are given. A nan is the largest, as in `argmax`."""
+    order = _in_rows(x.detach().argsort(stable=True, descending=True), index)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    if index is None:
+        return places
+    counts = _count(x, index, size)
+    return places - (counts.cumsum(0) - counts)[index]
+
+
+def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
+    """Return whether each entry is one of the `k` largest of its row, bool.
+
+    k: a single value or [size].
+    """
+    return rank(x, index, size) < (gather(k, index) if isinstance(k, Tensor) and k.dim() else k)
 
 
 # Scans
@@ -283,6 +305,13 @@ def select(x: Any, chosen: Tensor) -> Any:
     return x[chosen]
 
 
+def spread(x: Tensor, chosen: Tensor) -> Tensor:
+    """Return what was computed of entries that `select` returned where these were before; 0 for the others."""
+    full = x.new_zeros(chosen.shape)
+    full[chosen] = x
+    return full
+
+
 def place_before(place: Tensor, chosen: Tensor) -> Tensor:
     """Return where entries of what `select` returned were before, int64; -1 stays -1."""
     places = torch.cat((chosen.nonzero()[:, 0], chosen.new_full((1,), -1, dtype=torch.int64)))
@@ -300,6 +329,11 @@ def _total(x: Tensor, index: Tensor | None, size: int) -> Tensor:
 
 def _count(x: Tensor | Sequence[Any], index: Tensor | None, size: int) -> Tensor:
     return torch.tensor(len(x)) if index is None else torch.bincount(index, minlength=size)
+
+
+def _in_rows(order: Tensor, index: Tensor | None) -> Tensor:
+    """Return an order of all entries as one of the entries of each row, row after row."""
+    return order if index is None else order[index[order].argsort(stable=True)]
 
 
 def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
@@ -399,6 +433,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "quantile": quantile,
     "argmax": argmax,
     "argmin": argmin,
+    "rank": rank,
+    "top": top,
     "next": next_,
     "prev": prev,
     "cumsum": cumsum,

@@ -1,7 +1,8 @@
 """Declares the tensor operations, each in a record. Their implementations are in `reference`.
 
 Elementwise operations work on entries broadcast to the innermost axis of their arguments; a reduction goes from an axis
-to one that contains it; a scan runs along the inner axis of its argument, inside each row.
+to one that contains it; a ranking compares the entries of each row of such an axis, and has a result for each entry; a
+scan runs along the inner axis of its argument, inside each row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from rlgraph.ir.types import Axis, DType, Tensor, inner_axis
 
-OpKind = Literal["elementwise", "reduction", "scan"]
+OpKind = Literal["elementwise", "reduction", "ranking", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class TensorOp:
     """How many first arguments are conditions and not numbers."""
     texts: bool = False
     """Whether it also takes two texts, for which it does what `python` does."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a result depends on all entries of a row of the axis that `by=` names, or of the whole batch."""
+        return self.kind in ("reduction", "ranking")
 
 
 def _sign(
@@ -171,6 +177,25 @@ _ALL = (
     ),
     TensorOp("argmax", "reduction", 1, "row", "the row with the largest entry, the first of equals", gradient=False),
     TensorOp("argmin", "reduction", 1, "row", "the row with the smallest entry, the first of equals", gradient=False),
+    TensorOp(
+        "rank",
+        "ranking",
+        1,
+        "int",
+        "how many entries come before it, from the largest to the smallest: 0 for the largest; of equals the first "
+        "comes first",
+        gradient=False,
+        numbers="own",
+    ),
+    TensorOp(
+        "top",
+        "ranking",
+        2,
+        "bool",
+        "whether it is one of the `k` largest: of exactly `k`, or of all where there are fewer",
+        gradient=False,
+        numbers="own",
+    ),
     TensorOp("next", "scan", 1, "same", "the entry of the next valid token; 0 at the last"),
     TensorOp("prev", "scan", 1, "same", "the entry of the valid token before; 0 at the first"),
     TensorOp("cumsum", "scan", 1, "same", "sum of the entries up to and with this one"),
@@ -187,21 +212,21 @@ COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 
 def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
-    """Return the type of an operation's result; `axis` is the one that a reduction leaves. A reduction may have one
-    argument more, which says for each entry whether it counts.
+    """Return the type of an operation's result; `axis` is the one that a reduction leaves, or whose rows a ranking
+    compares the entries of. Both may have one argument more, which says for each entry whether it counts.
 
     Raises ValueError where axes do not nest; the checker reports that earlier, with a caret.
     """
     op = TENSOR[name]
-    if op.kind == "reduction" and len(args) == op.args + 1 and args[-1].dtype == "bool":
+    if op.grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":
         args = args[:-1]
     if len(args) != op.args:
         raise ValueError(f"{name} takes {op.args} arguments, not {len(args)}")
-    if op.kind == "reduction":
+    if op.grouped:
         source = args[0].axis
         if source is None or not source.is_within(axis):
             raise ValueError(f"{name} cannot go from {source and source.key} to {axis and axis.key}")
-        return Tensor(_dtype(op, args), axis)
+        return Tensor(_dtype(op, args), axis if op.kind == "reduction" else source)
     if op.kind == "scan":
         if args[0].axis is None or not args[0].axis.inner:
             raise ValueError(f"{name} runs along tokens or turns, not along {args[0]}")

@@ -113,6 +113,28 @@ def test_quantile(rows: Rows, q: float) -> None:
     close(REFERENCE["quantile"](x, q, None, 1), quantile(sum(rows, []), q))
 
 
+def ranks(row: list[float]) -> list[int]:
+    return [sum(y > x or (y == x and other < place) for other, y in enumerate(row)) for place, x in enumerate(row)]
+
+
+@given(rows=ROWS, k=st.integers(1, 4))
+@RUN
+def test_rank_and_top(rows: Rows, k: int) -> None:
+    x, index, size = flat(rows)
+    expected, entries = sum(map(ranks, rows), []), sum(rows, [])
+    assert REFERENCE["rank"](x, index, size).tolist() == expected
+    assert REFERENCE["rank"](x, None, 1).tolist() == ranks(entries)
+    assert REFERENCE["top"](x, k, index, size).tolist() == [place < k for place in expected]
+    assert REFERENCE["top"](x, torch.full((size,), k), index, size).tolist() == [place < k for place in expected]
+    assert REFERENCE["top"](x, torch.tensor(k), None, 1).sum().item() == min(k, len(entries))
+
+
+def test_of_equal_entries_the_first_comes_first() -> None:
+    for x in (torch.zeros(100), torch.zeros(100, dtype=torch.bool), torch.zeros(100, dtype=torch.int64)):
+        assert REFERENCE["rank"](x, None, 1).tolist() == list(range(100))
+    assert REFERENCE["rank"](torch.tensor([-0.0, 0.0, math.nan]), None, 1).tolist() == [1, 2, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(value=st.floats(-1e3, 1e3, width=32), count=st.integers(1, 100))
 @RUN

@@ -147,6 +147,8 @@ class _Lowering:
             return self.add_call(function, tuple(operands), hint)
         source = expr.args[0].type.axis
         assert source is not None
+        if kind == "ranking":
+            return self.lower_ranking(expr, args, chosen, hint)
         if kind == "scan":
             assert source.parent is not None
             # The decay of `discount` is broadcast to the entries along which it runs.
@@ -167,6 +169,24 @@ class _Lowering:
             return self.add_call(function, (entries, *rest, index, self.row_count(target)), hint)
         place = self.add_call(function, (entries, *rest, index, self.row_count(target)))
         return self.add_call(reference.place_before, (place, chosen), hint)
+
+    def lower_ranking(self, expr: Apply, args: tuple[Any, ...], chosen: fx.Node | None, hint: str | None) -> fx.Node:
+        """Return the value of an operation that compares the entries of each row of an axis, or all entries."""
+        function, source = reference.REFERENCE[expr.op], expr.args[0].type.axis
+        assert source is not None
+        target = next((axis for axis in source.path_to_root() if axis.key == expr.axis), None)
+        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
+        index: fx.Node | None = None
+        size: fx.Node | int = 1
+        if target is not None:
+            same_axis = source.key == target.key
+            index = self.add_call(reference.own_rows, args[:1]) if same_axis else self.ancestor_rows(source, target)
+            size = self.row_count(target)
+        if chosen is None:
+            return self.add_call(function, (args[0], *rest, index, size), hint)
+        entries = self.add_call(reference.select, (args[0], chosen))
+        index = None if index is None else self.add_call(reference.select, (index, chosen))
+        return self.add_call(reference.spread, (self.add_call(function, (entries, *rest, index, size)), chosen), hint)
 
     def in_result_dtype(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""

@@ -17,6 +17,7 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
+from rlgraph.backends.worker.draws import uniform
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
@@ -309,6 +310,7 @@ WORK: dict[str, Work] = {
     "learn": learn,
     "keep": keep,
     "pick": pick,
+    "uniform": uniform,
     "lookup": lookup,
     "assign": assign,
     "push": push,

@@ -194,7 +194,7 @@ class _Loss:
             return expr, ()
         if isinstance(expr, Ref) and expr.name in self.defined:
             return self.split_sum_and_factor(self.defined[expr.name])
-        linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and TENSOR[expr.op].kind != "reduction" else None
+        linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and not TENSOR[expr.op].grouped else None
         if not isinstance(expr, Apply) or linear is None:
             raise _Waits(self.late.get(names[0], f"each row uses `{names[0]}`, which is known when all are there"))
         if linear == "all":

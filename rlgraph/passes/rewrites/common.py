@@ -67,6 +67,6 @@ def _in_slices(loop: Node, available: Seen, axes_by_key: Mapping[str, Axis]) -> 
 def _is_local(expr: Expr, axis: Axis, axes_by_key: Mapping[str, Axis]) -> bool:
     if not isinstance(expr, Apply):
         return True
-    if TENSOR[expr.op].kind == "reduction" and (expr.axis is None or not axes_by_key[expr.axis].is_within(axis)):
+    if TENSOR[expr.op].grouped and (expr.axis is None or not axes_by_key[expr.axis].is_within(axis)):
         return False
     return all(_is_local(arg, axis, axes_by_key) for arg in expr.args)

@@ -241,7 +241,8 @@ class _Splitter:
             return self.crossing.get(expr.name, "")
         if not isinstance(expr, Apply):
             return ""
-        if expr.type.axis is None and uses_any(expr, self.tied):
+        whole = expr.type.axis is None or (TENSOR[expr.op].grouped and expr.axis is None)
+        if whole and uses_any(expr, self.tied):
             return f"each row uses `{expr.op}` over the whole batch of what the model computes"
         return next(filter(None, map(self.why_rows_depend, expr.args)), "")
 

@@ -20,9 +20,9 @@ def innermost_common_axis(found: list[Axis]) -> Axis | None:
 
 
 def reductions(expr: Expr) -> Iterator[Apply]:
-    """Return every reduction in an expression."""
+    """Return every operation in an expression that needs whole groups, or the whole batch."""
     if isinstance(expr, Apply):
-        if TENSOR[expr.op].kind == "reduction":
+        if TENSOR[expr.op].grouped:
             yield expr
         for arg in expr.args:
             yield from reductions(arg)

@@ -178,7 +178,7 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
     wanted: dict[str, Any] = {"float": dtype, "int": torch.int64, "bool": torch.bool, "row": torch.int64}
     tried = 0
     for args in itertools.product(leaves, repeat=TENSOR[op].args):
-        for axis in (None, ROLLOUT) if TENSOR[op].kind == "reduction" else (None,):
+        for axis in (None, ROLLOUT) if TENSOR[op].grouped else (None,):
             try:
                 kind = infer_type(op, [arg.type for arg in args], axis)
             except ValueError:
@@ -196,10 +196,10 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
 
 
 def fits(op: str, arg: Expr, args: tuple[Expr, ...], axis: Axis | None) -> bool:
-    """Whether a second argument reaches the entries of a scan, or what a reduction leaves."""
+    """Whether a second argument reaches the entries of a scan, or the groups of a reduction or a ranking."""
     if TENSOR[op].kind == "elementwise":
         return True
-    target = axis if TENSOR[op].kind == "reduction" else args[0].type.axis
+    target = axis if TENSOR[op].grouped else args[0].type.axis
     return target is not None and target.is_within(arg.type.axis)
 
 

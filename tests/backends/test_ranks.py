@@ -1,0 +1,122 @@
+"""Ranks and the largest of a group: exactly so many, and the same rows in any block and plan."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from scheduled import compiled
+from tiny import Run, Seen, compile_text, data_folder, weights
+
+from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.worker.session import Settings
+
+USER = """
+def halves(completion_ids, **columns):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+def some(completion_ids, **columns):
+    return [None if sum(ids) % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
+"""
+TEXT = f"""algorithm ranks
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
+func halves  = python("ranks.py:halves", over=row)
+func some    = python("ranks.py:some", over=row, none=skip)
+param most   = 2
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=5)
+    score   = halves(rollout)
+    judged  = some(rollout)
+    order   = rank(score, by=prompts)
+    over    = rank(score)
+    first   = top(judged, most, by=prompts)
+    report places = sum(order * rollout.length), over = sum(over * rollout.length), judged = mean(rank(judged, by=prompts))
+    report first = sum(first * rollout.length), firsts = count(first), seven = sum(top(score, 7) * rollout.length)
+    report tokens = sum(rank(rollout.logprobs, by=rollout) * rollout.logprobs)
+    report part = sum(top(score, 1 + min(rollout.length, by=prompts), by=prompts) * rollout.length)
+    keep rollout where top(score, most, by=prompts)
+    train actor(lr=0.01, eps=0.01):
+        now = actor.logprobs(rollout)
+        minimize mean(-now * (1 + rank(detach(now)) + rank(detach(now), by=prompts)))
+    report kept = size(order), gain = sum(order), then = mean(actor.logprobs(rollout))
+"""
+SCHEDULE = """pool play   = 1 devices
+pool judges = 2 cpus
+place actor on play(engine=transformers)
+place halves, some on judges
+stream rollout(block={})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = data_folder(tmp_path_factory.mktemp("ranks"))
+    (folder / "ranks.py").write_text(USER)
+    return folder
+
+
+@cache
+def whole(folder: Path) -> Seen:
+    """All rows at once."""
+    [seen] = Run(compile_text(TEXT), folder).steps(1)
+    return seen
+
+
+def places(values: list[float]) -> list[int]:
+    """How many come before each, from the largest."""
+    return [sum(y > x or (y == x and at < own) for at, y in enumerate(values)) for own, x in enumerate(values)]
+
+
+def test_numbers_by_hand(folder: Path) -> None:
+    seen = whole(folder)
+    table, found = seen.table("rollout"), seen.metrics
+    sums = [
+        sum(token for token, mine in zip(row, scored, strict=True) if mine)
+        for row, scored in zip(table.tokens, table.scored, strict=True)
+    ]
+    lengths = [sum(scored) for scored in table.scored]
+    score = [float(total % 2) for total in sums]
+    there = [total % 3 > 0 for total in sums]
+    assert 0 < sum(there) < 20 and 0 < sum(score) < 20
+    groups = [range(start, start + 4) for start in range(0, 20, 4)]
+    place = [at for group in groups for at in places([score[row] for row in group])]
+    assert found["places"] == sum(a * b for a, b in zip(place, lengths, strict=True))
+    assert found["over"] == sum(a * b for a, b in zip(places(score), lengths, strict=True))
+    assert found["seven"] == sum(b for a, b in zip(places(score), lengths, strict=True) if a < 7)
+    ranked: dict[int, int] = {}
+    for group in groups:
+        rows = [row for row in group if there[row]]
+        ranked.update(zip(rows, places([score[row] for row in rows]), strict=True))
+    assert found["judged"] == pytest.approx(sum(ranked.values()) / len(ranked))
+    assert found["first"] == sum(lengths[row] for row, at in ranked.items() if at < 2)
+    assert found["firsts"] == sum(at < 2 for at in ranked.values())
+    assert found["kept"] == 10 and found["gain"] == 5
+    shortest = [min(lengths[row] for row in group) for group in groups]
+    assert found["part"] == sum(lengths[row] for row in range(20) if place[row] < 1 + shortest[row // 4])
+
+
+@pytest.mark.parametrize("settings", [{"block": 1}, {"block": 3}, {"micro_rows": 1}, {"micro_rows": 3}])
+def test_blocks_and_micro_batches(folder: Path, settings: dict[str, int]) -> None:
+    [seen] = Run(compile_text(TEXT), folder, **settings).steps(1)
+    assert seen.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
+    assert seen.losses["actor"][0] == pytest.approx(whole(folder).losses["actor"][0], rel=1e-9)
+    torch.testing.assert_close(seen.weights["actor"], whole(folder).weights["actor"], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("block", [1, 6])
+def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
+    made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
+    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
+        [step] = list(backend.run_steps(1))
+    assert step.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
+
+
+def test_units(folder: Path) -> None:
+    """A rank waits for its group, or for all rows."""
+    reasons = [node.unit.reason for node in compile_text(TEXT).phases[0].graph.walk() if node.unit]
+    assert "`rank` is over each group of `prompts`" in reasons
+    assert "`rank` is over the whole batch" in reasons
