@@ -83,11 +83,11 @@ def play(folder: Path, prompt: Any, first: str, answer: str, options: str = "") 
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n", "utf-8")
     (folder / "game.py").write_text(ENVIRONMENT.replace("FIRST", first).replace("ANSWER", answer), "utf-8")
     text = f"""algorithm t
-model actor = causal_lm(random("qwen2", {SHAPE}, max_position_embeddings=512, tokenizer="small"))
+model actor = causal_lm(random("qwen2", {SHAPE}, max_position_embeddings=2048, tokenizer="small"))
 data rows = jsonl("rows.jsonl", batch=1)
 env game = python("game.py:Game")
 step:
-    episode = actor.interact(game, rows, n=2, max_turns=3, max_tokens=60{options})
+    episode = actor.interact(game, rows, n=2, max_turns=3, max_tokens=1500{options})
     report n = mean(episode.turns)
 """
     run = Run(compile_text(text), folder)
