@@ -110,6 +110,14 @@ RECORDS = (
             *_SAMPLING,
             Attribute("max_turns", "int", low=1, doc="times the model may act"),
             Attribute("max_tokens", "int", low=1, doc="tokens of an episode at most, the environment's included"),
+            Attribute(
+                "turns",
+                "word",
+                "chat",
+                doc="how observations are written: `chat`, as a user's turn by the chat template where the prompt is "
+                "messages, or `text`, as they are",
+                names=lambda: ("chat", "text"),
+            ),
             Attribute("env", "name", doc="the environment", by="checker"),
             _KEY,
             *_LAG,

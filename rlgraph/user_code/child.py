@@ -35,6 +35,10 @@ RowResult = tuple[Any, ...]
 for something else, or `("raised", details)`."""
 
 
+Observation = str | list[dict[str, Any]]
+"""What an environment says: a text, or messages."""
+
+
 class WrongValue(Exception):
     """The user's code returned something that is not what was asked for."""
 
@@ -168,14 +172,12 @@ class Child:
         """Make an environment for one episode."""
         self.objects[key] = getattr(self.load(), name)(**arguments)
 
-    def reset(self, key: int, row: dict[str, Any]) -> str:
+    def reset(self, key: int, row: dict[str, Any]) -> Observation:
         """Return the first observation of an episode, empty where the environment says nothing yet."""
         first = self.await_value(self.objects[key].reset(row))
-        if first is not None and not isinstance(first, str):
-            raise WrongValue(f"{describe_value(first)} from `reset`, not the text of the first observation")
-        return _characters(first or "", "reset")
+        return _observation(first, "reset", ", not the text of the first observation, a message or a list of messages")
 
-    def step(self, key: int, action: str) -> tuple[str, float, bool]:
+    def step(self, key: int, action: str) -> tuple[Observation, float, bool]:
         """Return what the environment answers to `action`: observation, reward, whether the episode is over."""
         answer = self.await_value(self.objects[key].step(action))
         if not isinstance(answer, list | tuple):
@@ -183,15 +185,14 @@ class Child:
         if len(answer) != 3:
             raise WrongValue(f"{len(answer)} values from `step`, not the three (observation, reward, done)")
         observation, reward, done = answer
-        if observation is not None and not isinstance(observation, str):
-            raise WrongValue(f"{describe_value(observation)} from `step` as the observation, which must be a text")
+        shown = _observation(observation, "step", " as the observation, which must be a text, a message or messages")
         try:
             value = finite_number(reward, None)
         except WrongValue as wrong:
             raise WrongValue(f"{wrong.message} from `step` as the reward") from None
         if not isinstance(done, bool) and type(done).__name__ not in ("bool_", "bool"):
             raise WrongValue(f"{describe_value(done)} from `step` as `done`, which must be True or False")
-        return _characters(observation or "", "step"), value, bool(done)
+        return shown, value, bool(done)
 
     def close(self, key: int) -> None:
         """End an episode."""
@@ -209,6 +210,23 @@ class Child:
 
             self.runner = asyncio.Runner()
         return self.runner.run(_awaited(value))
+
+
+def _observation(value: Any, method: str, wanted: str) -> Observation:
+    """Return what an environment says: a text, or messages as a list of them. Raises WrongValue, whose end is
+    `wanted`, for anything else."""
+    if value is None or isinstance(value, str):
+        return _characters(value or "", method)
+    messages = [value] if isinstance(value, dict) else value
+    if not isinstance(messages, list | tuple):
+        raise WrongValue(f"{describe_value(value)} from `{method}`{wanted}")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            hint = 'a message is `{"role": "user", "content": "..."}`'
+            raise WrongValue(f"{message!r:.60} from `{method}`, which is no message", None, hint)
+        if isinstance(message["content"], str):
+            _characters(message["content"], method)
+    return [dict(message) for message in messages]
 
 
 def _characters(text: str, method: str) -> str:

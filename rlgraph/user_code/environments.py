@@ -5,6 +5,7 @@ the methods
 
     reset(row: dict) -> str                             the first observation; "" or None where the prompt says it all
     step(action: str) -> (observation, reward, done)    str, float, bool
+    (an observation may be a message or a list of messages too, where the prompt is messages)
     close()                                             not required
 
 One object is made for each episode, from the options that are not rlgraph's (`image`). It lives in a process
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.user_code.child import Observation
 from rlgraph.user_code.declared import DEFAULT_LIMIT_S
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.report import (
@@ -56,18 +58,18 @@ class Episode:
     generation: int = 0
     turn: int = 0
 
-    def reset(self, row: Mapping[str, Any]) -> str:
+    def reset(self, row: Mapping[str, Any]) -> Observation:
         """Begin with a row of the data, and return the first observation, empty where the prompt says it all."""
         self.row, self.turn = row, 0
         self._request("make", "at its start", self.target.name, dict(self.constants))
         self.generation = self.worker.generation
-        first: str = self._request("reset", "in `reset`", dict(row))
+        first: Observation = self._request("reset", "in `reset`", dict(row))
         return first
 
-    def step(self, action: str) -> tuple[str, float, bool]:
+    def step(self, action: str) -> tuple[Observation, float, bool]:
         """Return what the environment answers: observation, reward, whether the episode is over."""
         self.turn += 1
-        answer: tuple[str, float, bool] = self._request("step", f"in turn {self.turn}", action)
+        answer: tuple[Observation, float, bool] = self._request("step", f"in turn {self.turn}", action)
         return answer
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from rlgraph.backends.engines.chat import ChatOptions, Hidden, Piece, check_options, conversation, hidden_in
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.pieces import encode_pieces
+from rlgraph.backends.engines.turns import text_between, without_end
 from rlgraph.columns import utf8_bytes_bound
 from rlgraph.conversations import Content, Example, Message
 
@@ -127,6 +128,24 @@ class Codec:
         """Return the tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the
         chat template. tools, options: what the template is given for this row alone."""
         return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
+
+    def encode_turn(
+        self,
+        asked: Sequence[Message],
+        sampled: Sequence[int],
+        answer: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the tokens that the chat template puts behind an answer of the model's: its end if it was not sampled,
+        the messages that answer it, and the header of the next turn. asked: the messages that the episode began with;
+        sampled: the answer's tokens, which stay as they are. Raises ConversationError where the template writes no such
+        piece."""
+        messages = [*asked, *answer]
+        hidden = self._hidden(messages)
+        chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
+        text = text_between(chat, len(asked) + before)
+        return without_end(self._encode(hidden.parted([Piece(text)]))[0], sampled)
 
     def encode_example(self, example: Example) -> tuple[list[int], list[bool]]:
         """Return the tokens of a row, and which of them carry loss: those of a text that answers and of its end, or

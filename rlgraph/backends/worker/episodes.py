@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -23,15 +25,20 @@ from rlgraph.backends.worker.sampler import (
 )
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
-from rlgraph.backends.worker.session import ModelState, Session
+from rlgraph.backends.worker.session import ModelState, Session, engine_run_error
+from rlgraph.conversations import Message, content, options_of, tools_of
+from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
+from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment, Episode
+from rlgraph.user_code.child import Observation
 
 
 def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Play `n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
 
-    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends
+    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. Where the
+    prompt is messages, observations are turns that the model's chat template writes; else they are bare text. It ends
     when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
     """
     model = session.models[frame.values[node.inputs[0]]]
@@ -45,12 +52,16 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     started = encode_prompts(node, model, prompts, parents, data)
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     environment = session.environments[node.attr("env")]
-    episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
+    by_template = attribute_value(node, "turns") == "chat"
+    episodes = [
+        _Episode(node, row_label(row), list(started[place // count]), asked[place], rows[place], by_template)
+        for place, row in enumerate(ids)
+    ]
     games = [environment(row_label(row)) for row in ids]
     try:
         first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
-        for text, episode in zip(first, episodes, strict=True):
-            episode.add_observation(model, text)
+        for said, episode in zip(first, episodes, strict=True):
+            episode.begin(model, said)
         for turn in range(node.attr("max_turns")):
             open_ = [
                 place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
@@ -84,7 +95,15 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
 class _Episode:
     """An episode as it grows."""
 
-    def __init__(self, prompt: list[int]) -> None:
+    def __init__(
+        self, node: Node, name: str, prompt: list[int], asked: Any, row: Mapping[str, Any], by_template: bool
+    ) -> None:
+        """prompt: the tokens of what is asked; by_template: whether messages are answered with messages."""
+        self.node = node
+        self.name = name
+        self.row = row
+        self.messages: list[Message] | None = None if isinstance(asked, str) or not by_template else _messages(asked)
+        """What the episode begins with, where its turns are written by the chat template."""
         self.tokens = prompt
         self.scored = [False] * len(prompt)
         self.prompt = len(prompt)
@@ -93,12 +112,44 @@ class _Episode:
         self.rewards: list[float] = []
         self.over = False
 
-    def add_observation(self, model: ModelState, text: str) -> None:
-        """Add an observation, which carries no loss."""
-        if text:
-            ids = model.engine.codec.encode_text(text)
-            self.tokens += ids
-            self.scored += [False] * len(ids)
+    def begin(self, model: ModelState, said: Observation) -> None:
+        """Add the first observation: messages continue those of the prompt, before the model's turn is opened."""
+        if not said:
+            return
+        if self.messages is None:
+            self.add_observation(self.observed(model, said))
+            return
+        self.messages += _as_messages(said)
+        self.tokens = self._written(lambda: model.engine.codec.encode_prompt(self.messages or (), *self._given()))
+        self.scored = [False] * len(self.tokens)
+
+    def observed(self, model: ModelState, said: Observation) -> list[int]:
+        """Return the tokens that come after an action: with a chat template all that it writes up to the next one."""
+        messages = self.messages
+        if messages is not None:
+            answer = _as_messages(said)
+            codec = model.engine.codec
+            return self._written(lambda: codec.encode_turn(messages, self.tokens, answer, *self._given()))
+        if isinstance(said, str):
+            return model.engine.codec.encode_text(said)
+        message = f"the environment answers {self.name} with messages, and the episode is a text: {said!r:.60}"
+        hint = "return the text alone, or make the prompt a list of messages and leave out `turns=text`"
+        raise RunError(Diagnostic("E0861", message, self.node.span, hint))
+
+    def add_observation(self, ids: list[int]) -> None:
+        """Add the tokens of an observation, which carry no loss."""
+        self.tokens += ids
+        self.scored += [False] * len(ids)
+
+    def _given(self) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Return what the chat template is given for the row alone."""
+        return tools_of(self.row), options_of(self.row)
+
+    def _written(self, write: Callable[[], list[int]]) -> list[int]:
+        try:
+            return write()
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_run_error(self.node, f"the turns of {self.name} cannot be written", error) from None
 
     def add_action(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
         """Add an action, which carries loss."""
@@ -110,6 +161,18 @@ class _Episode:
     def tokens_left(self, most: int) -> int:
         """Return how many tokens may still come; none when it is over."""
         return 0 if self.over else most - (len(self.tokens) - self.prompt)
+
+
+def _messages(asked: Any) -> list[Message]:
+    """Return the messages of a prompt that has been encoded."""
+    given = content(asked, "prompt")
+    assert not isinstance(given, str)
+    return list(given)
+
+
+def _as_messages(said: Observation) -> list[Message]:
+    """Return an observation as messages: a text is a user's."""
+    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
 
 
 def _turn(
@@ -152,7 +215,8 @@ def _turn(
             if not over and turn + 1 < node.attr("max_turns"):
                 # An observation that does not fit could not be answered: the episode ends with the action.
                 room_left = episodes[place].tokens_left(most)
-                if len(model.engine.codec.encode_text(observation)) < room_left:
-                    episodes[place].add_observation(model, observation)
+                observed = episodes[place].observed(model, observation)
+                if len(observed) < room_left:
+                    episodes[place].add_observation(observed)
                 else:
                     episodes[place].over = True
