@@ -294,6 +294,10 @@ class _UseWalk:
             if TENSOR[part.op].texts:
                 self._compared(part)
                 continue
+            if TENSOR[part.op].reads_text:
+                if isinstance(part.args[0], Ref):
+                    self._texts(part.args[0].name, part.span, ("text",))
+                continue
             for arg in part.args:
                 if isinstance(arg, Ref):
                     self._number(arg.name, part.span)

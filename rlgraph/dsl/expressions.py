@@ -25,10 +25,12 @@ from rlgraph.dsl.scope import (
     describe_meaning,
 )
 from rlgraph.dsl.signatures import METHODS
+from rlgraph.dsl.texts import text_expr
 from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import OLDEST, Tensor
+from rlgraph.ops import TENSOR
 
 
 def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
@@ -187,6 +189,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_uniform(context, expr, hint)
     if name in ("valid", "otherwise"):
         return valid(context, expr) if name == "valid" else otherwise(context, expr)
+    if name in FUNCTIONS and TENSOR[name].reads_text:
+        return text_expr(context, expr, name)
     if name in FUNCTIONS:
         return builtin_expr(context, expr, name)
     if isinstance(meaning, Invalid):

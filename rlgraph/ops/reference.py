@@ -15,7 +15,9 @@ Where the result is a number, `lowering` has converted the arguments to its dtyp
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -98,6 +100,42 @@ def same_text(a: Any, b: Any) -> Tensor:
 def other_text(a: Any, b: Any) -> Tensor:
     """Return whether texts differ; see `same_text`."""
     return torch.logical_not(same_text(a, b))
+
+
+# What is read in texts
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
+)
+"""A number, where commas may part thousands. Behind a letter, a digit or a bracket a minus is no sign: `3-2`."""
+
+
+def contains(texts: Sequence[str], part: str) -> Tensor:
+    """Return which texts have `part` in them: bool [rows]."""
+    return torch.tensor([part in text for text in texts], dtype=torch.bool)
+
+
+def matches(texts: Sequence[str], pattern: str) -> Tensor:
+    """Return in which texts a regular expression is: bool [rows]."""
+    compiled = re.compile(pattern)
+    return torch.tensor([compiled.search(text) is not None for text in texts], dtype=torch.bool)
+
+
+def last_number(texts: Sequence[str]) -> Tensor:
+    """Return the last number in each text, 0 where there is none: float64 [rows]."""
+    return torch.tensor([_last_number(text) or 0.0 for text in texts], dtype=torch.float64)
+
+
+def has_number(texts: Sequence[str]) -> Tensor:
+    """Return which texts have a number in them: bool [rows]."""
+    return torch.tensor([_last_number(text) is not None for text in texts], dtype=torch.bool)
+
+
+def _last_number(text: str) -> float | None:
+    """Return the last number in a text; None where there is none, or it is too large for a float."""
+    written = _NUMBER.findall(text)
+    value = float(written[-1].replace(",", "")) if written else math.nan
+    return value if math.isfinite(value) else None
 
 
 # Reductions
@@ -420,6 +458,10 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "where": where,
     "detach": torch.detach,
     "float": float_,
+    "contains": contains,
+    "matches": matches,
+    "number": last_number,
+    "has_number": has_number,
     "mean": mean,
     "sum": sum_,
     "std": std,

@@ -56,6 +56,8 @@ class TensorOp:
     """How many first arguments are conditions and not numbers."""
     texts: bool = False
     """Whether it also takes two texts, for which it does what `python` does."""
+    reads_text: bool = False
+    """Whether its first argument is a text, in a column."""
 
     @property
     def grouped(self) -> bool:
@@ -79,6 +81,10 @@ _COMPARED = 4
 def _comparison(name: str, sign: str, python: Callable[..., Any], **more: Any) -> TensorOp:
     doc = f"`a {sign} b`"
     return _sign(name, sign, _COMPARED, "bool", doc, python=python, numbers="widest", gradient=False, **more)
+
+
+def _reads_text(name: str, args: int, dtype: DType, doc: str, **more: Any) -> TensorOp:
+    return TensorOp(name, "elementwise", args, dtype, doc, gradient=False, numbers="own", reads_text=True, **more)
 
 
 _ALL = (
@@ -146,6 +152,10 @@ _ALL = (
     ),
     TensorOp("detach", "elementwise", 1, "same", "the same value, through which no gradient goes", gradient=False),
     TensorOp("float", "elementwise", 1, "float", "as a real number", linear="all"),
+    _reads_text("contains", 2, "bool", "whether the text has the second one in it, letter by letter"),
+    _reads_text("matches", 2, "bool", "whether the regular expression (Python's) is somewhere in the text"),
+    _reads_text("number", 1, "float", "the last number in the text; a row without one has no entry"),
+    _reads_text("has_number", 1, "bool", "whether there is a number in the text", function=False),
     TensorOp("mean", "reduction", 1, "float", "average of the valid entries; 0 of none", linear="all"),
     TensorOp("sum", "reduction", 1, "same", "sum of the valid entries", linear="all"),
     TensorOp("std", "reduction", 1, "float", "unbiased standard deviation; 0 of a single entry"),

@@ -144,6 +144,9 @@ class _Lowering:
             operands = [
                 self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)
             ]
+            if TENSOR[expr.op].reads_text and expr.type.dtype == "float":
+                # Texts have no dtype that the result could take.
+                return self.add_call("to", (self.add_call(function, tuple(operands)), self.dtype), hint)
             return self.add_call(function, tuple(operands), hint)
         source = expr.args[0].type.axis
         assert source is not None

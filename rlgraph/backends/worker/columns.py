@@ -16,7 +16,7 @@ from torch import Tensor
 from rlgraph.backends.rows import Rows
 from rlgraph.columns import EVERY_ROW, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError, Span
-from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
+from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref, operations_in
 from rlgraph.ops import TENSOR
 
 Who = Callable[[int], str]
@@ -64,14 +64,20 @@ def tensor_inputs(node: Node, values: Mapping[str, Any], who: Mapping[str, Who],
     for each input, its rows. Raises RunError."""
     compared: dict[str, Span] = {}
     calculated: dict[str, Span] = {}
+    read: dict[str, Span] = {}
     for let in node.body:
         _collect_operands(let.expr, compared, calculated)
+        for part in operations_in(let.expr):
+            if TENSOR[part.op].reads_text and isinstance(part.args[0], Ref):
+                read.setdefault(part.args[0].name, part.span)
     inputs: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, int):
             inputs[name] = torch.tensor(value)
         elif not isinstance(value, list):
             inputs[name] = value
+        elif name in read:
+            inputs[name] = _texts(value, name, who[name], read[name], "a text is read here")
         elif name not in calculated and any(isinstance(item, str) for item in value):
             inputs[name] = _texts(value, name, who[name], compared.get(name, node.span))
         else:
@@ -86,18 +92,24 @@ def _collect_operands(expr: Expr, compared: dict[str, Span], calculated: dict[st
     if not isinstance(expr, Apply):
         return
     for arg in expr.args:
-        if isinstance(arg, Ref):
+        if isinstance(arg, Ref) and not TENSOR[expr.op].reads_text:
             (compared if TENSOR[expr.op].texts else calculated).setdefault(arg.name, expr.span)
         _collect_operands(arg, compared, calculated)
 
 
-def _texts(values: list[Any], name: str, who: Who, span: Span) -> list[str]:
-    """Return a column of texts. Raises RunError for an entry that is none."""
+def _texts(
+    values: list[Any],
+    name: str,
+    who: Who,
+    span: Span,
+    why: str = "is compared with texts: it is equal to none",
+) -> list[str]:
+    """Return a column of texts. why: what is done with them. Raises RunError for an entry that is none."""
     odd = next((place for place, item in enumerate(values) if not isinstance(item, str)), None)
     if odd is None:
         return values
     what = f"{WORDS[value_kind(values[odd])]}: {values[odd]!r:.60}"
-    message = f"`{name}` of {who(odd)} is {what}, and is compared with texts: it is equal to none"
+    message = f"`{name}` of {who(odd)} is {what}, and {why}"
     raise RunError(Diagnostic("E0735", message, span, "write the whole column as texts in the data"))
 
 
