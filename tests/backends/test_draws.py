@@ -13,7 +13,9 @@ from scheduled import compiled
 from tiny import Run, Seen, compile_text, data_folder, weights
 
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.step import Step
 from rlgraph.backends.worker.session import Settings
+from rlgraph.ops.reference import REFERENCE
 
 TEXT = f"""algorithm draws
 model actor  = causal_lm({weights()}, dtype="float64")
@@ -94,3 +96,18 @@ def test_numbers_are_below_1(folder: Path, dtype: str, monkeypatch: pytest.Monke
 class Largest:
     def digest(self) -> bytes:
         return b"\xff" * 8
+
+
+def test_draws_with_weights() -> None:
+    """`top(log(u) / weight, 2)`: the first of a group is drawn in proportion to its weight, and so is the second of
+    those that are left."""
+    bits = Step(1, "step").row_random_numbers(
+        "u", [("prompts", 0, row, sample) for row in range(5000) for sample in range(3)]
+    )
+    u, weight = torch.from_numpy((bits >> 11) / 2.0**53), torch.tensor([1.0, 2.0, 5.0]).repeat(5000)
+    index = torch.arange(5000).repeat_interleave(3)
+    order = REFERENCE["rank"](u.log() / weight, index, 5000).view(5000, 3)
+    share = (order == 0).double().mean(0)
+    assert share.tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.02)
+    left = order[order[:, 2] == 0]
+    assert (left[:, 1] == 1).double().mean().item() == pytest.approx(2 / 3, abs=0.03)

@@ -223,6 +223,9 @@ def _wrap(text: str, rng: random.Random) -> str:
             "max(",
             "next(",
             "quantile(0.5, ",
+            "rank(",
+            "top(",
+            "uniform(",
         )
     )
     after = (
