@@ -76,6 +76,7 @@ gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, 
 # begin with those of many tests, and keep the longest ones, of few, for the end.
 define suite
 	@mkdir -p build
+	@PIP_RETRIES=1 $(MAKE) --no-print-directory build/smollm2 || echo "without it, tests of the real model are skipped"
 	@$(PYTEST) $(1) -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
 	$(PYTEST) $(1) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
 	echo; echo "tests:         $$(tail -n 1 build/tests.txt)"; echo "tests on Ray:  $$(tail -n 1 build/tests-ray.txt)"; \

