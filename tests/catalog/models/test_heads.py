@@ -68,6 +68,18 @@ def test_a_head_that_nothing_trains_has_to_be_in_the_files(tmp_path: Path, parts
     rlgraph.compile(copied + LEARNS.replace("judge", "own"))
 
 
+def test_a_gguf_file_is_read_as_a_language_model(tmp_path: Path) -> None:
+    judge = 'reward_lm(gguf("m.gguf"))'
+    with pytest.raises(ProgramError) as caught:
+        rlgraph.compile(PROGRAM.format(f"frozen({judge})"))
+    [found] = caught.value.diagnostics
+    assert found.code == "E0755" and "'m.gguf' has no head that gives scores" in found.message
+    try:
+        rlgraph.compile(PROGRAM.format(judge) + LEARNS)
+    except ProgramError as error:
+        assert "E0755" not in {problem.code for problem in error.diagnostics}
+
+
 def test_what_cannot_be_told_is_left_to_who_loads_it(tmp_path: Path) -> None:
     place = folder(tmp_path / "m", ["model.norm.weight"], parts=True)
     program = PROGRAM.format(f'frozen(reward_lm("{place}"))')
