@@ -225,13 +225,16 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
     """Return the type of an operation's result; `axis` is the one that a reduction leaves, or whose rows a ranking
     compares the entries of. Both may have one argument more, which says for each entry whether it counts.
 
-    Raises ValueError where axes do not nest; the checker reports that earlier, with a caret.
+    Raises ValueError where axes do not nest, and where an operation on texts is given none; the checker reports that
+    earlier, with a caret.
     """
     op = TENSOR[name]
     if op.grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":
         args = args[:-1]
     if len(args) != op.args:
         raise ValueError(f"{name} takes {op.args} arguments, not {len(args)}")
+    if op.reads_text and any(arg.dtype not in ("text", "any") for arg in args):
+        raise ValueError(f"{name} takes texts, not {' and '.join(arg.dtype for arg in args)}")
     if op.grouped:
         source = args[0].axis
         if source is None or not source.is_within(axis):
