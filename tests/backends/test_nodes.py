@@ -100,6 +100,19 @@ def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: py
     assert "help: lower `max_tokens`, or leave such rows out of the data" in text
 
 
+def test_a_judge_that_cannot_read_a_chat_says_so(folder: Path) -> None:
+    """It has tokens of its own, and no template to write messages with."""
+    (folder / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    (folder / "chats.jsonl").write_text('{"prompt": [{"role": "user", "content": "ab"}]}\n')
+    other = weights(3).replace('"abcd>"', '"dcba>x"')
+    head = f'algorithm t\nmodel actor = causal_lm({weights()}, chat=chat(template="chat.jinja"))\n'
+    head += f'model reward = reward_lm({other})\ndata chats = jsonl("chats.jsonl", batch=1)\n'
+    lines = "step:\n    rollout = actor.generate(chats, max_tokens=4)\n    score = reward.score(rollout)\n"
+    text = failure(lines + "    train reward(lr=0.1):\n        minimize mean(reward.score(rollout))\n", folder, head)
+    assert "error[E0731]: `reward` cannot read chats row 0: it is a list of messages, but the model's tokenizer has no chat temp" in text
+    assert "score = reward.score(rollout)" in text
+
+
 def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:
     """Texts of the data, which nobody generated."""
     short = weights().replace("max_position_embeddings=64", "max_position_embeddings=7")

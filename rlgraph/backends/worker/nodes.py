@@ -160,12 +160,17 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Mod
         )
     if any(isinstance(prompt, Example) for prompt in table.prompts):
         return state, _sequences_of(node, state, table.prompts, None)
-    texts = [owner.decode(row) for row in table.sequences.scored_rows()]
-    pairs = [
-        (codec.encode_prompt(prompt, tools_of(row), options_of(row)), codec.encode_response(text))
-        for prompt, row, text in zip(table.prompts, table.data, texts, strict=True)
-    ]
-    return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
+    kind = frame.types[node.inputs[1]]
+    assert isinstance(kind, Table)
+    prompts = []
+    for place, (prompt, row) in enumerate(zip(table.prompts, table.data, strict=True)):
+        try:
+            prompts.append(codec.encode_prompt(prompt, tools_of(row), options_of(row)))
+        except (EngineError, TypeError, KeyError) as error:
+            who = frame.rows[kind.axis.key].row_name(place)
+            raise engine_run_error(node, f"`{state.model.name}` cannot read {who}", error) from None
+    responses = [codec.encode_response(owner.decode(row)) for row in table.sequences.scored_rows()]
+    return state, Sequences.from_pairs(prompts, responses)
 
 
 def call_options(node: Node) -> dict[str, Any]:
