@@ -107,10 +107,10 @@ def test_a_judge_that_cannot_read_a_chat_says_so(folder: Path) -> None:
     other = weights(3).replace('"abcd>"', '"dcba>x"')
     head = f'algorithm t\nmodel actor = causal_lm({weights()}, chat=chat(template="chat.jinja"))\n'
     head += f'model reward = reward_lm({other})\ndata chats = jsonl("chats.jsonl", batch=1)\n'
-    lines = "step:\n    rollout = actor.generate(chats, max_tokens=4)\n    score = reward.score(rollout)\n"
-    text = failure(lines + "    train reward(lr=0.1):\n        minimize mean(reward.score(rollout))\n", folder, head)
-    assert "error[E0731]: `reward` cannot read chats row 0: it is a list of messages, but the model's tokenizer has no chat temp" in text
-    assert "score = reward.score(rollout)" in text
+    lines = "step:\n    rollout = actor.generate(chats, max_tokens=4)\n    train reward(lr=0.1):\n"
+    text = failure(lines + "        minimize mean(reward.score(rollout))\n", folder, head)
+    assert "error[E0731]: `reward` cannot read chats row 0: it is a list of messages" in text
+    assert "minimize mean(reward.score(rollout))" in text and "has no chat template" in text
 
 
 def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:
