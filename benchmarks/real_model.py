@@ -9,7 +9,10 @@ Ray, where Megatron trains, reads and scores, and vLLM samples (`make .venv/.eng
 those `transformers` trains there. A row is printed of
 
     first, last   the metric of the first and of the last step
-    apart         by how much any metric of any step differs between the two, at most: of its size where that is above 1
+    apart         by how much any metric of any step differs between the two, at most: of its size if above 1.
+                  A row that is sampled at temperature 1 turns where its random number is as near to the next token as
+                  rounding: it says how many did, since which step, and metrics are of a run on Ray that is given the
+                  rows of the first (`replay=`)
     seconds       of a step, the median: in this process, and on Ray
     same          whose results with the saved folders are rlgraph's own: the greedy texts of transformers (PEFT where
                   there are adapters) and of vLLM, and the scores and values of transformers; of both runs' folders
@@ -63,6 +66,8 @@ PLACES = {
     "sft": "pool all = 1 devices\nplace actor on all(engine={engine})\n",
     "reward_model": "pool all = 1 devices\nplace reward on all(engine={engine})\n",
 }
+ROUNDING = 1e-3
+"""More than this is a bug. Adam divides by the size of a gradient, however small: what is rounding grows with steps."""
 SAYS = "answers: "
 """Begins the line that vLLM's process answers with, among vLLM's own."""
 QUESTIONS = ("What is 3+4? Answer with just the number.", "What is the capital of France?")
@@ -112,8 +117,11 @@ def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool
     if chosen.backend == "ray":
         there = run(name, lora, "ray", chosen.steps, chosen.out)
         runs.append(there)
-        largest, where = difference(metrics, steps_of(there))
-        apart, there_s, good = f"{largest:.1e} ({where})", f" / {seconds(steps_of(there)):.1f}", largest < 1e-3
+        there_s, same_rows = f" / {seconds(steps_of(there)):.1f}", same_samples(here, there)
+        # From the first other sample on the two learn from other rows: what they compute is compared on the same ones.
+        alike = there if not same_rows else run(name, lora, "replayed", chosen.steps, chosen.out)
+        largest, where = difference(metrics, steps_of(alike))
+        apart, good = f"{largest:.1e} ({where}){same_rows}", largest < ROUNDING
     same = {}
     for folder, model in itertools.product(runs, TRAINED.get(name, ["actor"])):
         for by, equal in compared(folder / "models" / model, model, vllm=chosen.backend == "ray").items():
@@ -128,7 +136,9 @@ def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool
 
 def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
     """The folder of the run, which is made where it is not there."""
-    folder = out / f"{name}-{'lora' if lora else 'full'}-{backend}"
+    title = f"{name}-{'lora' if lora else 'full'}"
+    folder, recorded = out / f"{title}-{backend}", out / f"{title}-recorded"
+    samples = name in ("grpo", "ppo")
     if (folder / "models").exists() and len(steps_of(folder)) == steps:
         return folder
     changes: dict[str, Any] = {"base": f'gguf("{FILE}")'}
@@ -137,19 +147,25 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
         write_data(data)
     if name == "ppo":
         changes["judge"] = json.dumps(str(run("reward_model", False, "local", steps, out) / "models" / "reward"))
-    source = "prompts" if name in ("grpo", "ppo") else "pairs"
+    source = "prompts" if samples else "pairs"
     rows = {"sft": "sft", "grpo": "prompts", "ppo": "prompts"}.get(name, "preferences")
     changes[source] = f'jsonl("{data / rows}.jsonl", batch=4)'
     if name == "grpo":
         changes["n"] = "4"
-    compiled = rlgraph.compile(
-        program(name, lora),
-        set=changes,
-        schedule=f"schedule {name}\n{PLACES[name].format(engine='transformers' if lora else 'megatron')}"
-        if backend == "ray"
-        else None,
+    places = PLACES[name].format(engine="transformers" if lora else "megatron")
+    schedule = None if backend == "local" else f"schedule {name}\n{places}"
+    compiled = rlgraph.compile(program(name, lora), set=changes, schedule=schedule)
+    if backend == "local":
+        shutil.rmtree(recorded, ignore_errors=True)
+    compiled.run(
+        steps,
+        out=folder,
+        overwrite=True,
+        backend="local" if backend == "local" else "ray",
+        record=recorded if samples and backend == "local" else None,
+        replay=recorded if backend == "replayed" else None,
+        progress=False,
     )
-    compiled.run(steps, out=folder, overwrite=True, backend=backend, progress=False)
     return folder
 
 
@@ -188,6 +204,15 @@ def steps_of(folder: Path) -> list[dict[str, float]]:
     if not (folder / "metrics.jsonl").exists():
         return []
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def same_samples(here: Path, there: Path) -> str:
+    """Empty where two runs sampled the same answers; else how many are others, and since which step."""
+    if not (here / "samples.jsonl").exists():
+        return ""
+    pairs = [[json.loads(line) for line in (run / "samples.jsonl").open(encoding="utf-8")] for run in (here, there)]
+    turned = [one["step"] for one, other in zip(*pairs, strict=True) if one["answer"] != other["answer"]]
+    return f"; {len(turned)} of {len(pairs[0])} samples turned, from step {min(turned)}" if turned else ""
 
 
 def seconds(metrics: Sequence[dict[str, float]]) -> float:
