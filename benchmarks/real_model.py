@@ -9,7 +9,7 @@ Ray, where Megatron trains, reads and scores, and vLLM samples (`make .venv/.eng
 those `transformers` trains there. A row is printed of
 
     first, last   the metric of the first and of the last step
-    apart         by how much any metric of any step differs between the two, at most: of its size if above 1.
+    apart         by how much any metric of any step differs between the two, at most: of the largest that it is
                   A row that is sampled at temperature 1 turns where its random number is as near to the next token as
                   rounding: it says how many did, since which step, and metrics are of a run on Ray that is given the
                   rows of the first (`replay=`)
@@ -220,14 +220,17 @@ def seconds(metrics: Sequence[dict[str, float]]) -> float:
 
 
 def difference(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]]) -> tuple[float, str]:
-    """The largest difference of a metric that the program reports, and which it is, of which step."""
-    apart = [
-        (abs(row[name] - twin[name]) / max(1.0, abs(row[name])), f"{name}, step {int(row['step'])}")
+    """The largest difference of a metric that the program reports, as a share of the largest that the metric is in any
+    step, and which it is, of which step."""
+    if len(one) != len(other):
+        return float("inf"), f"{len(other)} steps of {len(one)}"
+    names = [name for name in one[0] if name in other[0] and name not in ("step", "seconds")]
+    largest = {name: max(abs(row[name]) for row in one) or 1.0 for name in names}
+    return max(
+        (abs(row[name] - twin[name]) / largest[name], f"{name}, step {int(row['step'])}")
         for row, twin in zip(one, other, strict=True)
-        for name in row
-        if name in twin and name not in ("step", "seconds") and isinstance(row[name], (int, float))
-    ]
-    return max(apart)
+        for name in names
+    )
 
 
 def compared(folder: Path, model: str, *, vllm: bool) -> dict[str, bool]:
