@@ -153,6 +153,14 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def value_or_none(row: Mapping[str, Any], name: str) -> Any:
+    """Return what `value_at` finds; None where it finds nothing."""
+    try:
+        return value_at(row, name)
+    except (KeyError, TypeError):
+        return None
+
+
 def with_value_at(row: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """Return the row with another value where `value_at` finds one."""
     outer, _, inner = name.partition(".")

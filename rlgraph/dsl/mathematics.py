@@ -30,7 +30,7 @@ def unary_expr(context: Context, expr: tree.Unary) -> Expr | OptionalValue:
     if expr.op == "+":
         return operand
     operands, given = without_given([operand])
-    return _optional(_apply(context, _SIGNS[expr.op, 1], operands, expr.span), given)
+    return _optional(apply_operation(context, _SIGNS[expr.op, 1], operands, expr.span), given)
 
 
 def _optional(expr: Expr, given: tuple[Ref, ...]) -> Expr | OptionalValue:
@@ -45,12 +45,12 @@ def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
         sides, given = without_given([evaluate_value(context, expr.left), evaluate_value(context, expr.right)])
         texts = [side.type.dtype == "text" for side in sides]
         if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):
-            return _optional(_apply(context, op, sides, expr.span), given)
+            return _optional(apply_operation(context, op, sides, expr.span), given)
     sides, given = evaluate_optionals(context, [expr.left, expr.right])
-    return _optional(_apply(context, op, sides, expr.span), given)
+    return _optional(apply_operation(context, op, sides, expr.span), given)
 
 
-def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
+def apply_operation(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
     """Return an operation on typed arguments; report where their axes do not nest."""
     joined: Axis | None = None
     for arg in args if not TENSOR[op].grouped else []:
@@ -74,7 +74,7 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
             raise context.statement_error("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
         args, given = evaluate_optionals(context, expr.args)
-        return _optional(_apply(context, "minimum" if name == "min" else "maximum", args, expr.span), given)
+        return _optional(apply_operation(context, "minimum" if name == "min" else "maximum", args, expr.span), given)
     op = TENSOR[name]
     if op.kind == "ranking":
         return _ranking(context, expr, name, by)
@@ -98,7 +98,7 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
                 syntax.span,
                 f"`{name}` takes one number there, or one for each row or entry of the first value",
             )
-    return _optional(_apply(context, name, args, expr.span), given)
+    return _optional(apply_operation(context, name, args, expr.span), given)
 
 
 def valid(context: Context, expr: tree.Call) -> Expr:
@@ -111,7 +111,7 @@ def valid(context: Context, expr: tree.Call) -> Expr:
             "E0302", "`valid` needs a value with an axis, and this is one number", expr.args[0].span
         )
     if not isinstance(value, OptionalValue):
-        return _apply(context, "eq", [value, value], expr.span)
+        return apply_operation(context, "eq", [value, value], expr.span)
     return all_given(context, value.given, expr.span)
 
 
@@ -119,7 +119,7 @@ def all_given(context: Context, given: tuple[Ref, ...], span: Span) -> Expr:
     """Return whether each row has all of some values."""
     result: Expr = given[0]
     for ref in given[1:]:
-        result = _apply(context, "and", [result, ref], span)
+        result = apply_operation(context, "and", [result, ref], span)
     return result
 
 
@@ -134,14 +134,16 @@ def otherwise(context: Context, expr: tree.Call) -> Expr | OptionalValue:
     rest, given = without_given([instead])
     if value.type.dtype == "bool" and instead.type.dtype == "bool":
         # `where` would make numbers of them.
-        missing = _apply(context, "not", [here], expr.span)
+        missing = apply_operation(context, "not", [here], expr.span)
         sides = [[here, value.expr], [missing, *rest]]
-        result = _apply(context, "or", [_apply(context, "and", side, expr.span) for side in sides], expr.span)
+        result = apply_operation(
+            context, "or", [apply_operation(context, "and", side, expr.span) for side in sides], expr.span
+        )
     else:
-        result = _apply(context, "where", [here, value.expr, *rest], expr.span)
+        result = apply_operation(context, "where", [here, value.expr, *rest], expr.span)
     if not given:
         return result
-    either = _apply(context, "or", [here, all_given(context, given, expr.span)], expr.span)
+    either = apply_operation(context, "or", [here, all_given(context, given, expr.span)], expr.span)
     return OptionalValue(result, (Ref(materialize(context, either, "given"), either.type, expr.span),))
 
 
@@ -203,12 +205,12 @@ def _grouped(
             form = f"mean(x, by={target.name})" if target else "mean(x)"
             raise context.statement_error("E0855", message, syntax.span, f"reduce it: `{form}` for example")
     if not given:
-        return _apply(context, name, args, expr.span, target)
+        return apply_operation(context, name, args, expr.span, target)
     if context.block.training:
         shown = describe_meaning(OptionalValue(args[0], given))
         message = f"a loss needs a value of each row, and this is {shown}"
         raise context.statement_error("E0781", message, expr.args[0].span, lacking_hint(context, given))
-    return _apply(context, name, [*args, all_given(context, given, expr.span)], expr.span, target)
+    return apply_operation(context, name, [*args, all_given(context, given, expr.span)], expr.span, target)
 
 
 def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr | OptionalValue:

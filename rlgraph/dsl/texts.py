@@ -6,11 +6,12 @@ import re
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import limit_depth, materialize
+from rlgraph.dsl.mathematics import apply_operation
+from rlgraph.dsl.nodes import materialize
 from rlgraph.dsl.scope import OptionalValue, describe_meaning
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
-from rlgraph.ops import TENSOR, infer_type
+from rlgraph.ops import TENSOR
 
 _EXAMPLES = {
     "contains": '`contains(rollout.text, "yes")`',
@@ -34,16 +35,11 @@ def text_expr(context: Context, expr: tree.Call, name: str) -> Expr | OptionalVa
     if name == "number":
         # Both are computed from one value, which passes then keep.
         args = [Ref(materialize(context, args[0], "text"), args[0].type, expr.span)]
-    result = _apply(context, name, args, expr)
+    result = apply_operation(context, name, args, expr.span)
     if name != "number":
         return result
-    given = _apply(context, "has_number", args, expr)
+    given = apply_operation(context, "has_number", args, expr.span)
     return OptionalValue(result, (Ref(materialize(context, given, "given"), given.type, expr.span),))
-
-
-def _apply(context: Context, name: str, args: list[Expr], expr: tree.Call) -> Expr:
-    kind = infer_type(name, [arg.type for arg in args])
-    return limit_depth(context, Apply(name, tuple(args), kind, None, context.call_site or expr.span))
 
 
 def _read_text(context: Context, syntax: tree.Expr, name: str) -> Expr:

@@ -37,11 +37,6 @@ class Contract:
         """The names of all that it returns for a row, of texts with a `:` in front."""
         return (*self.numbers, *(f":{name}" for name in self.texts))
 
-    @property
-    def has_states(self) -> bool:
-        """Whether the program is told which rows have a number."""
-        return (self.none, self.failed) != ("stop", "stop")
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:

@@ -153,7 +153,10 @@ class Codec:
 
         Raises ConversationError where the chat template does not say which those are.
         """
-        ids, learned = self._encode(self._example_pieces(example), begins=not _is_messages(example))
+        return self._encode_example(example, self._example_pieces(example))
+
+    def _encode_example(self, example: Example, pieces: Sequence[Piece]) -> tuple[list[int], list[bool]]:
+        ids, learned = self._encode(pieces, begins=not _is_messages(example))
         if not isinstance(example.answer, str):
             return ids, learned
         if self.eos_id is not None and not (ids and learned[-1] and ids[-1] == self.eos_id):
@@ -168,15 +171,13 @@ class Codec:
         self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any], most: int
     ) -> int:
         """Return how many tokens a prompt has; 0 where its text is so short that it has at most `most`."""
-        return self._length(self._prompt_pieces(prompt, tools, options), most, begins=isinstance(prompt, str))
+        pieces = self._prompt_pieces(prompt, tools, options)
+        return 0 if self._is_short(pieces, most) else len(self._encode(pieces, begins=isinstance(prompt, str))[0])
 
     def example_length(self, example: Example, most: int) -> int:
         """Return how many tokens a row has; 0 where its text is so short that it has at most `most`."""
         pieces = self._example_pieces(example)
-        return 0 if self._is_short(pieces, most) else len(self.encode_example(example)[0])
-
-    def _length(self, pieces: Sequence[Piece], most: int, *, begins: bool) -> int:
-        return 0 if self._is_short(pieces, most) else len(self._encode(pieces, begins=begins)[0])
+        return 0 if self._is_short(pieces, most) else len(self._encode_example(example, pieces)[0])
 
     def _is_short(self, pieces: Sequence[Piece], most: int) -> bool:
         """Return whether pieces have too few bytes for more tokens, with those that begin and end a text."""

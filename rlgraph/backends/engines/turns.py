@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.chat import Conversation
 from rlgraph.backends.engines.errors import ConversationError
-from rlgraph.conversations import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,11 +24,11 @@ def text_between(chat: Conversation, asked: int) -> str:
     The answer itself is never rendered: a template that drops earlier thinking, or trims, writes the same after it.
     Raises ConversationError where the template does not write one thing there, or changes the special tokens before it.
     """
-    before, after = list(chat.messages[:asked]), list(chat.messages[asked:])
     answer = {"role": "assistant", "content": _SAMPLED}
-    opened = _with(chat, before).rendered(asks=True)
-    alone = _with(chat, [*before, answer]).rendered()
-    whole = _with(chat, [*before, answer, *after]).rendered(asks=True)
+    answered = replace(chat, messages=[*chat.messages[:asked], answer, *chat.messages[asked:]])
+    opened = answered.rendered(asked, asks=True)
+    alone = answered.rendered(asked + 1)
+    whole = answered.rendered(asks=True)
     if alone.count(_SAMPLED) != 1 or whole.count(_SAMPLED) != 1:
         raise _refused("writes the model's answer not once", alone, whole)
     head, between = whole.split(_SAMPLED)
@@ -48,11 +48,8 @@ def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
 def special_structure(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
     """Return the special tokens among tokens, in their order: the structure of a conversation."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return [number for number in ids if number in special or number in tokenizer.all_special_ids]
-
-
-def _with(chat: Conversation, messages: Sequence[Message]) -> Conversation:
-    return Conversation(chat.tokenizer, messages, chat.tools, chat.options)
+    special.update(tokenizer.all_special_ids)
+    return [number for number in ids if number in special]
 
 
 def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

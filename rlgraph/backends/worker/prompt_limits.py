@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.columns import column_at, utf8_bytes_bound, value_at, with_value_at
+from rlgraph.columns import column_at, utf8_bytes_bound, value_at, value_or_none, with_value_at
 from rlgraph.conversations import OddRow, Shape, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
@@ -195,7 +195,7 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, R
     assert source.row_numbers is not None
     part: dict[int, Row] = {}
     for done, (number, row) in enumerate(numbered_rows(source), 1):
-        values = [_value(row, name) for name in limit.columns]
+        values = [value_or_none(row, name) for name in limit.columns]
         sizes = [utf8_bytes_bound(value) if isinstance(value, str) else 0 for value in values]
         if any(isinstance(value, list | tuple) for value in values) or sum(sizes) > limit.safe_bytes:
             part[number] = row
@@ -204,18 +204,10 @@ def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, R
             part = {}
 
 
-def _value(row: Row, name: str) -> Any:
-    """Return what a row has in a column; None where it has nothing."""
-    try:
-        return value_at(row, name)
-    except (KeyError, TypeError):
-        return None
-
-
 def _tokens(name: str, limit: PromptLimit, part: Mapping[int, Row]) -> list[int]:
     """Return the number of tokens of each row's prompt, with what follows it. Raises ProgramError for a row that cannot
     be used."""
-    prompts = [_value(row, limit.column) for row in part.values()]
+    prompts = [value_or_none(row, limit.column) for row in part.values()]
     if limit.shape is None and all(isinstance(prompt, str) for prompt in prompts):
         with suppress(EngineError, TypeError, KeyError):
             return limit.codec.prompt_lengths([str(prompt) for prompt in prompts])
@@ -242,7 +234,9 @@ def _count(limit: PromptLimit, row: Row) -> int:
         shown = shaped_example(row, limit.shape, last=limit.last, whole=limit.whole)
         return limit.codec.example_length(shown, limit.max_tokens)
     tools, options = (tools_of(row), options_of(row)) if limit.whole else ((), {})
-    return limit.codec.prompt_length(content(_value(row, limit.column), limit.column), tools, options, limit.max_tokens)
+    return limit.codec.prompt_length(
+        content(value_or_none(row, limit.column), limit.column), tools, options, limit.max_tokens
+    )
 
 
 def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: str) -> Diagnostic:

@@ -86,8 +86,8 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
         codecs = {name: model.codec for name, model in opened.models.items()}
         for name, reader in opened.readers.items():
             yield from _reported(name, partial(_first, rows, name, reader))
-        yield from _reported("prompts", partial(prompt_findings, program, opened.readers, rows, codecs))
         uses = find_prompt_uses(program, {name: reader.source.columns for name, reader in opened.readers.items()})
+        yield from _reported("prompts", partial(prompt_findings, program, uses, rows, codecs))
         asked = {use.source: use.column for use in uses}
         yield from _reported("prompts", partial(reader_findings, program, rows, codecs, asked))
         for name, function in opened.functions.items():

@@ -10,10 +10,10 @@ from typing import Any
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.columns import value_at
+from rlgraph.columns import value_at, value_or_none
 from rlgraph.conversations import OddRow, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Cursor
-from rlgraph.dsl.columns import PromptUse, find_prompt_uses
+from rlgraph.dsl.columns import PromptUse
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import Handle, Table
@@ -37,11 +37,11 @@ def first_rows(reader: BatchReader) -> list[dict[str, Any]]:
 
 
 def prompt_findings(
-    program: Program, readers: Mapping[str, BatchReader], rows: Rows, codecs: Mapping[str, Codec]
+    program: Program, uses: Sequence[PromptUse], rows: Rows, codecs: Mapping[str, Codec]
 ) -> Iterator[Finding]:
     """Yield for each column of prompts and each tokenizer the first prompt as the model reads it."""
     done = set()
-    for use in find_prompt_uses(program, {name: reader.source.columns for name, reader in readers.items()}):
+    for use in uses:
         key = use.source, use.column, use.shape, program.original(program.model(use.model)).name
         if key in done or not rows.get(use.source) or use.model not in codecs:
             continue
@@ -96,7 +96,7 @@ def reader_findings(
             source = table.axis.root_axis.name if isinstance(table, Table) else ""
             if not isinstance(model, Handle) or model.name not in codecs or not rows.get(source):
                 continue
-            prompt = _value(rows[source][0], prompts.get(source, "prompt"))
+            prompt = value_or_none(rows[source][0], prompts.get(source, "prompt"))
             if prompt is None or (source, model.name) in done:
                 continue
             done.add((source, model.name))
@@ -106,14 +106,6 @@ def reader_findings(
                 hint = "write prompts as texts, or take a model whose tokenizer has a chat template"
                 message = f"`{model.name}` cannot read the first prompt of `{source}`: {error}"
                 yield Finding("fails", model.name, message, hint, str(node.span))
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    """Return what a row has in a column; None where it has nothing."""
-    try:
-        return value_at(row, column)
-    except (KeyError, TypeError):
-        return None
 
 
 def _text(codec: Codec, ids: list[int]) -> list[str]:
