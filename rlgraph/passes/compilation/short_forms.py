@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlgraph.data.base import SHARED_OPTIONS
-from rlgraph.data.sources import SOURCES
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import new_context
 from rlgraph.dsl.parse import parse
@@ -20,8 +19,6 @@ from rlgraph.user_code.declared import OPTIONS as FUNCTION_OPTIONS
 UNFITTING = "E0791"
 _BY_ENDING = ("jsonl", "parquet")
 """Sources that are called as the endings of their files."""
-_ANY_FILE = "files"
-"""The source that reads files of any kind."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -47,7 +44,7 @@ def _data_source(value: str) -> str:
         return ending
     if _HUB_NAME.fullmatch(value) and not path.exists() and not path.suffix:
         return "hub"
-    return _ANY_FILE if _ANY_FILE in SOURCES else ""
+    return "files"
 
 
 def _function_source(value: str) -> str:
