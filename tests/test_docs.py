@@ -141,7 +141,7 @@ def test_the_reference_has_every_signature() -> None:
 
 
 def test_the_reference_names_every_column_and_word() -> None:
-    from rlgraph.dsl.words import KEYWORDS
+    from rlgraph.dsl.words import KEYWORDS, RESERVED
     from rlgraph.ir.types import Axis, Table
 
     index = (ROOT / "docs/reference/language.md").read_text("utf-8")
@@ -150,6 +150,8 @@ def test_the_reference_names_every_column_and_word() -> None:
     full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
     assert {name for name in full.column_types() if f"`{name}`" not in text} == set()
     assert KEYWORDS - {word for code in re.findall(r"`([^`\n]+)`", index) for word in re.findall(r"\w+", code)} == set()
+    listed = index.split("No name can be")[1].split(".")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == RESERVED - {"True", "False"}
 
 
 @pytest.mark.parametrize("family", ["language", "schedules"])

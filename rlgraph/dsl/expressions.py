@@ -27,6 +27,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.dsl.signatures import METHODS
 from rlgraph.dsl.texts import text_expr
 from rlgraph.dsl.values import evaluate_tensor
+from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import OLDEST, Tensor
@@ -201,6 +202,5 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         raise context.statement_error("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
     functions = [*BUILT_IN]
     functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, ExternalName))]
-    raise context.statement_error(
-        "E0201", f"no function is called `{name}`", expr.func.span, did_you_mean(name, functions)
-    )
+    hint = OTHER_NAMES.get(name.lower()) or did_you_mean(name, functions)
+    raise context.statement_error("E0201", f"no function is called `{name}`", expr.func.span, hint)

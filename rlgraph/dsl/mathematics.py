@@ -188,8 +188,9 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
                 f"reduce it first: `sum(x, {source.name})`",
             )
         if target is None:
+            groups = source.parent.name if source.parent else "prompts"
             raise context.statement_error(
-                "E0308", f"`{name}` chooses a row in each group", expr.span, "say which groups: `by=prompts`"
+                "E0308", f"`{name}` chooses a row in each group", expr.span, f"say which groups: `by={groups}`"
             )
     return _grouped(context, expr, name, args, given, target)
 

@@ -14,6 +14,7 @@ from rlgraph.dsl.depth import MAX_DEPTH, depth_errors
 from rlgraph.dsl.logical_lines import LogicalLine, LogicalLines, read_logical_lines
 from rlgraph.dsl.syntax_errors import explain_token
 from rlgraph.dsl.tables import parser
+from rlgraph.dsl.words import SOFT
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
 MAX_DIAGNOSTICS = 20
@@ -107,11 +108,24 @@ def _indentation(before: int, now: int) -> list[str]:
 
 def _feed_line(session: Session, logical: LogicalLines, line: LogicalLine, statement: bool) -> Diagnostic | None:
     for at, token in enumerate([*line.tokens, Token("NEWLINE", "")]):
+        if token in SOFT and _only_a_name_fits(session, line, at):
+            token = line.tokens[at] = token.update(type="NAME")
         try:
             session.feed_token(token)
         except UnexpectedToken:
             return explain_token(logical, line, at, session.accepts(), statement)
     return None
+
+
+def _only_a_name_fits(session: Session, line: LogicalLine, at: int) -> bool:
+    """Return whether a soft word is a name at this place: no line there begins with it, and a name may stand there."""
+    if at == 0 and line.tokens[1:2] not in (["="], [":="], ["["]):
+        return False  # A line of another block, which is told so.
+    try:
+        session.copy(deepcopy_values=False).feed_token(line.tokens[at].update(type="NAME"))
+    except UnexpectedToken:
+        return False
+    return True
 
 
 def _replace(session: Session, lines: Iterable[tuple[str, ...]]) -> Session | None:

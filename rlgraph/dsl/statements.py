@@ -254,13 +254,16 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
     mask = evaluate_number(context, statement.condition)
     axis = meaning.type.axis
     if mask.type.axis is None or not axis.is_within(mask.type.axis):
-        shown = "a single one" if mask.type.axis is None else str(mask.type)
+        table = statement.table.id
+        shown, hint = str(mask.type), f"reduce it with `by={table}`"
+        if mask.type.axis is None:
+            shown = "a single one for all of them"
+            hint = f"compare what each row has: one of its columns, or a reduction with `by={table}`"
         raise context.statement_error(
             "E0307",
-            f"`keep {statement.table.id}` needs a condition for each row of `{statement.table.id}`, "
-            f"and this is {shown}",
+            f"`keep {table}` needs a condition for each row of `{table}`, and this is {shown}",
             statement.condition.span,
-            f"reduce it with `by={statement.table.id}`",
+            hint,
         )
     name = materialize(context, mask, "kept")
     new_axes: dict[str, Axis] = {}

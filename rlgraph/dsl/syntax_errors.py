@@ -88,6 +88,7 @@ class _Unexpected:
             or self.explain_equals_sign()
             or self.explain_chained_comparison()
             or self.explain_missing_comma()
+            or self.explain_second_model()
             or self.make_diagnostic(
                 "E0101", f"{quote_token(self.token)} cannot stand here", self.token, self.expected_phrase()
             )
@@ -237,6 +238,12 @@ class _Unexpected:
         if self.token in words.KEYWORDS and "NAME" in self.accepts and self.token not in ("and", "or", "not"):
             return self.explain_keyword(self.token)
         return None
+
+    def explain_second_model(self) -> Diagnostic | None:
+        if self.first != "train" or self.token != "," or self.at != 2:
+            return None
+        hint = f"give each model a `train` of its own, one below the other: `train {self.before}(lr=1e-6):`"
+        return self.make_diagnostic("E0101", "a `train` trains one model", self.token, hint)
 
     # Signs
 

@@ -75,8 +75,10 @@ def evaluate_optional(context: Context, expr: tree.Expr) -> Expr | OptionalValue
     """Return what is calculated with, which rows may lack."""
     value = _value(context, expr, context.evaluate(expr))
     if value.type.dtype in ("text", "row"):
-        what = "a text" if value.type.dtype == "text" else "a choice of rows"
-        raise context.statement_error("E0304", f"one cannot calculate with {what}", expr.span)
+        message = f"one cannot calculate with {'a text' if value.type.dtype == 'text' else 'a choice of rows'}"
+        if any(d.code == "E0304" and d.span.line == expr.span.line for d in context.diagnostics):
+            raise StatementError  # One sum of several texts is one mistake.
+        raise context.statement_error("E0304", message, expr.span)
     return value
 
 

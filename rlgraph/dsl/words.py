@@ -25,8 +25,17 @@ HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
 INSIDE = ("async", "where", "from", "on", "to", "devices", "cpus", "and", "or", "not", "true", "false", "True", "False")
 """Words that stand inside a line."""
 
+SOFT = frozenset(
+    (*PLACEMENTS, "devices", "cpus", "on", "to", "from")
+    + ("algorithm", "use", "phase", "change", "schedule", "param", "model", "func", "env", "buffer", "state")
+)
+"""Words that are names wherever the grammar has no use for them as words."""
+
 KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))
-"""Reserved words, which cannot name a value."""
+"""All words of the language."""
+
+RESERVED = KEYWORDS - SOFT
+"""Words that cannot name a value."""
 
 HOMES = {
     **{word: "at the left margin, outside the step" for word in TOP},
@@ -85,3 +94,50 @@ OPERATORS = {
     "`": "strings are written in double quotes",
 }
 """Signs that the language does not have, and what to write in their place."""
+
+OTHER_NAMES = {
+    "sort": "`rank(x)` is the place of each row, `top(x, k)` is true for the k largest",
+    "argsort": "`rank(x)` is the place of each row, from the smallest",
+    "topk": "`top(x, k)` is true for the k largest of a group, or of all rows",
+    "random": "`uniform(TABLE)` is a number from 0 to 1 for each row",
+    "rand": "`uniform(TABLE)` is a number from 0 to 1 for each row",
+    "randn": "`uniform(TABLE)` is a number from 0 to 1 for each row",
+    "sample": "`actor.generate(TABLE)` samples answers, `uniform(TABLE)` random numbers",
+    "shuffle": "`minibatch T(shuffle=true)` and `data` shuffle rows; `uniform(TABLE)` is a random number for each row",
+    "len": "`size(x)` counts entries, `TABLE.length` is the tokens of each row",
+    "length": "`TABLE.length` is the tokens of each row, `size(x)` counts entries",
+    "numel": "`size(x)` counts entries",
+    "average": "`mean(x, by=TABLE)` is the average of each group",
+    "avg": "`mean(x, by=TABLE)` is the average of each group",
+    "spread": "`std(x, by=TABLE)` is the standard deviation of each group",
+    "stdev": "`std(x, by=TABLE)` is the standard deviation of each group",
+    "standardize": "`whiten(x)` has mean 0 and standard deviation 1",
+    "median": "`quantile(x, 0.5)` is the median, of each group with `by=TABLE`",
+    "percentile": "`quantile(x, 0.9)` is what nine tenths are below, of each group with `by=TABLE`",
+    "norm": "write it out: `sqrt(sum(x * x))`",
+    "softmax": "write it out: `exp(x) / sum(exp(x), by=TABLE)`",
+    "logsumexp": "write it out: `log(sum(exp(x), by=TABLE))`",
+    "kl": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it at each token from two log-probabilities",
+    "kl_divergence": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it at each token from two log-probabilities",
+    "entropy": "a model has it: `actor.entropy(TABLE)`, at each token",
+    "logprobs": "a model has them: `actor.logprobs(TABLE)`, at each token",
+    "generate": "a model does: `actor.generate(TABLE, n=4)`",
+    "stop_gradient": "`detach(x)` is the value without its gradient",
+    "no_grad": "only what stands in `train M:` has gradients; `detach(x)` takes them from a value",
+    "clamp": "`clip(x, low, high)` holds a value between two others",
+    "power": "a power is written `x**2`",
+    "pow": "a power is written `x**2`",
+    "square": "a power is written `x**2`",
+    "isnan": "`valid(x)` is true where a row has a value",
+    "mask": "`where(condition, a, b)` chooses by entry, `keep TABLE where condition` drops rows",
+    "filter": "`keep TABLE where condition` drops the other rows",
+    "groupby": "reductions group: `mean(x, by=TABLE)`",
+    "cosine": "a learning rate's schedule is an option: `train M(lr=cosine(1e-6, steps=1000)):`",
+    "linear": "a learning rate's schedule is an option: `train M(lr=linear(1e-6, steps=1000)):`",
+    "stop": "`--steps` ends a run; `keep TABLE where condition` drops rows, and a `train` on none changes nothing",
+    "match": 'write `matches(TEXT, "PATTERN")`, or `contains(TEXT, "PART")`',
+    "regex": 'write `matches(TEXT, "PATTERN")`',
+    "search": 'write `matches(TEXT, "PATTERN")`',
+    "int": "`number(TEXT)` reads a number, `floor(x)` and `round(x)` make it whole",
+}
+"""Functions as other libraries call them, and what the language has."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
+from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean, quoted_list
 from rlgraph.user_code.conventions import (
     hint_for_exception,
     hint_for_missing_parameters,
@@ -107,7 +107,7 @@ class RewardFunction:
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
             hint = hint_for_missing_parameters(self.target.name, missing) or did_you_mean(missing[0], (*names, *_GIVEN))
-            hint = hint or f"the columns are: {', '.join(names)}"
+            hint = hint or f"it may ask for {quoted_list((*_GIVEN, *names), 'and')}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
     def __call__(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lark import Token
 
 from rlgraph.dsl import tables, tree, words
+from rlgraph.dsl.names import BUILT_IN
 from rlgraph.dsl.parse import MAX_DIAGNOSTICS, parse, parse_expression
 from rlgraph.errors import ProgramError, Source
 from tests.counting import grows_with_its_size
@@ -384,6 +385,39 @@ def test_the_words_are_those_of_the_grammar() -> None:
 def test_every_word_may_be_an_option_and_an_attribute() -> None:
     for word in words.KEYWORDS - {"true", "false", "True", "False"}:
         assert shape(expr(f"a.{word}(a, {word}=b)")) == Call(Attribute(A, word), (A,), (Option(word, B),))
+
+
+@pytest.mark.parametrize("word", sorted(words.SOFT))
+def test_a_word_of_schedules_and_declarations_is_a_name_where_no_line_begins_with_it(word: str) -> None:
+    text = """param QQ = 1
+def QQ(QQ):
+    return QQ + 1
+step:
+    QQ = a(QQ, QQ=QQ, b=QQ) + QQ.QQ
+    keep QQ where QQ > 0
+    report QQ
+    report QQ = QQ
+schedule:
+    pool QQ = QQ devices
+    place QQ, QQ.QQ on QQ
+    send QQ to QQ
+"""
+    assert repr(shape(file(text))).replace("QQ", word) == repr(shape(file(text.replace("QQ", word))))
+
+
+@pytest.mark.parametrize("word", sorted(words.RESERVED))
+def test_a_reserved_word_is_no_name(word: str) -> None:
+    assert f"`{word}`" in said(f"step:\n    {word} = 1")
+
+
+def test_what_other_libraries_call_a_function_is_answered_by_what_there_is() -> None:
+    prelude = file((SHIPPED[0].parents[1] / "dsl/prelude.rlf").read_text("utf-8"))
+    known = {*BUILT_IN, *(item.name for item in prelude.declarations if isinstance(item, tree.Def))}
+    assert not known & set(words.OTHER_NAMES)
+    methods, records = {"generate", "entropy", "logprobs"}, {"cosine", "linear"}
+    for hint in words.OTHER_NAMES.values():
+        called = set(re.findall(r"(?<![.\w])(\w+)\(", hint)) | set(re.findall(r"\.(\w+)\(", hint))
+        assert called - {"T", "M"} <= known | methods | records | {"minibatch"}, hint
 
 
 def test_the_tables_belong_to_the_grammar() -> None:
