@@ -1,0 +1,342 @@
+"""Policy gradients whose baseline is the group of answers to one prompt, or the batch, written from their formulas.
+
+As in `formulas.py`, every sum is a loop over rows and tokens, and every log-probability is computed here.
+
+    R_i  score of an answer     L_i  its tokens     mu, old, lp  log-probability when sampled, before the step, now
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from formulas import (
+    Group,
+    Model,
+    Row,
+    Step,
+    at_end,
+    begin,
+    clipped,
+    flat,
+    frozen_logprobs,
+    frozen_score,
+    group_advantages,
+    k1,
+    mean,
+    rewards_to_come,
+    sample,
+    sequence_mean,
+    slices,
+    std,
+    token_mean,
+    whiten,
+)
+from torch import Tensor
+
+Terms = list[list[Tensor]]
+"""The loss of each token of each row."""
+
+
+def centered(scores: list[float]) -> list[float]:
+    """R_i - mean of the group."""
+    return [s - mean(scores) for s in scores]
+
+
+# One update per mini-batch on a loss of each token
+
+
+def clip_loss(lps: list[Tensor], row: Row, a: float, low: float, high: float) -> list[Tensor]:
+    """-min(r A, clip(r) A) at each token, r = exp(lp - mu)."""
+    return [-clipped(torch.exp(lp - mu), a, low, high) for lp, mu in zip(lps, row.mu, strict=True)]
+
+
+usual_clip = partial(clip_loss, low=0.2, high=0.2)
+
+
+def group_policy(
+    actor: Model,
+    groups: list[Group],
+    advantages: list[list[float]],
+    losses: Callable[[list[Tensor], Row, float], list[Tensor]],
+    reduce: Callable[[Terms], Tensor | float],
+    *,
+    lr: float,
+    clip_norm: float,
+    parts: int,
+) -> Step:
+    """A step of `dr_grpo.rlf` and of those that use it: slices of the prompts, an update of each."""
+    step, ratios = Step(), list[float]()
+    for part in slices(len(groups), parts):
+        terms: Terms = []
+        for g in part:
+            for row, a in zip(groups[g], advantages[g], strict=True):
+                lps = actor.logprobs(row)
+                terms.append(losses(lps, row, a))
+                ratios += [math.exp(lp.item() - mu) for lp, mu in zip(lps, row.mu, strict=True)]
+        step.trained("actor", actor.train(reduce(terms), lr, clip_norm))
+    rows = [row for group in groups for row in group]
+    step.metrics = {
+        "reward": mean([row.score for row in rows]),
+        "length": mean([row.length for row in rows]),
+        "ratio": mean(ratios),
+    }
+    step.values = {"adv": flat(advantages)}
+    return step
+
+
+def scores_of(groups: list[Group]) -> list[list[float]]:
+    return [[row.score for row in group] for group in groups]
+
+
+def dr_grpo(actor: Model, groups: list[Group], *, limit: int, lr: float, parts: int) -> Step:
+    """arXiv 2503.20783: A = R - mean; (1/B) sum over answers of (1/limit) sum over tokens."""
+    begin(actor)
+    sample(actor, groups)
+    return group_policy(
+        actor,
+        groups,
+        [centered(scores) for scores in scores_of(groups)],
+        usual_clip,
+        lambda terms: sum(sum(row) for row in terms) / limit / len(terms),
+        lr=lr,
+        clip_norm=1.0,
+        parts=parts,
+    )
+
+
+def gspo(actor: Model, groups: list[Group], *, low: float, high: float, lr: float, parts: int) -> Step:
+    """arXiv 2507.18071, equations 5 to 7: s_i = exp((1/L_i) sum of lp - mu), mean over answers of -min(s A, clip(s) A).
+
+    An answer without tokens has the ratio 1."""
+    begin(actor)
+    sample(actor, groups)
+    ratios: list[float] = []
+
+    def losses(lps: list[Tensor], row: Row, a: float) -> list[Tensor]:
+        gaps = [lp - mu for lp, mu in zip(lps, row.mu, strict=True)]
+        ratio = torch.exp(sum(gaps) / len(gaps)) if gaps else torch.ones(())
+        ratios.append(ratio.item())
+        return [-clipped(ratio, a, low, high)]
+
+    adv = [group_advantages(scores) for scores in scores_of(groups)]
+    step = group_policy(actor, groups, adv, losses, token_mean, lr=lr, clip_norm=1.0, parts=parts)
+    step.metrics["ratio"] = mean(ratios)
+    return step
+
+
+def cispo(actor: Model, groups: list[Group], *, cap: float, lr: float, parts: int) -> Step:
+    """arXiv 2506.13585, equation 4: -sg(min(r, cap)) A lp, mean over tokens."""
+    begin(actor)
+    sample(actor, groups)
+
+    def losses(lps: list[Tensor], row: Row, a: float) -> list[Tensor]:
+        return [-min(math.exp(lp.item() - mu), cap) * a * lp for lp, mu in zip(lps, row.mu, strict=True)]
+
+    adv = [group_advantages(scores) for scores in scores_of(groups)]
+    return group_policy(actor, groups, adv, losses, token_mean, lr=lr, clip_norm=1.0, parts=parts)
+
+
+def sapo(actor: Model, groups: list[Group], *, gain: float, harm: float, lr: float, parts: int) -> Step:
+    """arXiv 2511.20347: f(r) = (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A; mean over answers of means."""
+    begin(actor)
+    sample(actor, groups)
+
+    def losses(lps: list[Tensor], row: Row, a: float) -> list[Tensor]:
+        tau = gain if a > 0 else harm
+        ratios = [torch.exp(lp - mu) for lp, mu in zip(lps, row.mu, strict=True)]
+        return [-4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * a for ratio in ratios]
+
+    adv = [group_advantages(scores) for scores in scores_of(groups)]
+    return group_policy(actor, groups, adv, losses, sequence_mean, lr=lr, clip_norm=1.0, parts=parts)
+
+
+def plain(lps: list[Tensor], row: Row, a: float) -> list[Tensor]:
+    """-A lp."""
+    return [-a * lp for lp in lps]
+
+
+def opo(actor: Model, groups: list[Group], *, lr: float) -> Step:
+    """arXiv 2505.23585, equation 9: the baseline is sum L R / sum L of the group; mean over tokens of -A lp."""
+    begin(actor)
+    sample(actor, groups)
+    adv = []
+    for group in groups:
+        total = sum(row.length for row in group)
+        baseline = sum(row.length * row.score for row in group) / max(total, 1)
+        adv.append([row.score - baseline for row in group])
+    return group_policy(actor, groups, adv, plain, token_mean, lr=lr, clip_norm=1.0, parts=1)
+
+
+def gpg(actor: Model, groups: list[Group], *, lr: float) -> Step:
+    """arXiv 2504.02546: A = alpha (R - mean), alpha = B / (B - M) with M groups whose rewards are all equal."""
+    begin(actor)
+    sample(actor, groups)
+    varied = sum(std(scores) > 0 for scores in scores_of(groups))
+    alpha = len(groups) / varied if varied else 0.0
+    adv = [[alpha * a for a in centered(scores)] for scores in scores_of(groups)]
+    return group_policy(actor, groups, adv, plain, token_mean, lr=lr, clip_norm=1.0, parts=1)
+
+
+def gfpo(actor: Model, groups: list[Group], *, kept: int, lr: float, parts: int) -> Step:
+    """arXiv 2508.09726, algorithm 1: the `kept` shortest answers, mean and std over them, A = 0 for the rest."""
+    begin(actor)
+    sample(actor, groups)
+    adv = []
+    for group in groups:
+        shortest = sorted(range(len(group)), key=lambda i: (group[i].length, i))[:kept]
+        standing = dict(zip(shortest, group_advantages([group[i].score for i in shortest]), strict=True))
+        adv.append([standing.get(i, 0.0) for i in range(len(group))])
+    return group_policy(actor, groups, adv, usual_clip, token_mean, lr=lr, clip_norm=1.0, parts=parts)
+
+
+def gdpo(actor: Model, groups: list[Group], formed: list[list[bool]], *, weight: float, lr: float, parts: int) -> Step:
+    """arXiv 2601.05242: each reward normalized in its group, their weighted sum normalized over the batch."""
+    begin(actor)
+    sample(actor, groups)
+    summed = [
+        [
+            a + weight * b
+            for a, b in zip(
+                group_advantages([row.score for row in group], 1e-4),
+                group_advantages([float(flag) for flag in flags], 1e-4),
+                strict=True,
+            )
+        ]
+        for group, flags in zip(groups, formed, strict=True)
+    ]
+    step = group_policy(actor, groups, whiten(summed), usual_clip, sequence_mean, lr=lr, clip_norm=1.0, parts=parts)
+    step.metrics["formed"] = mean([float(flag) for flags in formed for flag in flags])
+    return step
+
+
+# Those with steps of their own
+
+
+def rloo(actor: Model, ref: Model, reward: Model, groups: list[Group], *, beta: float, lr: float) -> Step:
+    """arXiv 2402.14740, equation 9: the mean of the other answers is the baseline; sums over tokens."""
+    begin(actor)
+    sample(actor, groups)
+    step, adv, kls, loss = Step(), list[list[float]](), list[float](), torch.zeros(())
+    score = [[frozen_score(reward, row) for row in group] for group in groups]
+    for group, scores in zip(groups, score, strict=True):
+        kl = [sum(map(k1, row.mu, frozen_logprobs(ref, row))) for row in group]
+        r = [s - beta * d for s, d in zip(scores, kl, strict=True)]
+        others = [mean(r[:i] + r[i + 1 :]) if len(r) > 1 else r[i] for i in range(len(r))]
+        adv.append([a - b for a, b in zip(r, others, strict=True)])
+        kls += kl
+    for row, a in zip([row for group in groups for row in group], flat(adv), strict=True):
+        for lp in actor.logprobs(row):
+            loss = loss - lp * a
+    step.trained("actor", actor.train(loss / len(kls), lr))
+    step.metrics = {"reward": mean(flat(score)), "kl": mean(kls)}
+    step.values = {"adv": flat(adv)}
+    return step
+
+
+def reinforce_pp(
+    actor: Model, ref: Model, reward: Model, rows: list[Row], *, beta: float, lr: float, parts: int
+) -> Step:
+    """arXiv 2501.03262: r_t = score at the end - beta (mu - ref); rewards to come, whitened over the batch's tokens."""
+    begin(actor)
+    sample(actor, [rows])
+    step = Step()
+    score = [frozen_score(reward, row) for row in rows]
+    kls = [[k1(mu, q) for mu, q in zip(row.mu, frozen_logprobs(ref, row), strict=True)] for row in rows]
+    gains = [
+        rewards_to_come([end - beta * kl for end, kl in zip(at_end(s, row.length), kl_row, strict=True)], 1.0)
+        for row, s, kl_row in zip(rows, score, kls, strict=True)
+    ]
+    adv = whiten(gains)
+    for part in slices(len(rows), parts):
+        terms = [
+            [
+                -clipped(torch.exp(lp - mu), a, 0.2, 0.2)
+                for lp, mu, a in zip(actor.logprobs(rows[i]), rows[i].mu, adv[i], strict=True)
+            ]
+            for i in part
+        ]
+        step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {"reward": mean(score), "kl": mean(flat(kls))}
+    step.values = {"adv": flat(adv)}
+    return step
+
+
+def reinforce_pp_baseline(actor: Model, ref: Model, groups: list[Group], *, beta: float, lr: float, parts: int) -> Step:
+    """arXiv 2501.03262, section 3.3: R - mean at every token, whitened over the batch's tokens; beta (lp - ref)^2 / 2
+    in the loss."""
+    begin(actor)
+    sample(actor, groups)
+    step, kls = Step(), list[float]()
+    rows = [row for group in groups for row in group]
+    adv = whiten([[a] * row.length for row, a in zip(rows, flat([*map(centered, scores_of(groups))]), strict=True)])
+    ref_logp = [frozen_logprobs(ref, row) for row in rows]
+    first = [0]
+    for group in groups:
+        first.append(first[-1] + len(group))
+    for part in slices(len(groups), parts):
+        terms: Terms = []
+        for i in range(first[part.start], first[part.stop]):
+            terms.append([])
+            for lp, mu, a, q in zip(actor.logprobs(rows[i]), rows[i].mu, adv[i], ref_logp[i], strict=True):
+                kl = (lp - q) ** 2 / 2
+                terms[-1].append(-clipped(torch.exp(lp - mu), a, 0.2, 0.2) + beta * kl)
+                kls.append(kl.item())
+        step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {"reward": mean([row.score for row in rows]), "kl": mean(kls)}
+    step.values = {"adv": flat(adv)}
+    return step
+
+
+def raft(actor: Model, reward: Model, groups: list[Group], *, lr: float, parts: int) -> Step:
+    """arXiv 2304.06767: cross entropy of the best answer to each prompt, mean over tokens."""
+    begin(actor)
+    step, losses = Step(), list[float]()
+    score = [[frozen_score(reward, row) for row in group] for group in groups]
+    best = [group[scores.index(max(scores))] for group, scores in zip(groups, score, strict=True)]
+    for part in slices(len(best), parts):
+        terms = [[-lp for lp in actor.logprobs(best[g])] for g in part]
+        losses += [x.item() for row in terms for x in row]
+        step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {"reward": mean(flat(score)), "best": mean([max(scores) for scores in score]), "loss": mean(losses)}
+    return step
+
+
+def corrected(
+    actor: Model, groups: list[Group], weigh: Callable[[float], float], *, lag: int, lr: float, parts: int
+) -> Step:
+    """GRPO whose loss at a token is weighted by `weigh(exp(old - mu))`, old the log-probability before the step.
+
+    Samples are of the weights of `lag` steps before: with one process there is nothing else by which both differ.
+    """
+    begin(actor)
+    sample(actor, groups, max(0, len(actor.versions) - 1 - lag))
+    step = Step()
+    rows = [row for group in groups for row in group]
+    old = [frozen_logprobs(actor, row) for row in rows]
+    drift = [
+        [math.exp(o - mu) for o, mu in zip(olds, row.mu, strict=True)] for row, olds in zip(rows, old, strict=True)
+    ]
+    weight = [[weigh(x) for x in row] for row in drift]
+    adv = flat([group_advantages(scores) for scores in scores_of(groups)])
+    first = [0]
+    for group in groups:
+        first.append(first[-1] + len(group))
+    for part in slices(len(groups), parts):
+        terms = [
+            [
+                -w * clipped(torch.exp(lp - o), adv[i], 0.2, 0.2)
+                for lp, o, w in zip(actor.logprobs(rows[i]), old[i], weight[i], strict=True)
+            ]
+            for i in range(first[part.start], first[part.stop])
+        ]
+        step.trained("actor", actor.train(token_mean(terms), lr, 1.0))
+    step.metrics = {
+        "reward": mean([row.score for row in rows]),
+        "drift": mean(flat(drift)),
+        "weight": mean(flat(weight)),
+    }
+    step.values = {"adv": adv, "weight": flat(weight)}
+    return step

@@ -1,0 +1,117 @@
+"""Losses on pairs of answers, written from their formulas, as in `formulas.py`.
+
+lw, ll  log-probabilities of the tokens of the preferred answer and of the other one
+"""
+
+from __future__ import annotations
+
+import torch
+from formulas import Model, Row, Step, begin, frozen_logprobs, frozen_score, mean, token_mean
+from torch import Tensor
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    return -torch.log(1 + torch.exp(-x))
+
+
+def average(xs: list[Tensor]) -> Tensor:
+    return sum(xs) / len(xs)
+
+
+def shares(margins: list[Tensor]) -> tuple[float, float]:
+    """The mean, and the share above 0."""
+    found = [float(margin.item()) for margin in margins]
+    return mean(found), mean([float(margin > 0) for margin in found])
+
+
+def ipo(actor: Model, ref: Model, chosen: list[Row], rejected: list[Row], *, beta: float, lr: float) -> Step:
+    """arXiv 2310.12036, equation 17, with sums over tokens: (h_w - h_l - 1 / (2 beta))^2, h = lp - ref."""
+    begin(actor)
+    step, margins = Step(), list[Tensor]()
+    for good, bad in zip(chosen, rejected, strict=True):
+        before = sum(frozen_logprobs(ref, good)) - sum(frozen_logprobs(ref, bad))
+        margins.append(sum(actor.logprobs(good)) - sum(actor.logprobs(bad)) - before)
+    loss = sum((margin - 1 / (2 * beta)) ** 2 for margin in margins) / len(margins)
+    step.trained("actor", actor.train(loss, lr))
+    step.metrics = dict(zip(("margin", "accuracy"), shares(margins), strict=True))
+    return step
+
+
+def simpo(actor: Model, chosen: list[Row], rejected: list[Row], *, beta: float, gamma: float, lr: float) -> Step:
+    """arXiv 2405.14734, equation 6: -log sigmoid(beta (mean lw - mean ll) - gamma)."""
+    begin(actor)
+    step = Step()
+    gaps = [
+        average(actor.logprobs(good)) - average(actor.logprobs(bad)) for good, bad in zip(chosen, rejected, strict=True)
+    ]
+    loss = sum(-log_sigmoid(beta * gap - gamma) for gap in gaps) / len(gaps)
+    step.trained("actor", actor.train(loss, lr))
+    step.metrics = dict(zip(("gap", "accuracy"), shares(gaps), strict=True))
+    return step
+
+
+def cpo(actor: Model, chosen: list[Row], rejected: list[Row], *, beta: float, lr: float) -> Step:
+    """arXiv 2401.08417, equation 6: -log sigmoid(beta (sum lw - sum ll)), and the mean over all tokens of -lw."""
+    begin(actor)
+    step = Step()
+    good = [actor.logprobs(row) for row in chosen]
+    gaps = [sum(lw) - sum(actor.logprobs(bad)) for lw, bad in zip(good, rejected, strict=True)]
+    tuning = token_mean([[-lp for lp in lw] for lw in good])
+    loss = sum(-log_sigmoid(beta * gap) for gap in gaps) / len(gaps) + tuning
+    assert isinstance(tuning, Tensor)
+    step.trained("actor", actor.train(loss, lr))
+    step.metrics = dict(zip(("gap", "accuracy"), shares(gaps), strict=True)) | {"loss": tuning.item()}
+    return step
+
+
+def orpo(actor: Model, chosen: list[Row], rejected: list[Row], *, beta: float, lr: float) -> Step:
+    """arXiv 2403.07691, equations 3 to 7: the mean over all tokens of -lw, and -beta log sigmoid of the log of the
+    ratio of odds, odds = P / (1 - P), P the geometric mean of the tokens' probabilities."""
+    begin(actor)
+    step, odds = Step(), list[Tensor]()
+    good = [actor.logprobs(row) for row in chosen]
+    for lw, bad in zip(good, rejected, strict=True):
+        p, q = torch.exp(average(lw)), torch.exp(average(actor.logprobs(bad)))
+        odds.append(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))
+    tuning = token_mean([[-lp for lp in lw] for lw in good])
+    loss = tuning - beta * sum(log_sigmoid(x) for x in odds) / len(odds)
+    assert isinstance(tuning, Tensor)
+    step.trained("actor", actor.train(loss, lr))
+    step.metrics = dict(zip(("odds", "accuracy"), shares(odds), strict=True)) | {"loss": tuning.item()}
+    return step
+
+
+def spin(
+    actor: Model, opponent: Model, real: list[Row], own: list[Row], *, beta: float, lr: float, refresh: bool
+) -> Step:
+    """arXiv 2401.01335, equation 4.7: DPO's loss, the data's answer before the opponent's, who is the reference."""
+    begin(actor)
+    step, margins = Step(), list[Tensor]()
+    for good, bad in zip(real, own, strict=True):
+        before = sum(frozen_logprobs(opponent, good)) - sum(frozen_logprobs(opponent, bad))
+        margins.append(sum(actor.logprobs(good)) - sum(actor.logprobs(bad)) - before)
+    loss = sum(-log_sigmoid(beta * margin) for margin in margins) / len(margins)
+    step.trained("actor", actor.train(loss, lr))
+    if refresh:
+        opponent.become(actor.weights())
+    step.metrics = {"margin": shares(margins)[0]}
+    return step
+
+
+def xpo(
+    actor: Model, ref: Model, reward: Model, new: list[Row], old: list[Row], *, beta: float, alpha: float, lr: float
+) -> Step:
+    """arXiv 2405.21046, algorithm 1: DPO's loss on the judged pair, and alpha times the sum of log-probabilities of the
+    reference's answer."""
+    begin(actor)
+    step, margins, loss = Step(), list[Tensor](), torch.zeros(())
+    score = [frozen_score(reward, row) for row in new]
+    wins = [s >= frozen_score(reward, row) for s, row in zip(score, old, strict=True)]
+    for a, b, won in zip(new, old, wins, strict=True):
+        known = sum(actor.logprobs(b))
+        gap = sum(actor.logprobs(a)) - known - sum(frozen_logprobs(ref, a)) + sum(frozen_logprobs(ref, b))
+        margins.append(gap if won else -gap)
+        loss = loss + alpha * known - log_sigmoid(beta * margins[-1])
+    step.trained("actor", actor.train(loss / len(new), lr))
+    step.metrics = {"wins": mean([float(won) for won in wins]), "margin": shares(margins)[0], "reward": mean(score)}
+    return step

@@ -1,0 +1,63 @@
+"""Losses on pairs of answers, run for three steps and replayed from their formulas (`preference_formulas.py`). Each
+run takes about half a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import preference_formulas
+import pytest
+from replay import ACTOR, JUDGE, Replay, rows_of, source
+from tiny import data_folder, shipped
+
+PAIRS = {**ACTOR, "pairs": source("preferences", 7), "rate": "0.02"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("preferences"))
+
+
+def test_ipo(folder: Path) -> None:
+    (folder / "dpo.rlf").write_text(shipped("dpo", {"lr=5e-7": "lr=0.02"}))
+    changes = {**ACTOR, "pairs": source("preferences", 7)}
+    replay = Replay(shipped("ipo"), folder, changes, path=str(folder / "p.rlf"))
+    for seen in replay.steps:
+        good, bad = (rows_of(seen.table(name)) for name in ("chosen", "rejected"))
+        models = (replay.models[name] for name in ("actor", "ref"))
+        replay.same(seen, preference_formulas.ipo(*models, good, bad, beta=0.1, lr=0.02))
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [("simpo", {"beta": 2.0, "gamma": 1.0}), ("cpo", {"beta": 0.1}), ("orpo", {"beta": 0.1})],
+)
+def test_pairs_without_a_reference(folder: Path, name: str, constants: dict[str, float]) -> None:
+    replay = Replay(shipped(name), folder, PAIRS)
+    for seen in replay.steps:
+        good, bad = (rows_of(seen.table(table)) for table in ("chosen", "rejected"))
+        loss = getattr(preference_formulas, name)
+        replay.same(seen, loss(replay.models["actor"], good, bad, lr=0.02, **constants))
+
+
+def test_spin(folder: Path) -> None:
+    changes = {**ACTOR, "pairs": source("sft", 7), "rate": "0.02", "limit": "5", "round": "2"}
+    replay = Replay(shipped("spin"), folder, changes)
+    for number, seen in enumerate(replay.steps, 1):
+        real, own = (rows_of(seen.table(name)) for name in ("real", "own"))
+        models = (replay.models[name] for name in ("actor", "opponent"))
+        refresh = number % 2 == 0
+        replay.same(seen, preference_formulas.spin(*models, real, own, beta=0.1, lr=0.02, refresh=refresh))
+
+
+def test_xpo(folder: Path) -> None:
+    changes = {**ACTOR, **JUDGE, "prompts": source("prompts", 7), "rate": "0.02", "limit": "5", "alpha": "0.05"}
+    replay = Replay(shipped("xpo"), folder, changes)
+    wins = []
+    for seen in replay.steps:
+        new, old = (rows_of(seen.table(name)) for name in ("new", "old"))
+        models = (replay.models[name] for name in ("actor", "ref", "reward"))
+        step = preference_formulas.xpo(*models, new, old, beta=0.1, alpha=0.05, lr=0.02)
+        replay.same(seen, step)
+        wins.append(step.metrics["wins"])
+    assert 0 < sum(wins) < len(wins), "either one wins"
