@@ -24,6 +24,7 @@ import rlgraph
 from rlgraph.cli import rlgraph as commands
 from rlgraph.cli.listing import shipped_algorithms
 from rlgraph.dsl import tree
+from rlgraph.dsl.flat import flat_source
 from rlgraph.dsl.parse import parse
 from rlgraph.errors import Source
 
@@ -99,7 +100,8 @@ def command_table(pages: Mapping[Path, str]) -> str:
 
 def algorithm_page(name: str, text: str) -> str:
     """Return the page of an algorithm that ships."""
-    program = parse(Source(f"{name}.rlf", text))
+    source = flat_source(Source(f"{name}.rlf", text))
+    program = parse(source)
     comments = {comment.line: comment.text.lstrip("# ") for comment in program.comments}
     title = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line[0] == "#", text.splitlines()))
     title = re.sub(r"\d{4}\.\d{5}", r"[\g<0>](https://arxiv.org/abs/\g<0>)", title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
 import click
@@ -18,6 +19,14 @@ def shipped_algorithms() -> dict[str, str]:
     return {name.removesuffix(".rlf"): texts[name] for name in sorted(texts)}
 
 
+def _title(text: str) -> str:
+    """Return the name and the paper that the first line of a program names."""
+    first = text.partition("\n")[0].removeprefix("# ")
+    name, _, rest = first.partition(":")
+    paper = re.search(r"\(arXiv [^)]*\)", rest)
+    return f"{name} {paper[0]}" if paper else name
+
+
 @rlgraph.command("list")
 @click.argument("name", required=False, metavar="[NAME]")
 def list_(name: str | None) -> int:
@@ -26,7 +35,7 @@ def list_(name: str | None) -> int:
     if name is None:
         width = max(map(len, texts))
         for algorithm, text in texts.items():
-            echo_text(f"{algorithm:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
+            echo_text(f"{algorithm:{width}}  {_title(text)}")
         echo_text(
             "`rlgraph check NAME`, `compile` and `run` take these names; `rlgraph list NAME > my.rlf` makes one yours"
         )

@@ -8,6 +8,7 @@ from rlgraph.api.starter.files import CHAT_MODEL, data_files, environments_file,
 from rlgraph.api.starter.needs import needs_of
 from rlgraph.api.starter.program import starter_text
 from rlgraph.dsl.check import check
+from rlgraph.dsl.flat import flat_source
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import failure_reason
 from rlgraph.passes.compilation.read_program import open_file
@@ -32,7 +33,7 @@ def write_starter(algorithm: str, folder: Path, model: str | None = None) -> lis
     # A name that ships is read from where it ships.
     published = opened.source.path != algorithm
     original = f"`rlgraph list {algorithm}` prints it as published" if published else f"`{algorithm}` is as it was"
-    text, base = starter_text(opened.source, program, needs, _source(model), original)
+    text, base = starter_text(flat_source(opened.source), program, needs, _source(model), original)
     files[f"{program.name}.rlf"] = text
     files["README.md"] = readme(program.name, files, needs, model is None, original, base or "base")
     _need_empty(folder)
