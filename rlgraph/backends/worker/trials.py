@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rlgraph.columns import value_kind
+from rlgraph.columns import value_kind, value_or_none
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import Rows
 from rlgraph.dsl.columns import FunctionUse, find_function_uses
@@ -39,7 +39,7 @@ def try_functions(
         function, reader = functions.get(use.function), readers.get(use.source)
         if function is None or not function.trial or reader is None or use.function in tried:
             continue
-        row = _first_row(reader)
+        row = _first_row(reader, use.prompt)
         columns = None if row is None else _columns(use, function, row[1])
         if row is None or columns is None:
             continue
@@ -55,21 +55,25 @@ def try_functions(
     return problems, sentences
 
 
-def _first_row(reader: BatchReader) -> tuple[int, Row] | None:
-    """Return the first row of the data that the run may read, with its number; None for a stream."""
+def _first_row(reader: BatchReader, prompt: str) -> tuple[int, Row] | None:
+    """Return the first row of the data that the run may read, with its number; None for a stream. prompt: the column
+    that is the row's `prompt` where a model answers it."""
     source = reader.source
     if not isinstance(source.rows, Rows):
         return None
     number = next(islice(source.row_numbers or (), 1), None)
-    return None if number is None else (number, source.rows[number])
+    if number is None:
+        return None
+    row = source.rows[number]
+    return number, row if prompt == "prompt" else {**row, "prompt": value_or_none(row, prompt)}
 
 
 def _columns(use: FunctionUse, function: RewardFunction, row: Row) -> dict[str, Any] | None:
     """Return the columns of an answer to the prompt of a row; None where nothing can be made up for one of them."""
     columns = {name: value for name, value in row.items() if function.accepts_column(name)}
     for name, column in use.columns.items():
-        if column.data and column.data in row:
-            columns[name] = row[column.data]
+        if column.data:
+            columns[name] = value_or_none(row, column.data)
         elif column.dtype in _MADE_UP:
             columns[name] = _MADE_UP[column.dtype]
         else:
@@ -81,7 +85,7 @@ def _failures(
     use: FunctionUse, function: RewardFunction, row: tuple[int, Row], columns: Mapping[str, Any]
 ) -> list[str]:
     """Call a function, and return a sentence if it fails. Raises RunError where that ends the run."""
-    prompt: Any = row[1].get(use.prompt)
+    prompt: Any = row[1].get("prompt")
     if value_kind(prompt) not in ("text", "messages"):
         return []  # Who asks it says what is wrong with it.
     count = 1 if function.over == "row" else use.siblings
