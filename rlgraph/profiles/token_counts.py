@@ -95,14 +95,14 @@ def _shapes(path: str, has: Collection[str], prompt: str | None, answer: str | N
     """Return which columns are counted, once for each answer that a row has; of prompts alone there is no answer.
     has: the columns of the rows."""
     if answer is not None:
-        shape = shape_of({*has, answer}, answer) or Shape(answer)
-        return [replace(shape, prompt=prompt, paired="") if prompt else shape]
+        named = shape_of({*has, answer}, answer) or Shape(answer)
+        return [replace(named, prompt=prompt, paired="") if prompt else named]
     if prompt is not None:
         return [Shape(ANSWER if ANSWER in has else "", prompt)]
     if shape := shape_of(has):
         return [shape]
-    if found := [shape for name in PAIR if name in has and (shape := shape_of(has, name))]:
-        return found
+    if any(name in has for name in PAIR):
+        return [shape for name in PAIR if (shape := shape_of(has, name))]
     if PROMPT in has or ANSWER in has:
         return [Shape(ANSWER if ANSWER in has else "", PROMPT if PROMPT in has else "")]
     message = f"`{path}` has no column that is known to hold prompts, answers or conversations"

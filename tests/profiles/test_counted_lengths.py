@@ -158,10 +158,10 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}a{% generation %}{{ m.content }}b{% endgeneration %}"
     "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}bb{% endif %}{% if add_generation_prompt %}a{% endif %}"
 )
-ASKED = {"role": "user", "content": "ab"}
+ASKED: dict[str, object] = {"role": "user", "content": "ab"}
 
 
-def said(text: str) -> dict[str, str]:
+def said(text: str) -> dict[str, object]:
     return {"role": "assistant", "content": text}
 
 

@@ -186,7 +186,7 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
     asked = [prompt_of(prompt) for prompt in table.prompts]
     judged = function.judge(asked, [codec.decode(row) for row in ids], ids, columns, shown, groups)
-    session.tell_failures(func, judged.failures)
+    session.failures.add_first(str(func), judged.failures)
     values: dict[str, Any] = {}
     for output, column in zip(node.outputs, [*judged.columns, judged.states], strict=False):
         assert isinstance(output.type, TensorType)
