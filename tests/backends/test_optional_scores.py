@@ -140,7 +140,7 @@ def test_the_first_failure_of_a_function_is_said_once_in_a_run(
     made = compiled(TEXT, {}, schedule, folder)
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
         list(backend.run_steps(1))
-        workers = [worker.session.failures for worker in backend.processes.workers.values()]
+        workers = [worker.session.failures for worker in backend.processes.workers.values()]  # type: ignore[attr-defined]
         assert not any(failures.prints for failures in workers)
         list(backend.run_steps(1))
     there = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]

@@ -4,7 +4,7 @@ functions and environments, its models. No weights are loaded, and nothing is tr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rlgraph.passes.compilation.compile import with_default_dtypes
 from rlgraph.passes.placement.least_memory import least_memory_bytes
 from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
 from rlgraph.runs.doctor.machine import memory, model_cache
-from rlgraph.runs.doctor.prompts import Rows, first_rows, prompt_findings, reader_findings, reward_findings
+from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reader_findings, reward_findings
 from rlgraph.user_code import Environment, RewardFunction, Workers, open_environment, open_function
 from rlgraph.user_code.spec import CallSpec
 
@@ -214,7 +214,7 @@ def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
         yield Finding("note", "prompts", sentence)
 
 
-def _named_first_row(rows: Rows, name: str) -> tuple[str, Row] | None:
+def _named_first_row(rows: Mapping[str, list[Row]], name: str) -> tuple[str, Row] | None:
     return (f"the first row of `{name}`", rows[name][0]) if rows.get(name) else None
 
 
