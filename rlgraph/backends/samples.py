@@ -67,6 +67,8 @@ class RowTexts:
     answer: str
     length: int
     version: int
+    reward: float | None = None
+    """What an environment gave for all its turns."""
 
 
 class ReadsRows(Protocol):
@@ -211,7 +213,9 @@ def _rows_of(table: SampledTable, frame: Frame, most: int, read: ReadsRows) -> I
     rows = read.texts(_picked(table, frame, np.array(places, dtype=np.int64)))
     for place, row in zip(places, rows, strict=True):
         given = {name: float(values[place]) for name, values in scores.items()}
-        total = None if reward is None else float(reward[place])
+        total = row.reward if reward is None else float(reward[place])
+        if reward is None and total is not None:
+            given = {**given, "reward": total}
         yield Sample(table.name, ids[place], row.prompt, row.answer, total, given, row.length, row.version)
 
 
@@ -231,8 +235,17 @@ def row_texts(table: TableData, decode: Decode) -> list[RowTexts]:
     answers = [tokens[_first(scored) :] for tokens, scored in zip(sequences.rows(), flags, strict=True)]
     texts = decode(table.owner, answers)
     versions = table.columns[OLDEST if OLDEST in table.columns else "version"].tolist()
-    rows = zip(table.prompts, texts, sequences.scored_counts().tolist(), versions, strict=True)
+    counts = sequences.scored_counts().tolist()
+    rows = zip(table.prompts, texts, counts, versions, _rewards_of_episodes(table, len(texts)), strict=True)
     return [RowTexts(*row) for row in rows]
+
+
+def _rewards_of_episodes(table: TableData, count: int) -> list[float | None]:
+    """Return the sum of the rewards of each row's turns; None of rows without turns."""
+    if "turns" not in table.columns:
+        return [None] * count
+    parts = table.columns["reward"].split(table.columns["turns"].tolist())
+    return [float(part.sum()) for part in parts]
 
 
 def _first(scored: Sequence[bool]) -> int:

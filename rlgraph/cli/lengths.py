@@ -12,7 +12,7 @@ from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FILE")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FILES")
 @click.option(
     "-o",
     "--output",
@@ -21,12 +21,16 @@ from rlgraph.runs.jsonlines import print_record
     show_default=True,
     help="The file of lengths.",
 )
-@click.option("--prompt", metavar="COLUMN", help="Of a file: which has prompts.  [default: prompt]")
-@click.option("--answer", metavar="COLUMN", help="Of a file: which has answers.  [default: response]")
+@click.option("--prompt", metavar="COLUMN", help="Of files: which has prompts.  [default: what `encode` takes]")
+@click.option("--answer", metavar="COLUMN", help="Of files: which has answers.  [default: what `encode` takes]")
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N", help="Of a file: answers of so many tokens were cut there."
+    "--limit", type=click.IntRange(1), metavar="N", help="Of files: answers of so many tokens were cut there."
 )
-@click.option("--model", metavar="NAME", help="Of a file of texts: the model, or its folder, whose tokens are counted.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Of texts and messages: the model, its folder or GGUF file, whose tokens are counted.",
+)
 @message_format
 def lengths(
     source: Path,
@@ -39,14 +43,16 @@ def lengths(
 ) -> int:
     """Count how many tokens prompts and answers have, and write their distributions for `--lengths FILE`.
 
-    RUN is the folder of a run with `--record`, or of its recording; FILE has rows, as .jsonl or .parquet.
+    RUN is the folder of a run with `--record`, or of its recording; FILES is a file, a folder or a glob in quotes, as
+    the program's `files(...)` reads it.
     """
     from rlgraph.profiles.lengths import fit_lengths
+    from rlgraph.profiles.token_counts import holds_files
 
     words = {"--prompt": prompt, "--answer": answer, "--limit": limit, "--model": model}
     given = [word for word, value in words.items() if value is not None]
-    if source.is_dir() and given:
-        raise click.UsageError(f"`{given[0]}` goes with a file of rows: a recording says it itself")
+    if source.is_dir() and given and not holds_files(source):
+        raise click.UsageError(f"`{given[0]}` goes with files of rows: a recording says it itself")
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
     with reporting_errors(form):

@@ -160,13 +160,19 @@ def require_full_batch(source: DataSource, name: str) -> DataSource:
     spec, count, batch = source.spec, source.row_count, source.batch
     assert count is not None
     if count == 0:
-        raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0)))
+        raise ProgramError(no_rows_error(spec, name))
     if source.mixture is not None and not all(source.mixture.split(source.row_numbers or ())):
         hint = "leave that source out of the mixture, or more of its rows in it"
         raise ProgramError(Diagnostic(NO_ROWS, f"of {name} no row of one source is left", spec.span, hint))
     if batch is not None and batch > count:
         raise ProgramError(too_few_rows_error(spec, count, batch, name))
     return source
+
+
+def no_rows_error(spec: CallSpec, name: str) -> Diagnostic:
+    """Return the error for data without rows. name: what messages call them."""
+    hint = "" if spec.kind == "python" else "write rows into it, or name another: `--data FILE`"
+    return Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0), hint)
 
 
 def overlong_option(spec: CallSpec) -> str | None:

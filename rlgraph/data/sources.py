@@ -19,7 +19,7 @@ from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
 SOURCES = ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym", "mix")
-_RUN_CODE = ("python", "mix")
+RUN_CODE = ("python", "mix")
 """Sources that run the user's Python, or have others which do."""
 
 
@@ -31,7 +31,7 @@ def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None
     """
     check_source(spec)
     module = _module(spec)
-    runs_code = spec.kind in _RUN_CODE
+    runs_code = spec.kind in RUN_CODE
     source: DataSource = module.open_source(spec, folders, workers) if runs_code else module.open_source(spec, folders)
     return source
 

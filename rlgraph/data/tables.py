@@ -8,10 +8,11 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
-from rlgraph.data.base import NO_ROWS, DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source
+from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source, no_rows_error
 from rlgraph.data.listing import Listed, names_of
 from rlgraph.data.packed import UNPACKING, opened
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
@@ -105,8 +106,8 @@ def open_tables(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: 
     if any(file.packed == ".zst" for file in listed):
         require_package("zstandard", spec.span)
     name = names_of(listed)
-    if kind in ("csv", "tsv", "text") and not any(_has_rows(file, kind) for file in listed):
-        raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.argument_span(0)))
+    if kind in ("csv", "tsv", "text", "parquet") and not any(_has_rows(file, kind) for file in listed):
+        raise ProgramError(no_rows_error(spec, name))
     with _problems(spec, listed, kind):
         dataset = _load(spec, listed, kind, streaming)
     if streaming:
@@ -179,12 +180,23 @@ def _first_rows(listed: Listed, kind: str) -> tuple[list[str], list[str]]:
 
 
 def _has_rows(listed: Listed, kind: str) -> bool:
-    """Whether a file of lines has any behind those that name columns. What is wrong with it is said later."""
+    """Whether a file has rows, of lines any behind those that name columns. What is wrong with it is said later."""
+    if kind == "parquet":
+        return parquet_has_rows(listed.file)
     with suppress(*UNPACKING, ValueError, csv.Error), opened(listed) as handle:
         if kind == "text":
             return bool(handle.read(1))
         lines = filter(bytes.strip, handle)
         return next(lines, None) is None or next(lines, None) is not None
+    return True
+
+
+def parquet_has_rows(path: Path) -> bool:
+    """Return whether a Parquet file has rows, or cannot be read."""
+    with suppress(Exception):  # formats, disks: `pyarrow` documents no common class
+        import pyarrow.parquet as pq
+
+        return bool(pq.read_metadata(path).num_rows)
     return True
 
 

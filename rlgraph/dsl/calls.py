@@ -146,7 +146,15 @@ def _generate_call(
                 f"name the column: `{expr.args[-1].span.covered_text}.{data[0]}`" if data else "",
             )
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
-        source_name, parent, data = source.name, source.type.axis, None
+        source_name, parent = source.name, source.type.axis
+        column = context.phase.column_sources.get(source.name)
+        # Of texts that the program has computed nothing else is known.
+        data = ("prompt",)
+        if column is not None:
+            source_name = column.table
+            if column.kind.token or column.name != "prompt":
+                options["prompt"] = column.name
+            data = None if column.kind.data is None else tuple(dict.fromkeys((*column.kind.data, "prompt")))
     else:
         raise context.statement_error(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe_meaning(source)}", expr.args[-1].span
@@ -187,6 +195,8 @@ def _generate_call(
         context, Node(name, (handle.name, source_name), (Value(label, kind),), tuple(attrs.items()), span=expr.span)
     )
     rows = TableValue(label, kind)
+    if isinstance(source, Ref) and source.name not in context.phase.column_sources:
+        context.phase.answers_to_texts.add(label)
     if "first" in options:
         _report_first(context, expr, rows, parent)
     return rows

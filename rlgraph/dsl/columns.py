@@ -27,7 +27,7 @@ from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
 from rlgraph.ir.types import DType, Handle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
-from rlgraph.ops.nodes import rows_per_input, sampling_node
+from rlgraph.ops.nodes import prompt_column_of, rows_per_input, sampling_node
 
 Known = Mapping[str, Mapping[str, Column] | None]
 """What the columns of each data source hold; None where the data have not been read."""
@@ -74,6 +74,23 @@ class FunctionUse:
     columns: Mapping[str, GivenColumn]
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """From which data the rows of a table are."""
+
+    source: str
+    prompt: str = "prompt"
+    """The column of the data that the rows have as `prompt`: the one that a model answered. Empty where the program
+    computed what it answered."""
+
+    def column_in_data(self, name: str) -> str:
+        """Return the column of the data that a column of the rows is, or a part of one; empty where it is none."""
+        outer, dot, inner = name.partition(".")
+        if outer != "prompt":
+            return name
+        return f"{self.prompt}{dot}{inner}" if self.prompt else ""
+
+
 class LoadedFunction(Protocol):
     """A function of the program, as far as it is loaded."""
 
@@ -117,12 +134,12 @@ class _UseWalk:
     functions: Mapping[str, LoadedFunction]
     types: Mapping[str, Type] = field(default_factory=dict)
     """The types of the values of the present phase."""
-    tables: dict[str, str] = field(default_factory=dict)
-    """The data source of each table."""
+    tables: dict[str, _Origin] = field(default_factory=dict)
+    """From which data the rows of each table are."""
     columns: dict[str, ColumnUse] = field(default_factory=dict)
     """The column that each value holds."""
-    buffers: dict[str, str] = field(default_factory=dict)
-    """The data source of the rows of each buffer."""
+    buffers: dict[str, _Origin] = field(default_factory=dict)
+    """From which data the rows of each buffer are."""
     keys: dict[str, list[ColumnUse]] = field(default_factory=dict)
     """The columns that are keys of each keyed state."""
     encoded: dict[str, tuple[str, Shape, bool, bool]] = field(default_factory=dict)
@@ -174,7 +191,7 @@ class _UseWalk:
             self._generate(node)
 
     def _read(self, node: Node) -> None:
-        self.tables[node.outputs[0].name] = self._handle(node).name
+        self.tables[node.outputs[0].name] = _Origin(self._handle(node).name)
 
     def _tensor(self, node: Node) -> None:
         for let in node.body:
@@ -197,7 +214,7 @@ class _UseWalk:
         if any(name in self.chosen for name in node.inputs):
             self.chosen.add(output)
         if node.inputs[0] in self.tables:
-            self._encode_rows(node, self.tables[node.inputs[0]])
+            self._encode_rows(node, self.tables[node.inputs[0]].source)
             return
         for name in node.inputs:
             self._texts(name, node.span, ("text", "messages"))
@@ -209,7 +226,7 @@ class _UseWalk:
     def _encode_rows(self, node: Node, source: str) -> None:
         """Check the columns of rows that are encoded as a table."""
         output, known = node.outputs[0].name, self.contents.get(source)
-        self.tables[output] = source
+        self.tables[output] = self.tables[node.inputs[0]]
         if not known:
             return
         answer = attribute_value(node, "answer")
@@ -250,12 +267,14 @@ class _UseWalk:
 
     def _data_column(self, table: str, name: str, span: Span) -> ColumnUse | None:
         """Return a column of the data from which a table's rows came, if the data have been read."""
-        source = self.tables.get(table, "")
-        columns = self.contents.get(source)
-        if not columns or self._note(no_part(columns, name, span)):
+        origin = self.tables.get(table)
+        columns = None if origin is None else self.contents.get(origin.source)
+        if origin is None or not columns or not (in_data := origin.column_in_data(name)):
             return None
-        column = column_at(columns, name)
-        return None if column is None else ColumnUse(source, name, column, span)
+        if self._note(no_part(columns, in_data, span)):
+            return None
+        column = column_at(columns, in_data)
+        return None if column is None else ColumnUse(origin.source, in_data, column, span)
 
     def _column(self, node: Node) -> None:
         kind, name = self.types[node.inputs[0]], str(node.attr("name"))
@@ -322,24 +341,20 @@ class _UseWalk:
         return "texts" if expr.type.dtype == "text" else "numbers"
 
     def _generate(self, node: Node) -> None:
-        """Check a table of prompts, or a column of them, that a model answers."""
-        name, output = node.inputs[1], node.outputs[0].name
-        from_column = self.columns.get(name)
-        source = from_column.source if from_column else self.tables.get(name, "")
-        # With an environment the prompts come from the environment.
-        if source and not NODES[node.op].foreign:
-            column = from_column.name if from_column else "prompt"
-            model, whole = self._handle(node).name, from_column is None
-            self.prompt_uses.append(PromptUse(node, source, column, model, name in self.chosen, whole=whole))
-        if from_column:
-            self._texts(name, node.span, ("text", "messages"))
-            return
-        if name not in self.tables:
+        """Check the rows that a model answers, and which of their columns has the prompts."""
+        name, output, kind = node.inputs[1], node.outputs[0].name, self.types[node.inputs[1]]
+        origin, asked = self.tables.get(name), prompt_column_of(node) or "prompt"
+        if origin is None or not isinstance(kind, Table):
             return
         if name in self.chosen:
             self.chosen.add(output)
-        self.tables[output] = self.tables[name]
-        use = self._data_column(name, "prompt", node.span)
+        computed = asked in replace(kind, data=()).column_types()
+        origin = self.tables[output] = replace(origin, prompt="" if computed else origin.column_in_data(asked))
+        # With an environment the prompts come from the environment.
+        if origin.prompt and not NODES[node.op].foreign:
+            model, chosen = self._handle(node).name, name in self.chosen
+            self.prompt_uses.append(PromptUse(node, origin.source, origin.prompt, model, chosen, whole=True))
+        use = None if computed else self._data_column(name, asked, node.span)
         if use is not None:
             self._note(missing_column_error(use))
             self._note(prompt_error(use, ("text", "messages"), use.span))
@@ -361,18 +376,18 @@ class _UseWalk:
     def _call(self, node: Node) -> None:
         """Check that every row has the columns that a function takes."""
         function = self.functions.get(str(node.attr("func")))
-        source = self.tables.get(node.inputs[0], "")
+        origin = self.tables.get(node.inputs[0])
+        source = origin.source if origin else ""
         for name, column in (self.contents.get(source) or {}).items():
-            if function and function.accepts_column(name) and name not in node.attr("names"):
+            other = origin is not None and origin.column_in_data(name) != name
+            if function and function.accepts_column(name) and name not in node.attr("names") and not other:
                 self._note(missing_column_error(ColumnUse(source, name, column, node.span)))
         sampler = sampling_node(node.inputs[0], self.makers)
-        if source and sampler and not NODES[sampler.op].foreign:
-            prompts = self.columns.get(sampler.inputs[1])
+        if origin and origin.prompt and sampler and not NODES[sampler.op].foreign:
             given = zip(node.attr("names"), node.inputs[1:], strict=True)
             columns = {name: self._given_column(value) for name, value in given}
-            prompt = prompts.name if prompts else "prompt"
             self.function_uses.append(
-                FunctionUse(str(node.attr("func")), source, prompt, rows_per_input(sampler), columns)
+                FunctionUse(str(node.attr("func")), source, origin.prompt, rows_per_input(sampler), columns)
             )
 
     def _given_column(self, value: str) -> GivenColumn:

@@ -42,6 +42,15 @@ class Block:
     """Reports that wait for the end of the loop."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnSource:
+    """A column of a table."""
+
+    table: str
+    kind: Table
+    name: str
+
+
 @dataclass
 class PhaseContext:
     """The state of the phase whose graph is being written."""
@@ -54,6 +63,10 @@ class PhaseContext:
     axis_keys: set[str] = field(default_factory=set)
     columns: dict[tuple[str, str], str] = field(default_factory=dict)
     """The value that holds a column, by table and column."""
+    column_sources: dict[str, ColumnSource] = field(default_factory=dict)
+    """For each value that holds a column of a table, which it is."""
+    answers_to_texts: set[str] = field(default_factory=set)
+    """Tables of answers to texts that a function wrote, of which no data are known."""
     chosen: dict[str, Axis] = field(default_factory=dict)
     """The axis from which a value chooses rows."""
     levels: dict[int, tuple[Expr, int]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.calls import evaluate_method_call
-from rlgraph.dsl.context import Context
+from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.defs import expand_call
 from rlgraph.dsl.draws import emit_uniform
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise, unary_expr, valid
@@ -109,9 +109,10 @@ def _member(context: Context, base: Meaning, path: list[tree.Attribute]) -> Mean
         return _length(context, base, expr)
     hint = ""
     if isinstance(base, Ref) and base.type.dtype == "any":
-        source = next((column for column, value in context.phase.columns.items() if value == base.name), None)
+        source = context.phase.column_sources.get(base.name)
         if source is not None:
-            return _column_value(context, source[0], f"{source[1]}.{expr.name}", base.type, expr.span)
+            table = TableValue(source.table, source.kind)
+            return _column_value(context, table, f"{source.name}.{expr.name}", base.type, expr.span)
         hint = f"name it where the table is named: `rollout.extra_info.{expr.name}` for example"
     raise context.statement_error("E0206", f"{describe_meaning(base)} has no columns", expr.span, hint)
 
@@ -135,17 +136,20 @@ def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> 
         kind = Tensor("any", table.type.axis)
     if kind is None:
         hint = did_you_mean(first.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
+        if table.name in context.phase.answers_to_texts:
+            hint = "its prompts are texts of a function: name it in the table that they are about"
         raise context.statement_error("E0204", f"the table has no column `{first.name}`", first.name_span, hint)
-    return _column_value(context, table.name, name, kind, span)
+    return _column_value(context, table, name, kind, span)
 
 
-def _column_value(context: Context, table: str, name: str, kind: Tensor, span: Span) -> Ref:
-    values = context.phase.columns
-    if (table, name) not in values:
-        value = Value(unique_name(context, f"{table}.{name}"), kind)
-        emit_node(context, Node("column", (table,), (value,), (("name", name),), span=span))
-        values[table, name] = value.name
-    return Ref(values[table, name], kind, span)
+def _column_value(context: Context, table: TableValue, name: str, kind: Tensor, span: Span) -> Ref:
+    values, column = context.phase.columns, (table.name, name)
+    if column not in values:
+        value = Value(unique_name(context, f"{table.name}.{name}"), kind)
+        emit_node(context, Node("column", (table.name,), (value,), (("name", name),), span=span))
+        values[column] = value.name
+        context.phase.column_sources[value.name] = ColumnSource(table.name, table.type, name)
+    return Ref(values[column], kind, span)
 
 
 def state_key_column(context: Context, expr: tree.Index) -> Expr:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
-from rlgraph.dsl.nodes import emit_node, materialize, new_axis, next_version, unique_name
+from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_version, unique_name
 from rlgraph.dsl.reports import check_report
 from rlgraph.dsl.scope import (
     ExternalName,
@@ -282,6 +282,7 @@ def _region(
     for word, meaning in inner.scope.items():
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
             outer.scope[word] = exporter.export_meaning(word, meaning, span)
+    copy_column_sources(context, exports)
     carried = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
     graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
     inputs = tuple(outer.versions[name].name for name in writes) + captured_names(graph)

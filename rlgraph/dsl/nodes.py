@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.dsl.context import Context
+from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.scope import Meaning, OptionalValue
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, Value, tensor_node
-from rlgraph.ir.types import Axis, Type
+from rlgraph.ir.types import Axis, Table, Type
 from rlgraph.ops import TENSOR
 
 RESERVED = frozenset({"tensor", "per", "yield", "given", "true", "false", "null", "because", "to", "batch"})
@@ -51,6 +52,16 @@ def new_axis(context: Context, name: str, parent: Axis | None, *, inner: bool = 
 def inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
     """Return a new axis of a table inside each of its rows."""
     return new_axis(context, name, parent, inner=True, key=f"{table}.{name}")
+
+
+def copy_column_sources(context: Context, renamed: Mapping[str, Value]) -> None:
+    """Note for values that go on under other names, after a `keep` or a loop, of which tables they are columns."""
+    sources = context.phase.column_sources
+    for old, new in renamed.items():
+        source = sources.get(old)
+        table = None if source is None else renamed.get(source.table)
+        if source is not None and table is not None and isinstance(table.type, Table):
+            sources[new.name] = ColumnSource(table.name, table.type, source.name)
 
 
 def emit_node(context: Context, node: Node) -> None:

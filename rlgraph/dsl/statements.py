@@ -8,7 +8,16 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import state_key_column
 from rlgraph.dsl.names import AXES, keyed_state, look_up_name, model_named
-from rlgraph.dsl.nodes import emit_node, has_gradient, materialize, named, new_axis, next_version, unique_name
+from rlgraph.dsl.nodes import (
+    copy_column_sources,
+    emit_node,
+    has_gradient,
+    materialize,
+    named,
+    new_axis,
+    next_version,
+    unique_name,
+)
 from rlgraph.dsl.scope import (
     ExternalName,
     ModelName,
@@ -306,6 +315,7 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
         )
     attrs: tuple[tuple[str, Constant], ...] = (("axis", axis.key),)
     emit_node(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
+    copy_column_sources(context, kept_values)
 
 
 def _rows_given(condition: Expr) -> set[str]:

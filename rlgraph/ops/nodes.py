@@ -77,6 +77,12 @@ def rows_per_input(node: Node) -> int:
     return rows
 
 
+def prompt_column_of(node: Node) -> str:
+    """Return the column of its table that a node answers; "" for what the rows were asked before, and `prompt` where
+    they come from the data."""
+    return str(node.attr("prompt", ""))
+
+
 def expected_lengths_of(node: Node) -> str:
     """Return the name of the expected lengths of the rows of a node that generates; "" where a plan asks for none."""
     return node.inputs[2] if NODES[node.op].streams and len(node.inputs) > 2 else ""

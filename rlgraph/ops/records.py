@@ -15,6 +15,9 @@ _SAMPLING = (
     Attribute("top_p", "float", 1.0, 1e-6, 1.0, "sample from the likeliest tokens that together have this probability"),
     Attribute("top_k", "int", 0, 0, None, "sample from this many of the likeliest tokens; 0: from all"),
 )
+_PROMPT = Attribute(
+    "prompt", "name", None, doc="the column of the prompts; if not said, what its rows were asked", by="checker"
+)
 _KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
 _LAG = (
     Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker"),
@@ -93,6 +96,7 @@ RECORDS = (
             Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
+            _PROMPT,
             _KEY,
             *_LAG,
         ),
@@ -343,6 +347,7 @@ RECORDS = (
             _TABLE,
             Attribute("func", "name", "", doc="the function that says so", by="checker"),
             Attribute("column", "name", "", doc="the column of the data that does", by="checker"),
+            _PROMPT,
         ),
         pure=False,
         free=True,

@@ -78,15 +78,16 @@ def fit_lengths(
     limit: int | None = None,
     model: str | None = None,
 ) -> FittedLengths:
-    """Return the lengths in the folder of a recorded run or of a recording, or in the rows of a `.jsonl` or `.parquet`
-    file.
+    """Return the lengths in the folder of a recorded run or of a recording, or in the rows of what `files(...)` reads.
 
-    prompt, answer: the columns of a file that are counted, `prompt` and `response` if not given. limit: answers of so
-    many tokens were cut there. model: whose tokenizer counts texts. Raise RlgraphError.
+    prompt, answer: the columns that are counted; if not given, what `encode(rows)` takes, or `prompt` alone. limit:
+    answers of so many tokens were cut there. model: whose tokenizer counts texts. Raise RlgraphError.
     """
     path = Path(source)
     lengths = (
-        counting.count_recorded(path) if path.is_dir() else counting.count_file(path, prompt, answer, limit, model)
+        counting.count_recorded(path)
+        if path.is_dir() and not counting.holds_files(path)
+        else counting.count_file(path, prompt, answer, limit, model)
     )
     return FittedLengths(str(source), *lengths)
 

@@ -1,26 +1,31 @@
-"""Counts the tokens of prompts and answers in a run's recording or in a file of rows."""
+"""Counts the tokens of prompts and answers in a run's recording or in files of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.data import jsonl, parquet
-from rlgraph.data.base import Rows
+from rlgraph.catalog.models.gguf import UnusableGguf
+from rlgraph.columns import value_at, value_kind
+from rlgraph.conversations import Shape, content, options_of, shape_of, shaped_example, tools_of
+from rlgraph.data import Row, Rows, files
+from rlgraph.data.base import numbered_rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
 from rlgraph.profiles.censored_lengths import CensoredLengths
+from rlgraph.runs.folder import HOW
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.spec import CallSpec
 
 NOT_COUNTED = "E0947"
 
-SOURCES = {".jsonl": jsonl, ".parquet": parquet}
-"""The readers of files, by their endings."""
-PROMPT, ANSWER = "prompt", "response"
-"""The columns that are counted by default."""
+PROMPT, ANSWER, PAIR = "prompt", "response", ("chosen", "rejected")
+"""Columns that are counted by default, beside those that `encode(rows)` takes."""
+_OF_A_RUN = (HOW, "recording.json")
+"""What a folder has that is one of a run or of a recording."""
 
 
 class TokenCounts(NamedTuple):
@@ -50,90 +55,158 @@ def count_recorded(folder: Path) -> TokenCounts:
     return TokenCounts(CensoredLengths([*prompts.values()]) if prompts else None, CensoredLengths(ended, cut))
 
 
-def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> TokenCounts:
-    """Count a file of rows. prompt, answer: columns of numbers of tokens, of lists of tokens, or of text that has to be
-    tokenized (for prompts also messages). None means `prompt` and `response`, as far as they exist.
+def holds_files(path: Path) -> bool:
+    """Return whether a folder has files of rows, and is no run and no recording."""
+    if not path.is_dir() or any((path / name).exists() for name in _OF_A_RUN):
+        return False
+    return any(name.is_file() for name in path.iterdir())
 
-    limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name or a folder. Raise
-    ProgramError.
+
+def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> TokenCounts:
+    """Count the rows of what `files(...)` reads. prompt, answer: columns of numbers of tokens, of lists of tokens, or
+    of texts or messages that have to be tokenized. If none is named, they are what `encode(rows)` would take, both
+    `chosen` and `rejected`, or `prompt` or `response` alone.
+
+    limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name, a folder or a GGUF file.
+    Raise RlgraphError.
     """
     span = _told(str(path))
-    module = SOURCES.get(path.suffix)
-    if module is None:
-        hint = f"give the folder of a run or of a recording, or a file that ends in {quoted_list([*SOURCES], 'or')}"
-        raise _wrong(f"nothing can be counted in `{path}`", span, hint)
-    rows = module.open_source(CallSpec(path.suffix[1:], (str(path),), {}, span, {0: span}), Folders(Path())).rows
-    assert isinstance(rows, Rows)
-    has = rows[0]
-    wanted = {"prompt": prompt or (PROMPT if PROMPT in has else None)}
-    wanted["answer"] = answer or (ANSWER if ANSWER in has else None)
-    if not any(wanted.values()):
-        message = f"`{path}` has no column `{PROMPT}` and no column `{ANSWER}`"
-        hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {quoted_list([*has], 'and')}"
-        raise _wrong(message, span, hint)
-    read = _reader(model)
-    counts: dict[str, list[int]] = {}
-    for what, column in wanted.items():
-        if column is not None:
-            counts[what] = [read(rows[place], column, what, f"row {place} of `{path}`") for place in range(len(rows))]
+    source = files.open_source(CallSpec("files", (str(path),), {}, span, {0: span}), Folders(Path()))
+    assert isinstance(source.rows, Rows)
+    shapes = _shapes(str(path), source.columns or source.rows[0], prompt, answer)
+    counter = _Counter(None if model is None else _codec(model), prompt, answer)
+    prompts: list[int] = []
+    answers: list[int] = []
+    for place, row in numbered_rows(source):
+        for number, shape in enumerate(shapes):
+            asked, answered = counter.count(row, shape, f"row {place} of `{path}`")
+            if asked is not None and number == 0:
+                prompts.append(asked)
+            if answered is not None:
+                answers.append(answered)
     most = LONGEST + 1 if limit is None else limit
-    answers = counts.get("answer")
     return TokenCounts(
-        CensoredLengths(counts["prompt"]) if "prompt" in counts else None,
+        CensoredLengths(prompts) if prompts else None,
         CensoredLengths([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
     )
 
 
-def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
-    """Return a function that counts the tokens in a column of a row: its arguments are the row, the column, `prompt`
-    or `answer`, and how the row is called."""
-    codec = None if model is None else _codec(model)
+def _shapes(path: str, has: Collection[str], prompt: str | None, answer: str | None) -> list[Shape]:
+    """Return which columns are counted, once for each answer that a row has; of prompts alone there is no answer.
+    has: the columns of the rows."""
+    if answer is not None:
+        named = shape_of({*has, answer}, answer) or Shape(answer)
+        return [replace(named, prompt=prompt, paired="") if prompt else named]
+    if prompt is not None:
+        return [Shape(ANSWER if ANSWER in has else "", prompt)]
+    if shape := shape_of(has):
+        return [shape]
+    if any(name in has for name in PAIR):
+        return [shape for name in PAIR if (shape := shape_of(has, name))]
+    if PROMPT in has or ANSWER in has:
+        return [Shape(ANSWER if ANSWER in has else "", PROMPT if PROMPT in has else "")]
+    message = f"`{path}` has no column that is known to hold prompts, answers or conversations"
+    hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {quoted_list([*has], 'and')}"
+    raise _wrong(message, _told(path), hint)
 
-    def read(row: Any, column: str, what: str, where: str) -> int:
-        span = _told(f"--{what} {column}")
-        if column not in row:
-            hint = did_you_mean(column, row) or f"it has {quoted_list([*row], 'and')}"
-            raise _wrong(f"{where} has no column `{column}`", span, hint)
-        value = row[column]
+
+@dataclass(frozen=True)
+class _Counter:
+    """Counts the tokens of rows."""
+
+    codec: Any
+    prompt: str | None
+    answer: str | None
+    """The columns that the command names."""
+
+    def count(self, row: Row, shape: Shape, who: str) -> tuple[int | None, int | None]:
+        """Return the tokens of a row's prompt and of its answer; None for what it has not. Raise ProgramError."""
+        values = {name: self._value(row, name, who) for name in shape.columns}
+        known = {name: number for name in values if (number := self._known(name, values[name], who)) is not None}
+        if known:
+            rest = [name for name in values if name not in known]
+            known |= {
+                name: self._text(Shape(name if name == shape.answer else "", name), {**row, **values}, who)
+                for name in rest
+            }
+            return known.get(shape.prompt), known.get(shape.answer)
+        if not shape.answer:
+            return self._text(shape, {**row, **values}, who), None
+        return self._example(shape, {**row, **values}, who)
+
+    def _value(self, row: Row, name: str, who: str) -> Any:
+        try:
+            return value_at(row, name)
+        except (KeyError, TypeError):
+            hint = did_you_mean(name, row) or f"it has {quoted_list([*row], 'and')}"
+            raise _wrong(f"{who} has no column `{name}`", self._span(name), hint) from None
+
+    def _span(self, name: str) -> Span:
+        """Return the place in the command that names a column."""
+        option = "answer" if name == self.answer else "prompt" if name == self.prompt else "column"
+        return _told(f"--{option} {name}" if option != "column" else f"the column {name}")
+
+    def _known(self, name: str, value: Any, who: str) -> int | None:
+        """Return the tokens of a value that says so itself."""
         if _whole(value):
             if not 0 <= value <= LONGEST:
-                message = f"{where} has {value:,} tokens in `{column}`"
-                raise _wrong(message, span, f"a length is 0 to {LONGEST:,} tokens")
+                message = f"{who} has {value:,} tokens in `{name}`"
+                raise _wrong(message, self._span(name), f"a length is 0 to {LONGEST:,} tokens")
             return int(value)
-        if isinstance(value, list) and all(map(_whole, value)) and (value or what == "answer"):
+        if isinstance(value, list) and all(map(_whole, value)) and (value or name in (ANSWER, self.answer)):
             return len(value)
-        if not isinstance(value, str) and not (what == "prompt" and _messages(value)):
-            message = f"{where} has {type(value).__name__} `{value!s:.40}` in `{column}`"
-            raise _wrong(message, span, "a column has texts, lists of tokens, or numbers of tokens")
-        if codec is None:
+        if not isinstance(value, str) and value_kind(value) != "messages":
+            message = f"{who} has {type(value).__name__} `{value!s:.40}` in `{name}`"
+            raise _wrong(message, self._span(name), "a column has texts, messages, lists of tokens, or numbers of them")
+        if self.codec is None:
             hint = "say whose tokens: `--model NAME`, as the program's `causal_lm(NAME)`, or the folder of a model"
-            raise _wrong(f"{where} has a text in `{column}`, and how many tokens it has is a model's", span, hint)
-        try:
-            return len(codec.encode_prompt(value) if what == "prompt" else codec.encode_response(value))
-        except ValueError as error:  # also EngineError
-            raise _wrong(f"{where}: {error}", span, "") from None
+            what = "text" if isinstance(value, str) else "conversation"
+            message = f"{who} has a {what} in `{name}`, and how many tokens it has is a model's"
+            raise _wrong(message, self._span(name), hint)
+        return None
 
-    return read
+    def _text(self, shape: Shape, row: Row, who: str) -> int:
+        """Return the tokens of a prompt, or of an answer of which nothing else is shown."""
+        name = shape.prompt
+        try:
+            shown = content(row[name], name)
+            if shape.answer and isinstance(shown, str):
+                return len(self.codec.encode_response(shown))
+            return len(self.codec.encode_prompt(shown, tools_of(row), options_of(row)))
+        except (ValueError, TypeError, KeyError) as error:  # also EngineError and OddRow
+            raise self._unreadable(error, name, who) from None
+
+    def _example(self, shape: Shape, row: Row, who: str) -> tuple[int | None, int]:
+        """Return the tokens of a row that carry no loss, and of those that do; None for the first where nothing comes
+        before the answer."""
+        try:
+            given = shaped_example(row, shape)
+            if given.prompt is None and isinstance(given.answer, str):
+                return None, len(self.codec.encode_response(given.answer))
+            ids, learned = self.codec.encode_example(given)
+        except (ValueError, TypeError, KeyError) as error:  # also EngineError and OddRow
+            raise self._unreadable(error, shape.answer, who) from None
+        return len(ids) - sum(learned), sum(learned)
+
+    def _unreadable(self, error: Exception, name: str, who: str) -> ProgramError:
+        return _wrong(f"{who} cannot be counted: {error}", self._span(name), getattr(error, "hint", ""))
 
 
 def _codec(model: str) -> Any:
     """Return a model's tokenizer. Raise ProgramError if it cannot be loaded."""
+    from rlgraph.backends.engines.gguf import dequantized_folder
     from rlgraph.backends.engines.sources import ModelSpec, load_codec
 
     try:
-        return load_codec(ModelSpec("causal_lm", model))
-    except EngineError as error:
+        folder = dequantized_folder(Path(model)) if model.endswith(".gguf") else model
+        return load_codec(ModelSpec("causal_lm", str(folder)))
+    except (EngineError, UnusableGguf, OSError) as error:
         raise _wrong(str(error), _told(f"--model {model}"), "") from None
 
 
 def _whole(value: object) -> bool:
     """Return whether a value is an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _messages(value: object) -> bool:
-    """Return whether a value is a list of messages."""
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(message, dict) for message in value)
 
 
 def _told(words: str) -> Span:

@@ -125,6 +125,29 @@ def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
     assert found == [pytest.approx(step, rel=1e-9, abs=1e-9) for step in expected]
 
 
+@pytest.mark.parametrize("judges", [True, False])
+def test_the_first_failure_of_a_function_is_said_once_in_a_run(
+    folder: Path, judges: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its text, by the process that runs the steps: nobody reads what the others print."""
+    Run(compile_text(TEXT), folder).steps(2)
+    alone = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert [line.partition("; ")[2] for line in alone] == ["metrics count how often it does"] * 2
+    assert [line[:12] for line in alone] == ["`two` failed", "`strict` fai"] and "no b" in alone[0]
+    schedule = SCHEDULE.format(1)
+    if not judges:
+        schedule = "".join(line for line in schedule.splitlines(keepends=True) if "judges" not in line)
+    made = compiled(TEXT, {}, schedule, folder)
+    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
+        list(backend.run_steps(1))
+        workers = [worker.session.failures for worker in backend.processes.workers.values()]  # type: ignore[attr-defined]
+        assert not any(failures.prints for failures in workers)
+        list(backend.run_steps(1))
+    there = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    # Which row is the first depends on how rows are shared.
+    assert sorted(line[:12] for line in there) == ["`strict` fai", "`two` failed"]
+
+
 COLLECTED = f"""{DECLARED}
 step:
     collect prompts(4):

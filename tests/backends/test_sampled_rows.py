@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scheduled import apart, compiled
 from test_exactness import PROGRAMS
-from tiny import compile_text, data_folder, shipped
+from tiny import compile_text, data_folder, shipped, weights
 
 import rlgraph
 from rlgraph.backends.local.backend import LocalBackend
@@ -90,3 +90,30 @@ def test_the_best_the_worst_and_prompts_that_come_again_are_kept() -> None:
 
 def test_what_is_no_number_is_the_worst() -> None:
     assert ranking([0.5, None, 1.0, float("nan"), 0.5]) == [2, 0, 4, 1, 3]
+
+
+AGENT = f"""algorithm agent
+model actor = causal_lm({weights()})
+data tasks  = jsonl("tasks.jsonl", batch=4, shuffle=false)
+env shell   = python("envs.py:Shell")
+step:
+    episode = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=20)
+    report reward = mean(sum(episode.reward, turn)), turns = mean(episode.turns)
+"""
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_the_reward_of_an_episode_is_that_of_its_turns(folder: Path, far: bool) -> None:
+    """Where the program computes no number for each episode."""
+    made = compiled(AGENT, {}, apart(compile_text(AGENT)), folder)
+    settings = Settings(folder=folder)
+    backend = RayBackend(made.program, made.plan, settings, debug=True) if far else LocalBackend(made.program, settings)
+    backend.most_samples = 1000
+    try:
+        [step] = backend.run_steps(1)
+    finally:
+        backend.close()
+    rewards = [sample.reward for sample in step.samples]
+    assert len(set(rewards)) > 1 and step.metrics["turns"] > 1
+    assert sum(rewards) / len(rewards) == pytest.approx(step.metrics["reward"], abs=1e-6)  # type: ignore[arg-type]
+    assert all(sample.scores == {"reward": sample.reward} for sample in step.samples)

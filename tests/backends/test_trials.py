@@ -113,3 +113,17 @@ def test_where_the_run_goes_on_without_such_rows_it_is_only_told(folder: Path) -
 def test_who_is_not_called(folder: Path, step: str) -> None:
     told, calls = opened(step, folder)
     assert not calls and not any("trying" in text for text in told)
+
+
+def test_nested_columns_and_prompts_of_another_name(folder: Path) -> None:
+    """They are what the program gives: the prompt is what the model would answer."""
+    row = {"q": {"text": "ba"}, "prompt": "no", "info": {"truth": "b"}}
+    (folder / "prompts.jsonl").write_text(5 * (json.dumps(row) + "\n"))
+    _, calls = opened(
+        "    rollout = actor.generate(prompts.q.text, max_tokens=4)\n"
+        "    report a = mean(f(rollout, truth=rollout.info.truth, asked=rollout.prompt))\n",
+        folder,
+    )
+    [call] = calls
+    assert call.pop("completion_ids") == [[0, 1]] and call.pop("info") == [row["info"]] and call.pop("q") == [row["q"]]
+    assert call == {"prompts": ["ba"], "completions": ["ba"], "truth": ["b"], "asked": ["ba"]}

@@ -199,6 +199,7 @@ def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -
     assert source_columns(declare(f"data d = {call}"), Folders(tmp_path)) is None
 
 
+NO_ROWS = "write rows into it, or name another: `--data FILE`"
 FILES: list[tuple[bytes, str, str]] = [
     (b'{"a": 1}\n{"a": \n', "E0706: d.jsonl:2: broken JSON: Expecting value at column 6", ""),
     (b'{"a": 1}\n\n{"a" 1}\n', "E0706: d.jsonl:3: broken JSON: Expecting ':' delimiter at column 6", ""),
@@ -242,8 +243,8 @@ FILES: list[tuple[bytes, str, str]] = [
         "E0706: d.jsonl:1: broken JSON: Expecting value at column 1",
         "this is the pointer of a file in git LFS: run `git lfs pull`",
     ),
-    (b"", "E0707: 'd.jsonl' has no rows", ""),
-    (b"\n \n", "E0707: 'd.jsonl' has no rows", ""),
+    (b"", "E0707: 'd.jsonl' has no rows", NO_ROWS),
+    (b"\n \n", "E0707: 'd.jsonl' has no rows", NO_ROWS),
 ]
 
 

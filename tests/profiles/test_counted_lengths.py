@@ -154,6 +154,69 @@ def test_texts_are_counted_by_a_tokenizer(tmp_path: Path) -> None:
     assert (found.prompts, found.answers) == (CensoredLengths([4]), CensoredLengths([3], []))
 
 
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}a{% generation %}{{ m.content }}b{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}bb{% endif %}{% if add_generation_prompt %}a{% endif %}"
+)
+ASKED: dict[str, object] = {"role": "user", "content": "ab"}
+
+
+def said(text: str) -> dict[str, object]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompts", "answers"),
+    [
+        ([{"messages": [ASKED, said("a"), ASKED, said("ba")]}], [6], [5]),
+        ([{"messages": [ASKED, said("a")], "tools": [{"name": "t"}]}], [5], [2]),
+        ([{"prompt": [ASKED], "completion": [said("bab")]}], [3], [4]),
+        ([{"prompt": "ab", "completion": "aba"}], [2], [4]),
+        ([{"prompt": "ab", "chosen": "aba", "rejected": "a"}], [2], [4, 2]),
+        ([{"chosen": [ASKED, said("a")], "rejected": [ASKED, said("aab")]}], [3], [2, 4]),
+        ([{"prompt": [ASKED]}, {"prompt": "aba"}], [3, 3], []),
+        ([{"text": "abab"}], [], [5]),
+    ],
+)
+def test_conversations_are_counted_as_they_are_encoded(
+    rows: list[dict[str, object]], prompts: list[int], answers: list[int], tmp_path: Path
+) -> None:
+    """The tools of a row are in its prompt, and of a pair both are answers."""
+    found = fit_lengths(write(tmp_path / "rows.jsonl", rows), model=tokenizer_folder(tmp_path))
+    assert (found.prompts, found.answers) == (
+        CensoredLengths(prompts) if prompts else None,
+        CensoredLengths(answers, []) if answers else None,
+    )
+
+
+def test_whatever_a_program_reads_is_counted(tmp_path: Path) -> None:
+    """Files of any format, a folder of them, and a glob."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows: list[dict[str, object]] = [{"prompt": [ASKED], "completion": [said("bab")]}]
+    model = tokenizer_folder(tmp_path)
+    for name in ("rows.json", "rows.parquet", "rows.jsonl"):
+        path = tmp_path / name.partition(".")[2] / name
+        path.parent.mkdir()
+        if name.endswith("t"):
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text(json.dumps(rows if name.endswith("n") else rows[0]))
+        for given in (path, path.parent, path.parent / "*"):
+            found = fit_lengths(given, model=model)
+            assert (found.prompts, found.answers) == (CensoredLengths([3]), CensoredLengths([4], []))
+
+
+def tokenizer_folder(folder: Path) -> str:
+    """The folder of a tokenizer of `ab` with a chat template."""
+    from rlgraph.backends.engines.tokenizers import CharTokenizer, build_tokenizer
+
+    tokenizer = build_tokenizer(CharTokenizer("ab"))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(str(folder / "model"))
+    (folder / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    return str(folder / "model")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "options", "code", "said"),
     [
@@ -161,11 +224,16 @@ def test_texts_are_counted_by_a_tokenizer(tmp_path: Path) -> None:
         ("t.jsonl", '{"prompt": "hi"}', [], "E0947", "--model NAME"),
         ("h.jsonl", '{"response": 3000000000000}', [], "E0947", "3,000,000,000,000 tokens"),
         ("n.jsonl", '{"response": -1}', [], "E0947", "row 0 of"),
-        ("o.jsonl", '{"response": {"a": 1}}', [], "E0947", "texts, lists of tokens"),
+        ("o.jsonl", '{"response": {"a": 1}}', [], "E0947", "texts, messages, lists of tokens"),
         ("m.jsonl", '{"question": 1}', [], "E0947", "it has `question`"),
         ("c.jsonl", '{"question": 1}', ["--prompt", "qestion"], "E0947", "did you mean `question`?"),
         ("l.jsonl", '{"prompt": 1}\n{"promt": 1}', [], "E0947", "row 1 of"),
-        ("t.txt", "1", [], "E0947", "`.jsonl` or `.parquet`"),
+        ("t.txt", "1", [], "E0947", "a text in `text`"),
+        ("t.py", "1", [], "E0762", "does not say what it holds"),
+        ("e.csv", "", [], "E0765", "names the columns"),
+        ("c.jsonl", '{"messages": [{"role": "user", "content": "hi"}]}', [], "E0947", "a conversation in `messages`"),
+        ("x.jsonl", '{"chosen": "a"}\n{"chosen": null}', ["--answer", "chosen"], "E0947", "row 0 of"),
+        ("n.jsonl", '{"info": {"q": 1}}', ["--prompt", "info.p"], "E0947", "no column `info.p`"),
         ("b.jsonl", "{", [], "E0706", "broken JSON"),
     ],
 )
@@ -193,9 +261,7 @@ def test_folders_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run_command(["lengths", str(tmp_path)]) == 1 and "has no rows" in capsys.readouterr().err
     (tmp_path / "step-000001.x.jsonl").write_text('{"node": ')
     assert run_command(["lengths", str(tmp_path)]) == 4 and "E0817" in capsys.readouterr().err
-    assert (
-        run_command(["lengths", str(tmp_path), "--model", "m"]) == 2 and "goes with a file" in capsys.readouterr().err
-    )
+    assert run_command(["lengths", str(tmp_path), "--model", "m"]) == 2 and "goes with files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rlgraph.ir.graph import Node, Program, Ref, operations_in
 from rlgraph.ir.types import Table, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
 from rlgraph.ops.bases import weights_change
+from rlgraph.ops.nodes import prompt_column_of
 
 
 @dataclass
@@ -98,7 +99,11 @@ def _look(
         for value in node.inputs[1:]:
             _turn_into("prompts", value, columns, data)
             if source := _source(value, types, data):
-                _add(data[source].prompts, "prompt")
+                prompt = prompt_column_of(node) or "prompt"
+                if prompt in data[source].texts:
+                    data[source].texts.remove(prompt)
+                if prompt not in replace(cast(Table, types[value]), data=()).column_types():
+                    _add(data[source].prompts, prompt)
                 data[source].graded |= bool(NODES[node.op].foreign)
 
 

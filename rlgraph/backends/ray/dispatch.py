@@ -28,6 +28,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.trace_notes import TraceNotes
+from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.ir.graph import Node, Program, program_axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group, Plan
@@ -77,6 +78,7 @@ class Dispatcher:
         self.losses = losses
         self.plan, self.sleeping = plan, sleeping
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
+        self.failures = FirstFailures(prints=True)
         self.ledger = RowLedger(processes)
         self.axes = program_axes(program)
         self.together = SharedBatches(processes)
@@ -245,7 +247,8 @@ class Dispatcher:
         return receipts
 
     def record_notes(self, answers: Sequence[Sequence[Receipt]]) -> None:
-        """Record what processes report about rows."""
+        """Record what processes report about rows, and say what failed first."""
+        self.failures.add(failure for receipts in answers for receipt in receipts for failure in receipt.failures)
         self.notes.add_notes(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
     def mark_sent(self, order: NodeRequest) -> None:

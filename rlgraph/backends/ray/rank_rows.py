@@ -24,8 +24,8 @@ from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.requests import AxisRows, ControllerValue, RankRequest, WantedRows, WholePiece
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.samples import RowTexts, row_texts
-from rlgraph.backends.worker.nodes import table_column
 from rlgraph.backends.worker.sampling import rows_from_counts
+from rlgraph.backends.worker.sampling_inputs import table_column
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
@@ -103,7 +103,7 @@ class RankRows(RankModels):
             return piece
         _, node = self.nodes[column]
         assert isinstance(piece.kind, Table)
-        value = table_column(node, piece.value, self.session)
+        value = table_column(str(node.attr("name")), piece.value, self.session, None, node)
         column_type = piece.kind.column_types().get(node.attr("name"))
         column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
         counts = next(

@@ -13,6 +13,7 @@ from rlgraph.backends.ray.piece_store import Places
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
+from rlgraph.backends.worker.first_failures import FirstFailure
 
 PieceRows = tuple[Key, Places, int | None]
 """A piece's key, which of its rows, and, to get only one column, the number of the node that reads the column."""
@@ -117,6 +118,8 @@ class Receipt:
     """For a request that races, the tokens of each row's longest answer; 0 if the row was given up."""
     abandoned_parts: tuple[int, ...] = ()
     """The parts that were given up: nothing more is reported of the request."""
+    failures: tuple[FirstFailure, ...] = ()
+    """The first failures of functions that the run goes on without."""
 
 
 def pickle_message(told: RankRequest | Receipt) -> bytes:

@@ -427,8 +427,9 @@ class Worker(RankRows):
         tokens = sampled_token_count(node, made)
         if notes is None:
             notes = self.take_step_notes(frame.step, keeps)
+        failures = self.session.failures.take()
         if not keeps:
-            return Receipt(start, time.time(), tokens=tokens, received_bytes=came)
+            return Receipt(start, time.time(), tokens=tokens, received_bytes=came, failures=failures)
         rows, named, sizes = self.store_outputs(number, node, frame, made)
         receipt = Receipt(
             start,
@@ -440,6 +441,7 @@ class Worker(RankRows):
             tokens=tokens,
             received_bytes=came,
             notes=notes,
+            failures=failures,
         )
         return replace(receipt, other_rows=frame.admission.concurrent_calls) if frame.admission else receipt
 

@@ -45,7 +45,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     if frame.admission is not None:
         # Each turn submits rows of its own.
         frame.admission.may_continue = True
-    parents, data, prompts = rows_to_answer(node, frame, asks=False)
+    parents, data, prompts = rows_to_answer(node, frame, session, asks=False)
     kind, count = table_type(node), node.attr("n")
     ids = ids_of_samples(parents, count)
     weights, version = weights_to_sample_with(node, frame, session, model)

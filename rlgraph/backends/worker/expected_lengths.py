@@ -18,7 +18,7 @@ from rlgraph.ops.nodes import attribute_value
 def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a length for each row: by the history of its prompt, a column of its data, or a function of the user's,
     which is called as a reward function is, with empty answers."""
-    rows, data, prompts = rows_to_answer(node, frame, 0)
+    rows, data, prompts = rows_to_answer(node, frame, session, 0)
     lengths: Any
     if column := attribute_value(node, "column"):
         lengths = data_column(TableData(tuple(data)), column, rows, node)

@@ -22,7 +22,7 @@ from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
-from rlgraph.backends.worker.sampling_inputs import data_column, encoded_rows, prompt_of
+from rlgraph.backends.worker.sampling_inputs import encoded_rows, prompt_of, table_column
 from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.conversations import Example, options_of, tools_of
@@ -98,31 +98,8 @@ def column(node: Node, frame: Frame, session: Session) -> NodeOutput:
         # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
         values = (session.versions.version_at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
-        values = table_column(node, table, session, frame.rows[kind.axis.key])
+        values = table_column(str(node.attr("name")), table, session, frame.rows[kind.axis.key], node)
     return NodeOutput({node.outputs[0].name: values})
-
-
-def table_column(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
-    """Return the column of a table that a node asks for, unless it depends on the step; `rows` tell which row
-    lacks it."""
-    name = node.attr("name")
-    if name in table.columns:
-        return table.columns[name]
-    if table.sequences is not None:
-        sequences = table.sequences
-        if name == "tokens":
-            return sequences.tokens[sequences.scored]
-        if name == "length":
-            return sequences.scored_counts()
-        if name == "end":
-            last = sequences.scored_counts().cumsum(0) - 1
-            end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
-            end[last[sequences.scored_counts() > 0]] = True
-            return end
-        if name == "text":
-            codec = session.models[table.owner].engine.codec
-            return [codec.decode(row) for row in sequences.scored_rows()]
-    return list(data_column(table, name, rows, node))
 
 
 def engine_and_sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
@@ -209,7 +186,7 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
     asked = [prompt_of(prompt) for prompt in table.prompts]
     judged = function.judge(asked, [codec.decode(row) for row in ids], ids, columns, shown, groups)
-    session.tell_failures(func, judged.failures)
+    session.failures.add_first(str(func), judged.failures)
     values: dict[str, Any] = {}
     for output, column in zip(node.outputs, [*judged.columns, judged.states], strict=False):
         assert isinstance(output.type, TensorType)

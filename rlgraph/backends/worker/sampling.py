@@ -23,7 +23,7 @@ from rlgraph.ops.nodes import expected_lengths_of, model_work_of, rows_per_input
 
 def generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample `n` answers for each row of a table or a text column, or those of them that end first."""
-    size = rows_to_answer(node, frame)[0].size
+    size = rows_to_answer(node, frame, session)[0].size
     [(_, _, made)] = generate_parts(node, frame, session, [size])
     return made
 
@@ -34,7 +34,7 @@ def generate_parts(
     """Do `generate` for the first `sizes[0]` rows, for the next `sizes[1]`, and so on. Yields each part when it is
     done: its number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
-    parents, data, prompts = rows_to_answer(node, frame)
+    parents, data, prompts = rows_to_answer(node, frame, session)
     kind = table_type(node)
     count, answers = node.attr("n"), rows_per_input(node)
     ids = ids_of_samples(parents, count)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.worker.columns import missing_column_error
-from rlgraph.backends.worker.session import ModelState, engine_run_error, row_too_long_error
+from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
 from rlgraph.columns import WORDS, value_at, value_kind
 from rlgraph.conversations import (
     Example,
@@ -26,17 +28,23 @@ from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table
 from rlgraph.ops import attribute_value
+from rlgraph.ops.nodes import prompt_column_of
 
 
 def rows_to_answer(
-    node: Node, frame: Frame, place: int = 1, *, asks: bool = True
+    node: Node, frame: Frame, session: Session, place: int = 1, *, asks: bool = True
 ) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
-    """Return the rows to answer, the data rows they came from, and the prompts. place: of the input that these are;
-    asks: whether a row without a prompt is an error."""
+    """Return the rows to answer, the data rows they came from, and the prompts; where another column than `prompt` has
+    these, they are the data's `prompt` from here on. place: of the input that these are; asks: whether a row without a
+    prompt is an error."""
     name = node.inputs[place]
     value, kind = frame.values[name], frame.types[name]
     if isinstance(kind, Table):
         rows = frame.rows[kind.axis.key]
+        if column := prompt_column_of(node):
+            prompts = table_column(column, value, session, rows, node)
+            data = [{**row, "prompt": prompt} for row, prompt in zip(value.data, prompts, strict=True)]
+            return rows, data, prompts
         if value.sequences is not None:
             return rows, value.data, tuple(map(prompt_of, value.prompts))
         if asks:
@@ -45,6 +53,7 @@ def rows_to_answer(
     axis = kind.axis  # type: ignore[union-attr]
     assert axis
     rows = frame.rows[axis.key]
+    # Texts that the program has computed.
     return rows, tuple({"prompt": prompt} for prompt in value), tuple(value)
 
 
@@ -74,6 +83,28 @@ def encoded_rows(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[st
             code = "E0771" if whole and row_shape(row, answer) is None else "E0732"
             raise RunError(Diagnostic(code, f"{rows.row_name(place)} cannot be encoded: {error}", node.span)) from None
     return data, tuple(examples)
+
+
+def table_column(name: str, table: TableData, session: Session, rows: Rows | None, node: Node) -> Any:
+    """Return the column of a table that a node asks for, unless it depends on the step; `rows` tell which row
+    lacks it."""
+    if name in table.columns:
+        return table.columns[name]
+    if table.sequences is not None:
+        sequences = table.sequences
+        if name == "tokens":
+            return sequences.tokens[sequences.scored]
+        if name == "length":
+            return sequences.scored_counts()
+        if name == "end":
+            last = sequences.scored_counts().cumsum(0) - 1
+            end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
+            end[last[sequences.scored_counts() > 0]] = True
+            return end
+        if name == "text":
+            codec = session.models[table.owner].engine.codec
+            return [codec.decode(row) for row in sequences.scored_rows()]
+    return list(data_column(table, name, rows, node))
 
 
 def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> tuple[Any, ...]:

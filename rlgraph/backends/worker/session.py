@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.versions import PastWeights, WeightVersions
+from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.trials import try_functions
@@ -159,8 +159,9 @@ class Session:
         self.notes = TraceNotes(program)
         self._open_engine = open_engine
         self.workers = Workers()
-        self._told: set[str] = set()
-        """Functions of which it has been said that they failed."""
+        self.failures = FirstFailures(prints=not who)
+        """Of functions that the run goes on without; where the run has many processes, the one that runs the steps says
+        them."""
         self.models: dict[str, ModelState] = {}
         self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
@@ -280,12 +281,6 @@ class Session:
         base = self.bases.get(model.name)
         engines = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
         return next((engine for engine in engines if hasattr(engine, "tensors")), None)
-
-    def tell_failures(self, func: str, failures: Sequence[str]) -> None:
-        """Say once in this process for which row a function failed that the run goes on without."""
-        if failures and func not in self._told:
-            self._told.add(func)
-            print(f"`{func}` failed {failures[0]}; metrics count how often it does", file=sys.stderr, flush=True)
 
     def prepare_change(self, name: str, step: Step) -> None:
         """Prepare for a change of a model's weights: wait until they are not held, and keep the past ones as long as

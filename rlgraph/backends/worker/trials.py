@@ -3,24 +3,82 @@ is said at once, and not after the first answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from rlgraph.columns import value_kind
+from rlgraph.columns import value_kind, value_or_none
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import Rows
-from rlgraph.dsl.columns import FunctionUse, find_function_uses
+from rlgraph.dsl.columns import FunctionUse, Known, find_function_uses
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.user_code import RewardFunction
+from rlgraph.user_code.outcomes import Judgement
 
 Note = Callable[[str], None]
+Encode = Callable[[str], Sequence[int]]
+FirstRow = Callable[[str], tuple[str, Row] | None]
 
 _ALTERNATIVE = "if no model would ever answer with its prompt, `trial=false` in the declaration"
 _MADE_UP = {"float": 0.5, "int": 1, "bool": True, "number": 1, "text": "a"}
 """What columns hold that the program computes, by their type."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A function of the program, and the first row of the data that the program would call it with answers to."""
+
+    use: FunctionUse
+    function: RewardFunction
+    row: str
+    """How a message names the row."""
+    prompt: Any
+    """What a model would answer: a text or messages."""
+    columns: Mapping[str, Any]
+    """What else the function is given for each answer."""
+
+    def judge(self, answers: Sequence[str], who: Sequence[str], tokens: Encode | None = None) -> Judgement:
+        """Call the function on answers to the prompt. who: their names; tokens: encodes an answer, if a tokenizer is
+        there. Raises RunError."""
+        count = len(answers)
+        groups = range(count) if self.use.siblings == 1 else [0] * count
+        return self.function.judge(
+            [self.prompt] * count,
+            answers,
+            [tokens(answer) if tokens else [*range(len(answer))] for answer in answers],
+            {name: [value] * count for name, value in self.columns.items()},
+            who,
+            [*groups],
+        )
+
+    def count(self, least: int = 1) -> int:
+        """Return how many answers the function has to see together, at least so many."""
+        return least if self.function.over == "row" else max(self.use.siblings, least)
+
+
+def find_trials(
+    program: Program, columns: Known, functions: Mapping[str, RewardFunction], first_row: FirstRow
+) -> dict[str, Trial]:
+    """Return a trial for each function that can be tried, by its name. first_row: returns the name of the first row of
+    a data source, and the row; None where there is none.
+
+    A function is passed over that says `trial=false`, or whose rows are of an environment.
+    """
+    trials: dict[str, Trial] = {}
+    for use in find_function_uses(program, columns):
+        function = functions.get(use.function)
+        first = None if function is None or not function.trial or use.function in trials else first_row(use.source)
+        if function is None or first is None:
+            continue
+        name, row = first
+        prompt = value_or_none(row, use.prompt)
+        given = _columns(use, function, {**row, "prompt": prompt} if prompt is not None else row)
+        # Who asks a prompt that is none says what is wrong with it.
+        if given is not None and value_kind(prompt) in ("text", "messages"):
+            trials[use.function] = Trial(use, function, name, prompt, given)
+    return trials
 
 
 def try_functions(
@@ -29,69 +87,44 @@ def try_functions(
     """Call each function once, as the program does, on answers to the first prompt of the data which repeat it. Returns
     what is wrong, and sentences on what failed where the program goes on.
 
-    A function is passed over whose rows come from a stream, which cannot be read ahead, or from an environment.
+    A stream cannot be read ahead, so that functions of its rows are passed over, too.
     """
     known = {name: reader.source.columns for name, reader in readers.items()}
     problems: list[Diagnostic] = []
     sentences: list[str] = []
-    tried: set[str] = set()
-    for use in find_function_uses(program, known):
-        function, reader = functions.get(use.function), readers.get(use.source)
-        if function is None or not function.trial or reader is None or use.function in tried:
-            continue
-        row = _first_row(reader)
-        columns = None if row is None else _columns(use, function, row[1])
-        if row is None or columns is None:
-            continue
-        note(f"trying {use.function} on a made-up answer")
-        tried.add(use.function)
+    for name, trial in find_trials(program, known, functions, lambda source: _first_row(readers, source)).items():
+        note(f"trying {name} on a made-up answer")
+        prompt, count = trial.prompt, trial.count()
+        answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
         try:
-            sentences += _failures(use, function, row, columns)
+            judged = trial.judge([answer] * count, [f"a made-up answer to {trial.row}"] * count)
         except RunError as error:
             hints = [[*filter(None, (found.hint, _ALTERNATIVE))] for found in error.diagnostics]
             problems += [
                 replace(found, hint="; ".join(hint)) for found, hint in zip(error.diagnostics, hints, strict=True)
             ]
+            continue
+        sentences += [f"`{name}` failed {failure}" for failure in judged.failures[:1]]
     return problems, sentences
 
 
-def _first_row(reader: BatchReader) -> tuple[int, Row] | None:
-    """Return the first row of the data that the run may read, with its number; None for a stream."""
-    source = reader.source
-    if not isinstance(source.rows, Rows):
+def _first_row(readers: Mapping[str, BatchReader], name: str) -> tuple[str, Row] | None:
+    """Return the first row of a data source that the run may read; None for a stream."""
+    source = readers[name].source if name in readers else None
+    if source is None or not isinstance(source.rows, Rows):
         return None
     number = next(islice(source.row_numbers or (), 1), None)
-    return None if number is None else (number, source.rows[number])
+    return None if number is None else (f"{name} row {number}", source.rows[number])
 
 
 def _columns(use: FunctionUse, function: RewardFunction, row: Row) -> dict[str, Any] | None:
     """Return the columns of an answer to the prompt of a row; None where nothing can be made up for one of them."""
     columns = {name: value for name, value in row.items() if function.accepts_column(name)}
     for name, column in use.columns.items():
-        if column.data and column.data in row:
-            columns[name] = row[column.data]
+        if column.data:
+            columns[name] = value_or_none(row, column.data)
         elif column.dtype in _MADE_UP:
             columns[name] = _MADE_UP[column.dtype]
         else:
             return None
     return columns
-
-
-def _failures(
-    use: FunctionUse, function: RewardFunction, row: tuple[int, Row], columns: Mapping[str, Any]
-) -> list[str]:
-    """Call a function, and return a sentence if it fails. Raises RunError where that ends the run."""
-    prompt: Any = row[1].get(use.prompt)
-    if value_kind(prompt) not in ("text", "messages"):
-        return []  # Who asks it says what is wrong with it.
-    count = 1 if function.over == "row" else use.siblings
-    answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
-    judged = function.judge(
-        [prompt] * count,
-        [answer] * count,
-        [list(range(len(answer)))] * count,
-        {name: [value] * count for name, value in columns.items()},
-        [f"a made-up answer to {use.source} row {row[0]}"] * count,
-        [0] * count,
-    )
-    return [f"`{use.function}` failed {failure}" for failure in judged.failures[:1]]

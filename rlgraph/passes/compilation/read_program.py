@@ -173,6 +173,7 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+        from rlgraph.data.emptiness import no_rows_errors
         from rlgraph.data.sources import check_source
         from rlgraph.user_code.declared import check_function
         from rlgraph.user_code.spec import CallSpec
@@ -185,6 +186,8 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
                 check_source(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
+            if empty := no_rows_errors(spec, folders):
+                return empty
         if record.name != "python":
             return []
         if word == "func":

@@ -59,5 +59,6 @@ def _expect(node: Node, admit: Admission, expected: Value) -> Node:
     axis = axis_of(expected.type)
     assert axis is not None
     predictor = {"function": ("func", admit.name), "column": ("column", admit.name)}.get(admit.by)
-    attrs = (("table", admit.table), *([predictor] if predictor else []))
+    prompt = [(name, value) for name, value in node.attrs if name == "prompt"]
+    attrs = (("table", admit.table), *([predictor] if predictor else []), *prompt)
     return Node("expect", (node.inputs[1],), (expected,), attrs, unit=Unit(axis.key), span=node.span)

@@ -4,7 +4,7 @@ functions and environments, its models. No weights are loaded, and nothing is tr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,12 @@ from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_position
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
+from rlgraph.backends.worker.trials import find_trials
 from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.columns import WORDS
-from rlgraph.data import BatchReader, open_source
+from rlgraph.data import BatchReader, Row, open_source
 from rlgraph.dsl.columns import column_misuses, find_prompt_uses
 from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.ir.graph import External, Model, Program, Record
@@ -86,13 +87,14 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
         codecs = {name: model.codec for name, model in opened.models.items()}
         for name, reader in opened.readers.items():
             yield from _reported(name, partial(_first, rows, name, reader))
-        uses = find_prompt_uses(program, {name: reader.source.columns for name, reader in opened.readers.items()})
+        known = {name: reader.source.columns for name, reader in opened.readers.items()}
+        uses = find_prompt_uses(program, known)
         yield from _reported("prompts", partial(prompt_findings, program, uses, rows, codecs))
         asked = {use.source: use.column for use in uses}
         yield from _reported("prompts", partial(reader_findings, program, rows, codecs, asked))
-        for name, function in opened.functions.items():
-            check = partial(reward_findings, program, name, function, rows, codecs, asked)
-            yield from _reported(name, check)
+        trials = find_trials(program, known, opened.functions, partial(_named_first_row, rows))
+        for name in opened.functions:
+            yield from _reported(name, partial(reward_findings, program, name, trials.get(name), rows, codecs))
     finally:
         workers.close()
 
@@ -210,6 +212,10 @@ def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
         opened.readers, prompt_limits(program, opened.readers, opened.models), lambda _: None
     ):
         yield Finding("note", "prompts", sentence)
+
+
+def _named_first_row(rows: Mapping[str, list[Row]], name: str) -> tuple[str, Row] | None:
+    return (f"the first row of `{name}`", rows[name][0]) if rows.get(name) else None
 
 
 def _first(rows: dict[str, list[dict[str, Any]]], name: str, reader: BatchReader) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.trials import Trial
 from rlgraph.columns import value_at, value_or_none
 from rlgraph.conversations import OddRow, content, options_of, shaped_example, tools_of
 from rlgraph.data import BatchReader, Cursor
@@ -19,7 +20,6 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.types import Handle, Table
 from rlgraph.ops import NODES
 from rlgraph.runs.doctor.finding import Finding
-from rlgraph.user_code import RewardFunction
 
 MADE_UP = "This is a made-up answer: 42."
 SHOWN_TOKENS = 60
@@ -132,34 +132,38 @@ def _token(codec: Codec, token: int) -> str:
 
 
 def reward_findings(
-    program: Program,
-    name: str,
-    function: RewardFunction,
-    rows: Rows,
-    codecs: Mapping[str, Codec],
-    prompts: Mapping[str, str],
+    program: Program, name: str, trial: Trial | None, rows: Rows, codecs: Mapping[str, Codec]
 ) -> Iterator[Finding]:
-    """Yield what a function gives for two answers to the first row: a made-up one, and an empty one. Raises RunError
-    where it fails. prompts: the column of prompts of each data source."""
-    calls = [(node, phase.graph.values()) for phase in program.phases for node in phase.graph.walk()]
-    node, types = next(((node, types) for node, types in calls if node.attr("func", None) == name), (None, {}))
-    if node is None:
-        yield Finding("note", name, "is loaded, and nothing calls it")
+    """Yield what a function gives for two answers to the first row: a made-up one, and an empty one. trial: how it is
+    called; None where it cannot be. Raises RunError where it fails."""
+    if trial is None:
+        yield Finding("note", name, _why_not_called(program, name, rows))
         return
+    source, codec = trial.use.source, next(iter(codecs.values()), None)
+    answers = [MADE_UP, *[""] * (trial.count(2) - 1)]
+    called = [f"{kind} answer to {trial.row}" for kind in ("a made-up", *["an empty"] * (len(answers) - 1))]
+    judged = trial.judge(answers, called, codec.encode_text if codec else None)
+    given = zip(answers[:2], judged.columns[0], judged.states, strict=False)
+    shown = ", ".join(f"{answer!r}: {value if state >= 0 else 'no number'}" for answer, value, state in given)
+    yield Finding("ok", name, f"called on made-up answers to the first row of `{source}`: {shown}")
+    for failure in judged.failures[:1]:
+        yield Finding("note", name, f"failed {failure}; a run goes on, and counts how often it does")
+
+
+def _why_not_called(program: Program, name: str, rows: Rows) -> str:
+    """Return a sentence on a function for which there is nothing to call it with."""
+    calls = [
+        (node, phase.graph.values())
+        for phase in program.phases
+        for node in phase.graph.walk()
+        if node.attr("func", None) == name
+    ]
+    if not calls:
+        return "is loaded, and nothing calls it"
+    node, types = calls[0]
     table = types[node.inputs[0]]
     source = table.axis.root_axis.name if isinstance(table, Table) else ""
-    if not rows.get(source):
-        yield Finding("note", name, f"is loaded; it was not called, because `{source}` has no row to show it")
-        return
-    row = rows[source][0]
-    answers = [MADE_UP, ""]
-    codec = next(iter(codecs.values()), None)
-    ids = [codec.encode_text(answer) if codec else [] for answer in answers]
-    # What the program computes is made up, too.
-    given = {argument: [row.get(argument, 1)] * 2 for argument in node.attr("names", ())}
-    columns = {**{column: [value] * 2 for column, value in row.items()}, **given}
-    prompt = row.get(prompts.get(source, "prompt"), "")
-    called = [f"a made-up answer to the first row of `{source}`", f"an empty answer to the first row of `{source}`"]
-    values = function([prompt] * 2, answers, ids, columns, called, [0, 0])
-    shown = ", ".join(f"{answer!r}: {value}" for answer, value in zip(answers, values, strict=True))
-    yield Finding("ok", name, f"called on made-up answers to the first row of `{source}`: {shown}")
+    if source in rows and not rows[source]:
+        return f"is loaded; it was not called, because `{source}` has no row to show it"
+    why = "it says `trial=false`, or nothing can be made up that is like an answer of the program"
+    return f"is loaded; it was not called, because {why}"
