@@ -12,7 +12,7 @@ import torch
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import rendezvous_url
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.environment import has_no_gpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu, map_no_memory_of_others, sees_all_devices
 from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import layer_split
 from rlgraph.backends.engines.vllm.native_lora import lora_options
@@ -41,6 +41,19 @@ _LATENT_SIZES = 512, 64
 
 _CPU_CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
+
+
+@dataclass(frozen=True)
+class RankMeeting:
+    """What `RankExecutor` is told beside vLLM's own arguments."""
+
+    rank: int
+    url: str
+    """Where the ranks meet."""
+
+    def compute_hash(self) -> str:
+        """Return the part of the name under which vLLM keeps what it compiles: that is the same wherever ranks meet."""
+        return type(self).__name__
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,8 @@ def start_engine(
     from vllm.v1.engine.llm_engine import LLMEngine
 
     size, index = layer_split(mesh, rank)
+    if not sees_all_devices(size):
+        map_no_memory_of_others()
     meeting = _meeting_arguments(size, index, address)
     if has_no_gpu():
         _check_kernels(shape)
@@ -192,7 +207,8 @@ def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, 
     return {
         "tensor_parallel_size": size,
         "distributed_executor_backend": "rlgraph.backends.engines.vllm.ranks.RankExecutor",
-        "additional_config": {"rank": index, "url": rendezvous_url(address)},
+        "additional_config": RankMeeting(index, rendezvous_url(address)),
+        "disable_custom_all_reduce": not sees_all_devices(size),
     }
 
 
