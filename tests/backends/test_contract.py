@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation import default_plan
+from rlgraph.passes.cost.work import rank_parameters
 from rlgraph.passes.placement.opening import opening_rounds
 from rlgraph.passes.placement.place import Machine
 
@@ -159,6 +162,78 @@ def test_what_engines_ask_for_is_what_the_plan_says(
         if cluster or not holding.kv_bytes:
             assert asked["gpu_memory_utilization"] == contract.cache.share
         assert asked["enable_sleep_mode"] == holding.offload
+
+
+class Device:
+    """The memory of one device, as those who open models on it see it."""
+
+    total_memory, device_ = 80 << 30, "cuda:0"
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, str], float] = {}
+
+    @property
+    def free_memory(self) -> int:
+        # Each process has its context, and keeps that asleep.
+        return self.total_memory - int(sum(self.held.values())) - (1 << 30) * len({name for name, _ in self.held})
+
+
+def opened(made: Compiled, rounds: list[list[str]]) -> Device:
+    """A device on which all groups of a plan load their models, one round after the other; within a round those that
+    train come first, which is the worst for the others. vLLM's own code says whether it starts."""
+    from vllm.v1.worker.utils import request_memory
+
+    from rlgraph.backends.engines.sources import ModelSpec
+    from rlgraph.backends.engines.vllm import start
+
+    device: Any = Device()
+    groups = [made.plan.group(name) for names in rounds for name in sorted(names)]
+    for group, model in [(each, model) for each in groups for model in each.models]:
+        shape, holding = made.placed.shapes[model], made.plan.holding(model, group.name)
+        assert isinstance(shape, Shape)
+        size = 2.0 * rank_parameters(shape, "causal_lm", 1, group.mesh.axis_size("tp"))
+        if group.engine == "vllm":
+            limits = start.limits_of(holding)
+            spec = ModelSpec("causal_lm", "", "bfloat16")
+            asked = start.vllm_arguments(spec, shape, group.mesh, limits, device.total_memory)
+            config: Any = SimpleNamespace(gpu_memory_utilization=asked["gpu_memory_utilization"])
+            size = request_memory(device, config)
+        device.held[group.name, model] = 0.0 if holding.offload else size
+    return device
+
+
+@pytest.mark.usefixtures("on_gpus")
+@pytest.mark.parametrize(
+    ("trainer", "sampler", "cluster"),
+    [
+        ("", "", None),
+        (", sleep=false", ", sleep=false, share=0.5", None),
+        ("", ", cache=20e9", CLUSTER),
+        (", sleep=true", ", sleep=true, cache=20e9", CLUSTER),
+    ],
+)
+def test_the_layouts_of_one_node_start(
+    trainer: str, sampler: str, cluster: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    from rlgraph.backends.engines.vllm import start
+
+    monkeypatch.setattr(start, "has_no_gpu", lambda: False)
+    made = compiled(trainer, sampler, cluster)
+    assert opened(made, opening_rounds(made.plan)).free_memory > 0
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_what_is_awake_and_told_nothing_would_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the same schedule as it was: nobody sleeps, and all open at the same time."""
+    pytest.importorskip("vllm")
+    from rlgraph.backends.engines.vllm import start
+
+    monkeypatch.setattr(start, "has_no_gpu", lambda: False)
+    made = compiled(", sleep=false", ", sleep=false")
+    assert len(opening_rounds(made.plan)) == 1
+    with pytest.raises(ValueError, match="Free memory on device"):
+        opened(made, opening_rounds(made.plan))
 
 
 def test_it_is_printed_with_the_plan(tmp_path: Path) -> None:
