@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary_text
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.ray.cluster import process_environment
 from rlgraph.backends.ray.processes import InlineProcesses
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.dsl import placing
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation import default_plan
@@ -90,6 +93,18 @@ def test_what_a_schedule_says_of_sleeping_is_kept() -> None:
 def test_on_cpus_nobody_sleeps_unasked() -> None:
     assert not sleepers(compiled().plan)
     assert sleepers(compiled(", sleep=true").plan) == {("actor", "all.megatron"), ("ref", "all.megatron")}
+
+
+def test_an_engine_that_does_not_sleep_is_not_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ship all do: one of another package."""
+    awake = {name: replace(spec, sleeps=name == "vllm") for name, spec in engines_by_name().items()}
+    monkeypatch.setattr(placing, "engines_by_name", lambda: awake)
+    with pytest.raises(ProgramError) as caught:
+        compiled(", sleep=true")
+    [refused] = caught.value.diagnostics
+    assert refused.code == "E0887" and refused.hint == "leave it out, or take `vllm`"
+    assert "`megatron` does not leave its devices to others" in refused.message
+    assert compiled(", sleep=false").plan.groups
 
 
 @pytest.mark.usefixtures("on_gpus")
