@@ -94,7 +94,12 @@ def _measured(compiled: Compiled, setting: Setting) -> int:
 def _predicted(compiled: Compiled, tokens: int, device: str, setting: Setting) -> Peak:
     """Of tensors alone: what contexts and the allocator keep is not theirs."""
     constants = replace(
-        default_constants("gpu" if setting.gpu else "cpu"), reserved=0, fragmentation=0.0, process={}, communicator=0
+        default_constants("gpu" if setting.gpu else "cpu"),
+        reserved=0,
+        fragmentation=0.0,
+        spare=0.0,
+        process={},
+        communicator=0,
     )
     workload = Workload(Lengths((float(PROMPT),)), Lengths((float(tokens),)))
     laid = phase_tasks(compiled.program, main_phase(compiled.program), workload)

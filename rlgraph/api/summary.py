@@ -20,8 +20,9 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.rewrites.accumulate import streamed_trainings
 
 
-def summary_text(compiled: Compilation) -> str:
-    """Return a text for a person, without a final line break. It says where the program runs if there is a schedule."""
+def summary_text(compiled: Compilation, *, opened: bool = False) -> str:
+    """Return a text for a person, without a final line break. It says where the program runs if there is a schedule.
+    opened: also what each engine of the plan is opened with."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
     lines = [f"{program.name}: {_count(nodes, 'node')}, {_count(program.models, 'model')}"]
@@ -41,6 +42,7 @@ def summary_text(compiled: Compilation) -> str:
     if compiled.planned:
         lines += [*_sharing(program, compiled.plan), *_admitted(compiled.plan)]
         lines += _streamed(compiled) if compiled.plan.blocks else []
+        lines += _opened(compiled) if opened else []
     return "\n".join(lines)
 
 
@@ -87,6 +89,15 @@ def _placement(plan: Plan) -> Iterator[str]:
         details += ", also to rows that are sampled" if target_holding.refreshes_while_sampling else ""
         details += ", one copy after the other" if target_holding.replica else ""
         yield f"weights of {model}: {source} to {target}{details}"
+
+
+def _opened(compiled: Compilation) -> list[str]:
+    """Return what each engine is opened with, in the order in which they are."""
+    from rlgraph.passes.placement.contract import contract_lines  # the cost model: only where it is asked for
+
+    lines = contract_lines(compiled.contracts)
+    shown = align_columns("><<", [(f"  {number}", who, terms) for number, who, terms in lines])
+    return ["", "opened in this order, with", *shown]
 
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:

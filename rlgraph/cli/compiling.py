@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     metavar="PASS",
     help="Print the graph after this pass; `check` is before all.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Say also what each engine of the plan is opened with.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where files go.")
 @message_format
 def compile_(
@@ -108,6 +109,7 @@ def compile_(
     visualize: str | None,
     picture: Picture | None,
     after: tuple[str, ...],
+    verbose: bool,
     out: Path | None,
     form: Format,
 ) -> int:
@@ -193,6 +195,6 @@ def compile_(
             for record in summary_records(compiled):
                 print_record(record)
         else:
-            echo_text(summary_text(compiled))
+            echo_text(summary_text(compiled, opened=verbose))
     # A script that hears of Ctrl-C too need not take half a search for a whole one.
     return INTERRUPTED if cluster is not None and compiled.choice.question.control.stopped else FINE

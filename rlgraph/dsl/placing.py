@@ -18,6 +18,11 @@ from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import model_operations, user_code
 
+WAYS = ("recompute", "attention", "adapters", "gather", "sleep")
+"""The options that say how models are worked with."""
+CACHE_OPTIONS = ("cache", "share", "max_len")
+"""The options about the cache of keys and values of a model that samples."""
+
 
 class PlaceChecker(Reporter):
     """Checks lines that place work of a program, and knows the pools."""
@@ -112,6 +117,7 @@ class PlaceChecker(Reporter):
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
         self.check_work_options(given, spans, works)
+        self.check_memory_options(given, spans, works)
         if engine is not None:
             self.check_engine(engine, spans, splits, works)
         else:
@@ -131,7 +137,7 @@ class PlaceChecker(Reporter):
                 (Related(pool.span, "it is declared here"),),
             )
         places = tuple((name, option.span) for name, option in spans.items())
-        ways: dict[str, Any] = {name: given[name] for name in ("recompute", "attention", "adapters", "gather")}
+        ways: dict[str, Any] = {name: given[name] for name in (*WAYS, *CACHE_OPTIONS)}
         return Placement(tuple(works), pool.name, engine, tuple(splits.items()), **ways, span=line.span, spans=places)
 
     def check_work_options(
@@ -165,6 +171,32 @@ class PlaceChecker(Reporter):
             self.check_engine_choice(
                 given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`"
             )
+
+    def check_memory_options(
+        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]
+    ) -> None:
+        """Check what is said of a device's memory: the engine does it, and there is something that it is about."""
+        engine = engines_by_name().get(str(given["engine"]))
+        if given["sleep"] and engine is not None and not engine.sleeps:
+            able = [spec.name for spec in engines_by_name().values() if spec.sleeps]
+            message = f"`{engine.name}` does not leave its devices to others"
+            self.report("E0887", message, spans["sleep"].span, f"leave it out, or take {quoted_list(able, 'or')}")
+        samples = any(NODES[operation].generates for work in works for operation in self.needed_operations(work))
+        able = [spec.name for spec in engines_by_name().values() if "kv_bytes" in spec.settings]
+        for name in (name for name in CACHE_OPTIONS if given[name] is not None):
+            span = spans[name].span
+            if not samples:
+                message = f"`{name}` is about models that sample, and none samples here"
+                self.report("E0888", message, span, "leave it out")
+            elif engine is None and given["engine"] is None:
+                message = f"`{name}` is a matter of the engine, and none is named"
+                self.report("E0888", message, span, f"`engine={able[0]}, {name}=...`")
+            elif engine is not None and engine.name not in able:
+                message = f"`{engine.name}` reserves no cache that `{name}` could be about"
+                self.report("E0888", message, span, f"leave it out, or take {quoted_list(able, 'or')}")
+        if given["cache"] is not None and given["share"] is not None:
+            message = "`share` says how large the cache is, and `cache` says it, too"
+            self.report("E0888", message, spans["share"].span, "keep one of them")
 
     def check_engine_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
         """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""

@@ -261,6 +261,12 @@ STATEMENTS = signature_table(
                 doc="parameters that `fsdp` shares out come together in training layer by layer, or once an update",
                 names=partial(option_values, "gather"),
             ),
+            Attribute("sleep", "bool", None, doc="models are in the host's memory while they are not used"),
+            Attribute("cache", "float", None, 1.0, None, "bytes of keys and values on each device that samples"),
+            Attribute(
+                "share", "float", None, 0.01, 1.0, "without a cluster: of a device's memory, for weights and cache"
+            ),
+            Attribute("max_len", "int", None, 1, None, "tokens of the longest row that is sampled, with its prompt"),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),

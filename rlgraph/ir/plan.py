@@ -99,6 +99,12 @@ class ModelHolding:
     """Whether it is in the host's memory while the group does not use it."""
     kv_bytes: int = 0
     """Bytes of each rank's KV cache for generation; 0: as the engine chooses."""
+    share: float = 0.0
+    """The share of a device's memory for weights and cache, where nobody says how large the cache is; 0: as the engine
+    chooses."""
+    max_len: int = 0
+    """The most tokens of a row, prompt and response together; 0: as many as the cache has room for, and positions
+    reach."""
     delta: bool = False
     """Whether a sync of its weights sends only the elements that changed."""
     reread: bool = False

@@ -48,6 +48,14 @@ class Placement:
     """The way adapters are held."""
     gather: str | None = None
     """How long sharded parameters stay gathered in training."""
+    sleep: bool | None = None
+    """Whether models are in the host's memory while they are not used."""
+    share: float | None = None
+    """The share of a device's memory for weights and cache of a model that samples."""
+    cache: float | None = None
+    """Bytes of each rank's cache of keys and values."""
+    max_len: int | None = None
+    """The most tokens of a sampled row."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """The place of each option."""

@@ -17,6 +17,7 @@ from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import ModelHolding
+from rlgraph.passes.pipelines.messages import Transfer
 from rlgraph.passes.pipelines.problem import PipelineModel
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 
@@ -246,8 +247,8 @@ class PipelineNeighbours(Protocol):
     """Other processes on this one's device, which have other models of its pipeline: models that are split
     differently."""
 
-    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> Sequence[ProcessTurn]:
-        """Return what this process does when, after and before whom. models: its own, as
+    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> Sequence[ProcessTurn | Transfer]:
+        """Return what this process does when, after and before whom, and its messages. models: its own, as
         `rlgraph.passes.pipelines.counted_models` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
         ...

@@ -84,6 +84,11 @@ class PrefixSharing:
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
 
 
+GROWING_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""The variable by which torch's allocator takes segments of a GPU's memory that can grow: what sizes that vary leave
+over between them can be used again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """A description of an engine: what it can do, how it splits and holds models, and how fast it works."""
@@ -97,6 +102,9 @@ class EngineSpec:
     operations: frozenset[str]
     """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `values`, `score`.
     A program with a model of which it can do nothing is refused."""
+
+    gpu_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its processes begin with on a GPU, where the user has not set them."""
 
     # How it splits models
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -71,11 +72,31 @@ def map_host_memory(handle: str) -> Tensor:
         raise EngineError(f"the memory of process {process} cannot be mapped: {error}") from None
 
 
+_EXPANDABLE = "expandable_segments:True"
+
+
+@contextmanager
+def ordinary_segments() -> Iterator[None]:
+    """Have torch take memory in ordinary segments while the context lasts: a handle of one that can grow is a file of
+    this process, which others may open only where they are allowed to trace it."""
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if _EXPANDABLE not in settings:
+        yield
+        return
+    # Torch forgets settings that are left out.
+    torch._C._accelerator_setAllocatorSettings(settings.replace(_EXPANDABLE, _EXPANDABLE.replace("True", "False")))
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(settings)
+
+
 class GpuMemory:
     """Memory of this process, on a GPU. Tests on a CPU never come here."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        with ordinary_segments():
+            self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
 
     def handle(self) -> str:
         _, *parts = self.bytes.untyped_storage()._share_cuda_()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlgraph.backends.engines.process_groups import INTERFACES, loopback_interface
+from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.processes import InlineProcesses, Processes
@@ -154,7 +155,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         # Ray's control process would keep a record of each of the last 100,000 calls: 100 kB for a small step.
         enable_task_events=False,
         scheduling_strategy=place,
-        runtime_env={"env_vars": _environment(kind, spec.alone)},
+        runtime_env={"env_vars": process_environment(kind, spec.alone, group.engine)},
     ).remote(spec)
 
 
@@ -284,15 +285,24 @@ def _machines(groups: Mapping[str, Any]) -> set[str]:
     return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
 
 
-def _environment(kind: str, alone: bool) -> dict[str, str]:
-    """Return the environment variables of every process. On CPU each process gets one thread, since one process for
-    each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that the loopback
-    interface is enough."""
+def process_environment(kind: str, alone: bool, engine: str) -> dict[str, str]:
+    """Return the environment variables of a process of an engine. On CPU each process gets one thread, since one
+    process for each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that
+    the loopback interface is enough."""
     variables = {"TOKENIZERS_PARALLELISM": "false"}
     if alone and INTERFACES not in os.environ and (inside := loopback_interface()):
         variables[INTERFACES] = inside
     if kind == "CPU":
         variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    elif engine in engines_by_name():
+        wanted = engines_by_name()[engine].gpu_environment
+        # What the user has set here counts on other machines, too; torch reads an older name of its settings as well.
+        older = "PYTORCH_CUDA_ALLOC_CONF" in os.environ
+        variables |= {
+            name: os.environ.get(name, value)
+            for name, value in wanted.items()
+            if not (older and name == "PYTORCH_ALLOC_CONF")
+        }
     return variables
 
 

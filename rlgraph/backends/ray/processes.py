@@ -18,6 +18,7 @@ from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Plan
 from rlgraph.ops.nodes import NODES, user_code_of
+from rlgraph.passes.placement.opening import opening_rounds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Processes(ABC):
             for name, group in groups.items()
         }
         opened = []
-        for round_groups in _rounds(plan):
+        for round_groups in opening_rounds(plan):
             who = tuple(address for address in self.who if address[0] in round_groups and address[0] in groups)
             opening = [
                 self.call(address, Worker.load_models, meeting[address[0]], holdings[address[0]], turned[address[0]])
@@ -193,19 +194,6 @@ class Processes(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End all processes, whatever they do."""
-
-
-def _rounds(plan: Plan) -> list[list[str]]:
-    """Return groups whose processes load their models at the same time. Groups of a pool with offloaded models load one
-    after the other, since not all of them fit at once."""
-    rounds: list[list[str]] = []
-    for pool in plan.pools:
-        groups = [group.name for group in plan.groups if group.pool == pool.name]
-        sleeps = any(holding.offload and holding.group in groups for holding in plan.holdings)
-        for index, names in enumerate([[name] for name in groups] if sleeps else [groups]):
-            rounds += [[] for _ in range(index + 1 - len(rounds))]
-            rounds[index] += names
-    return rounds
 
 
 _COLLECTIVE: tuple[object, ...] = (Worker.join_link, Worker.exchange_weights, Worker.write_folder_file)

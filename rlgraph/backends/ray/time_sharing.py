@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rlgraph.backends.exchange.link import Post
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.ray.remote import Address
 from rlgraph.ir.plan import Group
 from rlgraph.ir.shared_pipelines import shared_stages
+from rlgraph.passes.pipelines.messages import Transfer
 from rlgraph.passes.pipelines.problem import PipelineModel
-from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_entries, process_turns
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_steps, process_turns
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
 """What a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
@@ -68,10 +70,15 @@ class PipelineTurns:
         """mailbox: that of all processes of a block of stages."""
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
+        self._passed: list[Post] = []
+        """Turns that went to others, since `plan_turns`."""
 
-    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> list[ProcessTurn]:
+    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> list[ProcessTurn | Transfer]:
         """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
         first place, which tells all."""
+        for turn in self._passed:
+            turn.wait()
+        self._passed.clear()
         models_here = torch.zeros(len(self._seat.place_of_model), len(_FIELDS), dtype=torch.float64)
         for index, model, count in zip(self._seat.own_models, models, counts, strict=True):
             models_here[index] = torch.tensor([float(field) for field in (count, *_told(model))], dtype=torch.float64)
@@ -79,22 +86,25 @@ class PipelineTurns:
         seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.place_of_model)]
         stages = max(model.stages for model in seen)
         line_of = {index: line for line, index in enumerate(self._seat.own_models)}
-        entries = device_entries(
+        steps = device_steps(
             [replace(model, copies=stages // model.stages) for model in seen],
             self._seat.stage,
             [int(count) for count in gathered[:, :, 0].amax(0).tolist()],
             [int(gathered[place, index, 0]) for index, place in enumerate(self._seat.place_of_model)],
         )
         return [
-            replace(turn, entry=turn.entry._replace(replica=line_of[turn.entry.replica]))
-            for turn in process_turns(entries, line_of)
+            step._replace(replica=line_of[step.replica])
+            if isinstance(step, Transfer)
+            else replace(step, entry=step.entry._replace(replica=line_of[step.entry.replica]))
+            for step in process_turns(steps, line_of)
         ]
 
     def wait_for_turn(self, model: int) -> None:
         self._mailbox.receive(torch.zeros(1), self._seat.place_of_model[model]).wait()
 
     def pass_turn(self, model: int) -> None:
-        self._mailbox.send(self._word, self._seat.place_of_model[model]).wait()
+        # The other process hears of it when it is done with its messages to others, which may wait for this one's.
+        self._passed.append(self._mailbox.send(self._word, self._seat.place_of_model[model]))
 
     def _all_gathered(self, told: Tensor) -> Tensor:
         """Return what all places report, [places, *told.shape]."""

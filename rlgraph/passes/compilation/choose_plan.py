@@ -69,12 +69,14 @@ def choose_plan(program: Program, schedule: Schedule, folders: Folders, target: 
 
 def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) -> PlacementChoice:
     """Return the best plan that works by whole batches. If a plan fits without offloading, plans with offloading are
-    only searched for small problems. Raises ProgramError where nothing fits."""
+    only searched for small problems, and where the schedule says that models sleep. Raises ProgramError where nothing
+    fits."""
+    told = any(line.sleep for line in asked.schedule.placements)
     choice = choose_placement(replace(asked, offload=False))
     choice = choice and _without_tight_fusions(choice, ends)
-    if choice is None and target.offload and (left := asked.control.left_s(ends)) > 0:
+    if choice is None and target.offload and not told and (left := asked.control.left_s(ends)) > 0:
         choice = choose_placement(replace(asked, search_seconds=left))
-    elif choice is not None and _may_offload(choice, target) and (left := asked.control.left_s(ends)) > 0:
+    elif choice is not None and not told and _may_offload(choice, target) and (left := asked.control.left_s(ends)) > 0:
         choice = choose_with_offload(replace(asked, search_seconds=left), choice)
     if choice is None:
         for variant in with_other_engines(replace(asked, offload=target.offload)):

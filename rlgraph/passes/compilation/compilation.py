@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlgraph.passes.compilation.default_plan import PlannedProgram
     from rlgraph.passes.compilation.target import Target
     from rlgraph.passes.placement.choose import PlacementChoice
+    from rlgraph.passes.placement.contract import EngineContract
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,21 @@ class Compilation:
     def plan(self) -> Plan:
         """The plan: which processes do which work."""
         return self.placed.plan
+
+    @cached_property
+    def contracts(self) -> tuple[EngineContract, ...]:
+        """What the processes of its plan are opened with. Raise ProgramError where there is no plan."""
+        from rlgraph.catalog.clusters.read import read_cluster
+        from rlgraph.passes.compilation.default_plan import local_machine
+        from rlgraph.passes.placement.contract import engine_contracts
+
+        plan, cluster = self.plan, None
+        if self.target is not None:
+            cluster = self.target.cluster
+        elif plan.cluster:
+            cluster = read_cluster(plan.cluster)
+        kind = local_machine(self.devices).kind
+        return engine_contracts(self.program, plan, self.placed.shapes, cluster, kind)
 
     @property
     def assumptions(self) -> Mapping[str, Any]:

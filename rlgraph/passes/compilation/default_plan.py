@@ -29,6 +29,7 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.work import model_operations, user_code
 from rlgraph.passes.placement.admission_order import length_predictors
 from rlgraph.passes.placement.place import Machine, Shapes, place
+from rlgraph.passes.placement.sleeping import sleeping_in_turns, sleeping_warnings
 from rlgraph.user_code.files import Folders
 
 _SPECIAL = 3
@@ -50,9 +51,12 @@ def place_program(program: Program, schedule: Schedule, folders: Folders, machin
     if problems := [*unmatched_adapter_diagnostics(program, shapes)]:
         raise ProgramError(problems)
     plan = place(program, schedule, machine, shapes, installed_engines())
+    if machine.kind == "gpu":
+        plan = sleeping_in_turns(plan, schedule)
     work = model_operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
     warnings += unused_schedule_warnings(program, plan, schedule)
+    warnings += sleeping_warnings(plan, schedule)
     return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in broken_engines())))
 
 

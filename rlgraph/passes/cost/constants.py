@@ -74,6 +74,9 @@ class Constants:
     reserved: int = 1 << 30
     """Bytes of a device that belong to no process but to the driver: on a GPU a few hundred MB to 1 GB (sichek pull
     request 113)."""
+    spare: float = 0.0
+    """Share of a device's memory that a plan leaves at least, `fragmentation` and `reserved` included: what is not
+    counted, as communicators that are made late and what a library keeps for itself, has to have room."""
     asleep: float = 0.5
     """Share of the memory of a node's host that off-loaded models may use. Of the rest Ray's object store alone takes
     30% (docs.ray.io, "Memory Management"); then there are processes, files, and page-locked memory, which torch rounds
@@ -112,5 +115,6 @@ def default_constants(device: DeviceKind) -> Constants:
             traffic=TRAFFIC,
             process={name: spec.memory.process_bytes for name, spec in engines_by_name().items()},
             communicator=COMMUNICATOR,
+            spare=0.06,
         )
     )

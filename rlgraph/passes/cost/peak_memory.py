@@ -69,7 +69,8 @@ class Peak:
 
 def usable_device_bytes(island: NodeGroup, constants: Constants) -> float:
     """Return the bytes of a device that a plan may use."""
-    return island.device.memory * (1 - constants.fragmentation) - constants.reserved
+    memory = island.device.memory
+    return min(memory * (1 - constants.fragmentation) - constants.reserved, memory * (1 - constants.spare))
 
 
 def pool_peaks(

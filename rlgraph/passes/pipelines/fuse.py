@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from rlgraph.passes.pipelines import exact
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
+from rlgraph.passes.pipelines.messages import programs_of
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import serial_lists
 from rlgraph.passes.pipelines.rule_scheduling import RuleSchedule, search_rules
@@ -47,7 +48,7 @@ class FusedSchedule:
 def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> FusedSchedule | None:
     """Return the best schedule found with at most so much work, of which a unit takes about a second of an idle core;
     None where none was found that keeps to the capacity. Work is counted, not seconds: a problem has the same lists on
-    every machine.
+    every machine. Its messages can be sent without a ring of stages that wait for each other.
 
     Of schedules that are at most `within` longer than the shortest one, it is the one that needs the least memory. The
     search ends early where a schedule is as short as any can be, and needs no more memory than one model after the
@@ -119,6 +120,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
         shortest = max(shortest, (1 + within) * best.makespan)
     if exact.solver_installed() and best.peak > spare and problem.capacity is None and left > 0.1:
         constrained(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
+    programs_of(problem, best.lists)
     return FusedSchedule(
         best.lists,
         best.makespan,

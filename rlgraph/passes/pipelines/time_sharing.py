@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlgraph.passes.pipelines.counted_models import split_into_micro_batches
-from rlgraph.passes.pipelines.fuse import best_rule_schedule
+from rlgraph.passes.pipelines.messages import Step, Transfer
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import published_lists
+from rlgraph.passes.pipelines.programs import training_programs
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
@@ -26,10 +26,8 @@ class ProcessTurn:
     """The model whose process comes next; None where this process continues, or nothing follows."""
 
 
-def device_entries(
-    models: Sequence[PipelineModel], stage: int, most: Sequence[int], here: Sequence[int]
-) -> list[ScheduleEntry]:
-    """Return what the processes of all models do on a device of a stage, in order.
+def device_steps(models: Sequence[PipelineModel], stage: int, most: Sequence[int], here: Sequence[int]) -> list[Step]:
+    """Return what the processes of all models do on a device of a stage, in order, with their messages.
 
     models: each counted with one micro-batch, with the memory and seconds of all its replicas. most: for each model,
     the micro-batches of the replica that has most of them; here: of the replicas on this device. Lists are made for
@@ -39,31 +37,31 @@ def device_entries(
     if not busy:
         return []
     problem = Problem(tuple(split_into_micro_batches(models[number], most[number]) for number in busy))
-    if len(busy) > 1:
-        planned: Sequence[ScheduleEntry] = best_rule_schedule(problem)[stage]
-    else:
-        [line] = [line for line in problem.replicas if stage in line.stages]
-        planned = published_lists(replace(line.model, copies=1, reverse=False))[line.stages.index(stage)]
-    owners, done, entries = problem.model_of_replica, Counter[ScheduleEntry](), []
-    for entry in planned:
-        number = busy[owners[entry.replica] if len(busy) > 1 else 0]
-        if done[entry] < here[number]:
-            entries.append(entry._replace(replica=number))
-        done[entry] += 1
-    return entries
+    owners, done, steps = problem.model_of_replica, Counter[Step](), list[Step]()
+    for planned in training_programs(problem)[stage]:
+        number = busy[owners[planned.replica]]
+        if done[planned] < here[number]:
+            steps.append(planned._replace(replica=number))
+        done[planned] += 1
+    return steps
 
 
-def process_turns(entries: Sequence[ScheduleEntry], own: Collection[int]) -> list[ProcessTurn]:
-    """Return the turns of one process, which has the models `own`."""
-    if not entries:
-        return []
-    before, after = [None, *entries[:-1]], [*entries[1:], None]
-    return [
-        ProcessTurn(
-            entry,
-            None if previous is None or previous.replica in own else previous.replica,
-            None if following is None or following.replica in own else following.replica,
-        )
-        for previous, entry, following in zip(before, entries, after, strict=True)
-        if entry.replica in own
-    ]
+def process_turns(steps: Sequence[Step], own: Collection[int]) -> list[ProcessTurn | Transfer]:
+    """Return the turns of one process, which has the models `own`, and its messages between them."""
+    entries = [step for step in steps if isinstance(step, ScheduleEntry)]
+    before, after = iter([None, *entries[:-1]]), iter([*entries[1:], None])
+    turns: list[ProcessTurn | Transfer] = []
+    for step in steps:
+        if isinstance(step, Transfer):
+            turns += [step] if step.replica in own else []
+            continue
+        previous, following = next(before), next(after)
+        if step.replica in own:
+            turns.append(
+                ProcessTurn(
+                    step,
+                    None if previous is None or previous.replica in own else previous.replica,
+                    None if following is None or following.replica in own else following.replica,
+                )
+            )
+    return turns

@@ -335,6 +335,11 @@ class _Placer:
                 line_settings["recompute"] = True
             if pin.gather and NODES[operation].trains:
                 line_settings["gather"] = pin.gather
+            if pin.sleep:
+                line_settings["offload"] = True
+            if NODES[operation].generates:
+                said = {"kv_bytes": int(pin.cache or 0), "share": pin.share or 0.0, "max_len": pin.max_len or 0}
+                line_settings |= {name: value for name, value in said.items() if value}
             if line_settings:
                 settings.setdefault((model, names[key]), {}).update(line_settings)
         return settings

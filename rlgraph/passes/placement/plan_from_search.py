@@ -60,6 +60,7 @@ def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchRe
             gather=option.deployment.gather,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
+            max_len=(component.pin.max_len if component.pin and option.deployment.kv_bytes else None) or 0,
         )
         # Of two that turn out to be the same processes the first one counts: that which trains.
         holdings.setdefault((component.model, group), holding)

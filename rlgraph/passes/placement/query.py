@@ -141,7 +141,8 @@ def make_problem(question: PlacementQuery) -> Problem:
         step,
         question.constants,
         question.engines,
-        offload=question.offload,
+        # What the schedule says of sleeping is kept, whatever else is tried.
+        offload=question.offload or any(line.sleep for line in question.schedule.placements),
         apart=several,
         streams=bool(question.schedule.streams),
         parts=_parts(question, parts, step),
@@ -186,9 +187,13 @@ def _parts(
 
 
 def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:
-    """Yield the errors for ways to compute attention that need other devices than there are."""
+    """Yield the errors for what is said in vain where there is a cluster: ways to compute attention that need other
+    devices than there are, and shares of a device."""
     kinds = {island.device.kind for island in cluster.islands}
     for pin in dict.fromkeys(component.pin for component in parts):
+        if pin and pin.share:
+            message = "`share` is for a plan without a cluster: this one counts the bytes of a device"
+            yield Diagnostic("E0889", message, pin.option_span("share"), "say how large the cache is: `cache=8e9`")
         if pin and pin.attention and pin.engine:
             needed = spec_of(pin.engine).attention[pin.attention].devices
             if not needed & kinds:

@@ -4,11 +4,13 @@
      "program": {"name", "source", "sha256", "folder", "set", "graph_sha256", "graph": [lines of the printed graph]},
      "cluster": {"text", ...},
      "plan": {"pools", "groups", "roles", "owners", "blocks", "holdings"},
+     "contract": {"engines": [...]},
      "assumptions": {...},
      "predicted": {...}}
 
-`cluster`, `assumptions` and `predicted` exist if the compiler chose the plan. Paths are relative to the folder of the
-plan file, so that it can be moved with its program. The same input gives the same bytes.
+`cluster`, `assumptions` and `predicted` exist if the compiler chose the plan. `contract` is what engines on GPUs are
+opened with: it follows from the plan, and is not read. Paths are relative to the folder of the plan file, so that it
+can be moved with its program. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -46,9 +48,12 @@ LARGEST_BYTES = 16 << 20
 
 def plan_document(compiled: Compilation, beside: Path) -> str:
     """Return the plan file of a compiled program, for a file in the folder `beside`."""
-    return plan_file_text(
-        PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.plan_file_sections)
-    )
+    sections = dict(compiled.plan_file_sections)
+    # It follows from the plan: one that was read and changed has another.
+    contracts = [contract.to_json() for contract in compiled.contracts if contract.visible_devices]
+    if contracts:
+        sections["contract"] = {"engines": contracts}
+    return plan_file_text(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), sections))
 
 
 def plan_file_text(file: PlanFile) -> str:
@@ -75,7 +80,7 @@ def plan_file_text(file: PlanFile) -> str:
         "roles": [asdict(role) for role in plan.roles],
         "owners": dict(plan.owners),
         "blocks": dict(plan.blocks),
-        "holdings": [asdict(holding) for holding in plan.holdings],
+        "holdings": [_without_empty(_without_empty(asdict(holding), "share"), "max_len") for holding in plan.holdings],
     }
     if plan.free:
         document["plan"]["free"] = list(plan.free)
@@ -87,7 +92,8 @@ def plan_file_text(file: PlanFile) -> str:
         document["plan"]["fused"] = [asdict(fused) for fused in plan.fused]
     if plan.admits:
         document["plan"]["admits"] = [_without_empty(asdict(admit), "name") for admit in plan.admits]
-    document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
+    others = ("contract", "assumptions", "predicted")
+    document |= {name: file.sections[name] for name in others if name in file.sections}
     # Some programs take these for line ends, although JSON does not require them to be escaped.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 

@@ -118,6 +118,8 @@ HOLDING = RecordField(
         if isinstance(option.default, bool)
         else TextField()
         if isinstance(option.default, str)
+        else NumberField(0.0, 1.0)
+        if isinstance(option.default, float)
         else IntField(most=1 << 62)
         for option in fields(ModelHolding)
         if option.name not in ("model", "group")
@@ -155,6 +157,7 @@ PLAN = RecordField(
 )
 SECTIONS = {
     "cluster": SectionField({"text": "the cluster as `--cluster` reads it"}),
+    "contract": SectionField(),
     "assumptions": SectionField(
         known={
             "prompt_tokens": TextField(),

@@ -44,7 +44,7 @@ def memory_errors(
     constants = constants or default_constants(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
         # The measured constants are not available here: only what exceeds all of a device's memory is refused.
-        constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
+        constants = replace(constants, reserved=0, fragmentation=0.0, spare=0.0, asleep=1.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
         model.name: model_config(model, shape, program)

@@ -12,18 +12,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from rlgraph.backends.engines import pipelined
 from rlgraph.backends.engines.base import EngineError, MissingHead, PartialUpdate, TrainOptions
 from rlgraph.backends.engines.process_groups import open_store
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, make_mesh
+from tests.backends.engines.met import MetMessages
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import (
     MODELS,
@@ -656,8 +659,9 @@ def test_gradients_of_stages_with_several_parts_of_a_model(
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)
 
 
-def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool) -> list[Trained]:
-    """The gradients of several models' trainings in one pipeline, every other model's stages the other way round."""
+def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool, meet: bool = False) -> list[Trained]:
+    """The gradients of several models' trainings in one pipeline, every other model's stages the other way round. meet:
+    neither end of a message goes on before both are at it, as on GPUs."""
     from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_joint_gradients
     from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
@@ -669,7 +673,8 @@ def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool)
         for engine in engines:
             engine.clear_gradients()
         # The second one has a micro-batch fewer.
-        add_joint_gradients(list(zip(engines, (own, own[1:]), losses, strict=True)))
+        with patch.object(pipelined, "dist", MetMessages() if meet else dist):
+            add_joint_gradients(list(zip(engines, (own, own[1:]), losses, strict=True)))
         for engine in engines:
             assert engine._trainer
             engine._trainer.sum_gradients()
@@ -691,7 +696,10 @@ def test_an_actor_and_a_critic_in_one_pipeline_have_the_gradients_that_they_have
     specs = tuple(replace(spec_of(folder, "tied", kind), dtype="float64") for kind in ("causal_lm", "value_lm"))
     plain = task_for(MESHES[split])
     task = Clipped(plain.sequences, plain.blocks, plain.options)
-    found = ranks.run(MESHES[split], together, specs, task, turned)
+    found = ranks.run(MESHES[split], together, specs, task, turned, True)
+    plainly = ranks.run(MESHES[split], together, specs, task, turned)
+    for one, other in zip(itertools.chain(*found), itertools.chain(*plainly), strict=True):
+        assert all(torch.equal(tensor, other.state[name]) for name, tensor in one.state.items()), "to the bit"
     for at, spec in enumerate(specs):
         blocks = tuple(itertools.chain(*(own[at:] for own in task.blocks)))
         alone = ranks.run(MESHES["tp1"], gradients, spec, replace(task, blocks=(blocks,)), False)

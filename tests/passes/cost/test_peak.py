@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -243,3 +244,12 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
     pool = Pool("all", problem.cluster.islands[0].devices)
     owners = tuple((each.model, each.name) for each in problem.components if each.work == "train")
     return Plan("p", (pool,), tuple(groups), tuple(roles), owners, holdings=tuple(holdings))
+
+
+@pytest.mark.parametrize("name", ["l4-24gb", "h100-80gb", "h200-141gb", "b200-180gb"])
+def test_plans_leave_six_hundredths_of_a_gpu_at_least(name: str) -> None:
+    island = read_cluster(f"1x1:{name}").islands[0]
+    constants = default_constants("gpu")
+    assert usable_device_bytes(island, constants) <= 0.94 * island.device.memory
+    alone = replace(constants, spare=0.0)
+    assert (usable_device_bytes(island, alone) > 0.94 * island.device.memory) == name.startswith(("h200", "b200"))

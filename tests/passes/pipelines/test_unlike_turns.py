@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from rlgraph.passes.pipelines.problem import PipelineModel
-from rlgraph.passes.pipelines.time_sharing import device_entries, process_turns
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_steps, process_turns
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
@@ -29,10 +29,12 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
     queues = {}
     for stage in range(stages):
         here = [own[stage // model.stages] for model, own in zip(models, counts, strict=True)]
-        entries = device_entries(models, stage, most, here)
+        steps = device_steps(models, stage, most, here)
+        entries = [step for step in steps if isinstance(step, ScheduleEntry)]
         done = Counter((entry.replica, entry.part) for entry in entries)
         assert all(done[at, part] == here[at] for at in range(len(models)) for part in "FB"), "as many as there are"
-        queues[stage] = entries, [process_turns(entries, [at]) for at in range(len(models))]
+        all_turns = [process_turns(steps, [at]) for at in range(len(models))]
+        queues[stage] = entries, [[turn for turn in own if isinstance(turn, ProcessTurn)] for own in all_turns]
     words, finished = Counter[tuple[int, int, int]](), {stage: list[ScheduleEntry]() for stage in queues}
     gone = Counter[tuple[int, int, str]]()
     moved = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.ir.mesh import Mesh
 
 
@@ -29,6 +32,7 @@ def initialize_groups(mesh: Mesh) -> int:
         )
     if not parallel_state.model_parallel_is_initialized():
         _initialize(mesh)
+        _open_lanes()
         # Megatron asks for its generators, though only dropout, which is off, uses them.
         with torch.random.fork_rng(devices=[]):
             model_parallel_cuda_manual_seed(1)
@@ -65,7 +69,6 @@ class Stages:
         self.turned, self._ranks = turned, ranks[::-1] if turned else ranks
         self.place = dist.get_rank(self._group)
         """The place of this process among those of the pipeline, whichever way the stages lie."""
-        self._channels: dict[int, dist.ProcessGroup] = {}
 
     def rank(self) -> int:
         """Return the stage of this process. Megatron asks a process group for it, and for the next one."""
@@ -92,13 +95,53 @@ class Stages:
             collection.pp = self
         return collection
 
-    def message_group(self, tag: int) -> dist.ProcessGroup:
-        """Return the group that carries a tag's messages for `rlgraph.backends.engines.pipelined`."""
-        if dist.get_backend(self._group) == "gloo" or len(self._ranks) == 1:
-            return self._group
-        if tag not in self._channels:
-            self._channels[tag] = dist.new_group(sorted(self._ranks), use_local_synchronization=True)
-        return self._channels[tag]
+    def message_group(self, sender: int, receiver: int) -> dist.ProcessGroup:
+        """Return the group that carries messages from one rank to another for
+        `rlgraph.backends.engines.pipelined`."""
+        forth, back = _lanes.get(self._group, (self._group, self._group))
+        return forth if sender < receiver else back
+
+
+def open_replica_groups() -> None:
+    """Make the communicators in which replicas add up gradients, so that none is made in the midst of a schedule. All
+    ranks call it."""
+    for group in (
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+        parallel_state.get_expert_data_parallel_group(),
+    ):
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(torch.zeros(1, device=model_device()), group=group)
+
+
+def _open_lanes() -> None:
+    """Make the communicators for messages between stages, two for a pair of neighbours, one for each direction, so that
+    neither waits for the other. All ranks call it.
+
+    NCCL makes a communicator of two ranks when both are at their first message, and would hold both up in the midst of
+    a schedule, where they may be at different ones: here all come to them in one order.
+    """
+    group = parallel_state.get_pipeline_model_parallel_group()
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1:
+        return
+    if dist.get_backend(group) != "gloo":
+        # Gloo has a connection for each direction anyway.
+        forth, back = (dist.new_group(ranks, use_local_synchronization=True) for _ in range(2))
+        _lanes[group] = forth, back
+    here, word = dist.get_rank(), torch.zeros(1, device=model_device())
+    pairs = [*pairwise(ranks), *([(ranks[0], ranks[-1])] if len(ranks) > 2 else [])]
+    for low, high in pairs:
+        for sender, receiver, lane in ((low, high, 0), (high, low, 1)):
+            carrier = _lanes.get(group, (group, group))[lane]
+            if here == sender:
+                dist.send(word, receiver, carrier)
+            elif here == receiver:
+                dist.recv(word, sender, carrier)
+
+
+_lanes: WeakKeyDictionary[dist.ProcessGroup, tuple[dist.ProcessGroup, dist.ProcessGroup]] = WeakKeyDictionary()
+"""For a pipeline's group the two that carry its messages, to ranks with larger and with smaller numbers. Models of one
+process share them, as they share Megatron's groups."""
 
 
 def _initialize(mesh: Mesh) -> None:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.megatron.batches import CallRows, Head, merge_calls
-from rlgraph.backends.engines.megatron.context import ContextParallel
+from rlgraph.backends.engines.megatron.context import ContextParallel, TokenShard
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPositions, RotaryAngles, output_weight_rows
 from rlgraph.backends.engines.megatron.shim import model_device
-from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, entries_in_turn, run_schedule
+from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
 from rlgraph.backends.engines.records import MicroBatch
 from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.varlen import cap_scores
@@ -26,9 +26,11 @@ from rlgraph.backends.engines.vocabulary import apply_temperature, logprobs_and_
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.counted_models import counted_model
-from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import forward_entries, published_lists
+from rlgraph.passes.pipelines.programs import forward_programs, training_programs
+
+_ShardedRows = tuple[CallRows, TokenShard | None]
+"""This rank's part of a micro-batch."""
 
 
 class Pipeline:
@@ -54,16 +56,21 @@ class Pipeline:
     @torch.no_grad()
     def compute_answers(self, batches: Sequence[CallRows]) -> list[list[Tensor]]:
         """Return the answers to each batch's calls; nothing on ranks before the last stage."""
-        answers = []
+        answers, in_progress = [], dict[int, _ShardedRows]()
 
-        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
-            received, output, batch = self._run(batches[number], chunk, arrive)
+        def rows(number: int, chunk: int) -> _ShardedRows:
+            return self._sharded(in_progress, number, chunk, lambda: batches[number])
+
+        def forward(number: int, chunk: int, received: Tensor | None) -> Tensor:
+            batch, share = rows(number, chunk)
+            self._release(in_progress, number, chunk)
+            output = self._run(batch, share, chunk, received)
             if self._parts[chunk].post_process:
                 answers.append(batch.answers_to_calls(output[0], self._head))
-            return received, output
+            return output
 
-        order = forward_entries(self.stages.size(), len(batches), len(self._parts))
-        run_schedule(order, [self._line(forward)], self.stages.message_group)
+        programs = forward_programs(self.stages.size(), len(batches), len(self._parts))
+        run_schedule(programs[self.stages.rank()], [self._line(forward, rows)], self.stages.message_group)
         return answers
 
     def describe_model(self, micro_batches: int) -> PipelineModel:
@@ -78,48 +85,68 @@ class Pipeline:
     ) -> tuple[ModelPipeline, list[Tensor]]:
         """Return the blocks as micro-batches of a schedule, and a list to which the last stage adds their losses."""
         losses: list[Tensor] = []
-        in_progress: dict[int, tuple[MicroBatch, CallRows]] = {}
-        """Micro-batches that have not gone through all chunks."""
+        parts: dict[int, MicroBatch] = {}
+        in_progress: dict[int, _ShardedRows] = {}
 
-        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
-            if chunk == 0:
-                micro_batch = micro(blocks[number])
-                in_progress[number] = micro_batch, merge_calls(micro_batch.calls, self._pad_id)
-            part, rows = in_progress.pop(number) if chunk == len(self._parts) - 1 else in_progress[number]
-            received, output, batch = self._run(rows, chunk, arrive)
+        def merged(number: int) -> CallRows:
+            parts[number] = micro(blocks[number])
+            return merge_calls(parts[number].calls, self._pad_id)
+
+        def rows(number: int, chunk: int) -> _ShardedRows:
+            return self._sharded(in_progress, number, chunk, lambda: merged(number))
+
+        def forward(number: int, chunk: int, received: Tensor | None) -> Tensor:
+            batch, share = rows(number, chunk)
+            part = parts.pop(number) if self._release(in_progress, number, chunk) else parts[number]
+            output = self._run(batch, share, chunk, received)
             if not self._parts[chunk].post_process:
-                return received, output
+                return output
             value = part.loss(batch.answers_to_calls(output[0], self._head))
             losses.append(value.detach())
             # The earlier stages wait for a gradient, even if it is 0.
-            return received, value if value.requires_grad else value + 0 * output[0, 0, 0]
+            return value if value.requires_grad else value + 0 * output[0, 0, 0]
 
         complete = None if last is None else (lambda chunk: last(self._parts[chunk]))
-        return replace(self._line(forward), before_last_backward=complete), losses
+        return replace(self._line(forward, rows), before_last_backward=complete), losses
 
-    def _line(self, forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]) -> ModelPipeline:
-        return ModelPipeline(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
+    def _line(
+        self, forward: Callable[[int, int, Tensor | None], Tensor], rows: Callable[[int, int], _ShardedRows]
+    ) -> ModelPipeline:
+        def empty_input(number: int, chunk: int) -> Tensor:
+            config, (batch, _) = self._model.config, rows(number, chunk)
+            tokens = batch.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+            return torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=model_device())
 
-    def _run(self, batch: CallRows, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor, CallRows]:
-        """Run one chunk. Return its input; the hidden states, or from the last one the output at the batch's places,
-        [1, M, outputs]; and the batch as this rank has it."""
+        return ModelPipeline(forward, empty_input, self.stages.ranks, self.stages.rank(), len(self._parts))
+
+    def _sharded(
+        self, in_progress: dict[int, _ShardedRows], number: int, chunk: int, merged: Callable[[], CallRows]
+    ) -> _ShardedRows:
+        """Return this rank's part of a micro-batch, which is made when its first chunk asks for it and kept until its
+        last one begins."""
+        if number not in in_progress:
+            assert chunk == 0
+            in_progress[number] = self._context.shard_batch(merged(), self._pad_id)
+        return in_progress[number]
+
+    def _release(self, in_progress: dict[int, _ShardedRows], number: int, chunk: int) -> bool:
+        """Forget a micro-batch if this is its last chunk here, and return whether it is."""
+        is_last = chunk == len(self._parts) - 1
+        if is_last:
+            del in_progress[number]
+        return is_last
+
+    def _run(self, part: CallRows, share: TokenShard | None, chunk: int, received: Tensor | None) -> Tensor:
+        """Run one chunk. Return the hidden states, or from the last one the output at the batch's places,
+        [1, M, outputs]."""
         model = self._parts[chunk]
-        part, share = self._context.shard_batch(batch, self._pad_id)
         self._places.set_positions(part.output_positions.to(model_device()))
         packed = self._angles.packed_rows(part.lengths, share, model_device())
-        received = None
-        if not model.pre_process:
-            config = model.config
-            tokens = part.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
-            received = arrive(
-                torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=model_device())
-            )
-            received.requires_grad_(torch.is_grad_enabled())
         model.set_input_tensor(received)
         output: Tensor = model(part.ids.to(model_device()), None, None, packed_seq_params=packed)
         # The model would keep its input until the next one.
         model.set_input_tensor(None)
-        return received, output, part
+        return output
 
 
 PipelineTraining = tuple[Pipeline, Sequence[Any], Callable[[Any], MicroBatch]]
@@ -146,18 +173,14 @@ def accumulate_gradients(
             [pipeline.describe_model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts]
         )
         with torch.enable_grad():
-            lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.message_group
-            run_schedule([turn.entry for turn in turns], lines, channel, entries_in_turn(turns, beside))
+            run_schedule(turns, [line for _, line, *_ in parts], parts[0][0].stages.message_group, beside)
         return [float(sum(losses)) for _, _, losses, _ in parts]
     active = [(pipeline.stages, line, pipeline.describe_model(blocks)) for pipeline, line, _, blocks in parts if blocks]
     if active:
-        (stages, _, model), *others = active
-        if others:
-            entries = best_rule_schedule(Problem(tuple(described for _, _, described in active)))[stages.place]
-        else:
-            entries = published_lists(model)[stages.rank()]
+        stages = active[0][0]
+        programs = training_programs(Problem(tuple(described for _, _, described in active)))
         with torch.enable_grad():
-            run_schedule(entries, [line for _, line, _ in active], stages.message_group)
+            run_schedule(programs[stages.place], [line for _, line, _ in active], stages.message_group)
     return [float(sum(losses)) for _, _, losses, _ in parts]
 
 

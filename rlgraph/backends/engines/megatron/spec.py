@@ -6,7 +6,7 @@ from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.rates import Rates
-from rlgraph.backends.enginespec.spec import EngineSpec
+from rlgraph.backends.enginespec.spec import GROWING_SEGMENTS, EngineSpec
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
@@ -56,6 +56,11 @@ SPEC = EngineSpec(
     name="megatron",
     opens="rlgraph.backends.engines.megatron.opening:open_rank",
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
+    gpu_environment={
+        # What was launched first begins first, as Megatron expects of messages beside products.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        **GROWING_SEGMENTS,
+    },
     axes=("dp", "pp", "chunks", "cp", "ep", "tp"),
     misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_misfits, "tp": _tp_misfits},
     faults=unsupported_features,

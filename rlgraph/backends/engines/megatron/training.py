@@ -19,6 +19,7 @@ from torch import nn
 
 from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.megatron.arrival import WeightGather
+from rlgraph.backends.engines.megatron.groups import open_replica_groups
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
 from rlgraph.backends.engines.optimizer import adamw_settings
 from rlgraph.backends.engines.records import TrainOptions
@@ -39,6 +40,7 @@ class Trainer:
         """distributed: the moments, and the float32 copies, are sharded over the data-parallel ranks. later: weights
         that the other ranks have updated travel while other work goes on; whoever needs them waits for them
         (`wait_for_weights`)."""
+        open_replica_groups()
         dtype = model.config.params_dtype
         # The distributed optimizer does not support float64.
         distributed = distributed and dtype != torch.float64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlgraph.backends.engines.transformers.layout import layout
 from rlgraph.backends.enginespec.legal import tensor_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory, GrowingCache
-from rlgraph.backends.enginespec.spec import AttentionKind, EngineSpec, PrefixSharing
+from rlgraph.backends.enginespec.spec import GROWING_SEGMENTS, AttentionKind, EngineSpec, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
@@ -42,6 +42,7 @@ SPEC = EngineSpec(
     name="transformers",
     opens="rlgraph.backends.engines.transformers.engine:open_rank",
     operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
+    gpu_environment=GROWING_SEGMENTS,
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},
     # Generating would gather all parameters for each token.

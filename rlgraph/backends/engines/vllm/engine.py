@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.call_sampler import CallSampler
 from rlgraph.backends.engines.vllm.calls import RowCall, Sample
-from rlgraph.backends.engines.vllm.environment import has_no_gpu, import_vllm
+from rlgraph.backends.engines.vllm.environment import has_no_gpu, import_vllm, model_folder
 from rlgraph.backends.engines.vllm.experts import UnpackedExperts
 from rlgraph.backends.engines.vllm.layout import layer_split, layout
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
@@ -125,8 +124,7 @@ class VllmEngine(CallSampler):
         source = read_source(spec, mesh)
         limits = replace(limits, adapters=_adapting(spec, source, limits.adapters))
         beside = limits.adapters == "apart"
-        with TemporaryDirectory() as folder:
-            source.write_config(folder)
+        with model_folder(source.write_config) as folder:
             engine = start_engine(folder, spec, source.shape, mesh, rank, address, limits)
         loaded = cls(spec, source, engine, mesh, rank)
         tensors, pieces = loaded._parameters(), layout(loaded._shape, mesh, rank, spec.kind)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 import torch
 
@@ -33,6 +38,53 @@ _ON_CPU = {
 def has_no_gpu() -> bool:
     """Return whether this process has no GPU."""
     return not torch.cuda.is_available()
+
+
+_WITHOUT_PEERS = {
+    # Both map the memory of the other ranks' devices, as vLLM's own all-reduce does.
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+
+
+def sees_all_devices(ranks: int) -> bool:
+    """Return whether this process sees a device for each of the ranks over which layers are split. A process of a plan
+    sees its own alone: Ray hides the others."""
+    return ranks == 1 or torch.cuda.device_count() >= ranks
+
+
+def map_no_memory_of_others() -> None:
+    """Have vLLM add up by NCCL alone, which finds the other devices by itself: its other ways ask whether this device
+    reaches one that this process does not see, and do not start."""
+    os.environ.update(_WITHOUT_PEERS)
+
+
+@contextmanager
+def model_folder(write: Callable[[str], None]) -> Iterator[str]:
+    """Write a model's files by `write`, and give the folder with them while the context lasts.
+
+    vLLM keeps what it compiles under a name of which the folder's path is a part: the folder is named after its
+    content, beside vLLM's own cache, and stays. Where it cannot be there, it is a temporary one.
+    """
+    import vllm.envs
+
+    with TemporaryDirectory() as made:
+        write(made)
+        content = hashlib.sha256()
+        for path in sorted(Path(made).iterdir()):
+            content.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+        kept = Path(vllm.envs.VLLM_CACHE_ROOT) / "rlgraph_models" / content.hexdigest()[:32]
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+            for path in Path(made).iterdir():
+                # Other ranks may write the same at the same time.
+                with NamedTemporaryFile(dir=kept, delete=False) as file:
+                    file.write(path.read_bytes())
+                os.replace(file.name, kept / path.name)
+        except OSError:
+            yield made
+        else:
+            yield str(kept)
 
 
 def import_vllm() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.backends.engines.vllm.environment import has_no_gpu
+from rlgraph.backends.engines.vllm.start import RankMeeting
 
 _SEGMENTS = Path("/dev/shm")
 
@@ -20,22 +21,22 @@ class RankExecutor(UniProcExecutor):
     """An executor of one rank. The other ranks are other processes with an engine each. All of them get the same
     requests in the same order, and their schedulers, which are deterministic, then agree on each step.
 
-    The engine's `additional_config` says where the ranks meet, `url`, and which one this is, `rank`.
+    The engine's `additional_config` is a `vllm.start.RankMeeting`.
     """
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        _unlink_segments(self._rank_config["rank"])
+        _unlink_segments(self._meeting.rank)
 
     def _distributed_args(self) -> tuple[str, int, int]:
         # Ranks meet by a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
-        rank = int(self._rank_config["rank"])
+        rank = self._meeting.rank
         # A process that sees one GPU alone has it as its first.
-        return self._rank_config["url"], rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
+        return self._meeting.url, rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
 
     @property
-    def _rank_config(self) -> dict[str, Any]:
-        return cast(dict[str, Any], self.vllm_config.additional_config)
+    def _meeting(self) -> RankMeeting:
+        return cast(RankMeeting, self.vllm_config.additional_config)
 
     def determine_available_memory(self) -> list[int]:
         """Return the least that any rank has, in bytes: all have as many blocks of the key-value cache."""

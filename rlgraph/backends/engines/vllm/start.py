@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import rendezvous_url
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.environment import has_no_gpu
+from rlgraph.backends.engines.vllm.environment import has_no_gpu, map_no_memory_of_others, sees_all_devices
 from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import layer_split
 from rlgraph.backends.engines.vllm.native_lora import lora_options
@@ -20,7 +19,7 @@ from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.cost.work import rank_kv_bytes_per_token, rank_parameters
+from rlgraph.passes.cost.cache_terms import CacheQuestion, cache_terms, row_bytes
 
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
@@ -39,8 +38,18 @@ _LATENT_ON_CPU: dict[str, Any] = {
 _LATENT_SIZES = 512, 64
 """The numbers that keys and values are made of, and those that rotate: for these alone vLLM has a kernel on a CPU."""
 
-_CPU_CACHE = _RESERVED.cpu_bytes
-"""Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
+
+@dataclass(frozen=True)
+class RankMeeting:
+    """What `RankExecutor` is told beside vLLM's own arguments."""
+
+    rank: int
+    url: str
+    """Where the ranks meet."""
+
+    def compute_hash(self) -> str:
+        """Return the part of the name under which vLLM keeps what it compiles: that is the same wherever ranks meet."""
+        return type(self).__name__
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,13 @@ class Limits:
 
 def limits_of(holding: ModelHolding) -> Limits:
     """Return the limits that a plan says of a model here."""
-    return Limits(cache_bytes=holding.kv_bytes or None, sleeps=holding.offload, adapters=holding.adapters)
+    return Limits(
+        row_tokens=holding.max_len or None,
+        cache_bytes=holding.kv_bytes or None,
+        gpu_memory_utilization=holding.share or _RESERVED.share,
+        sleeps=holding.offload,
+        adapters=holding.adapters,
+    )
 
 
 def start_engine(
@@ -80,6 +95,8 @@ def start_engine(
     from vllm.v1.engine.llm_engine import LLMEngine
 
     size, index = layer_split(mesh, rank)
+    if not sees_all_devices(size):
+        map_no_memory_of_others()
     meeting = _meeting_arguments(size, index, address)
     if has_no_gpu():
         _check_kernels(shape)
@@ -107,24 +124,22 @@ def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, me
     size, _ = layer_split(mesh, 0)
     dtype = _dtype(spec)
     itemsize = getattr(torch, dtype).itemsize
-    row_tokens = _row_tokens(shape, size, limits, itemsize)
-    cache_bytes = _cache_bytes(shape, size, row_tokens, limits, itemsize)
-    share = limits.gpu_memory_utilization
-    if cache_bytes is not None and not has_no_gpu():
-        share = min(share, (rank_parameters(shape, spec.kind, 1, size) * itemsize + cache_bytes) / memory)
+    question = CacheQuestion(shape, spec.kind, size, itemsize, has_no_gpu(), memory)
+    said = limits.row_tokens, limits.cache_bytes, limits.gpu_memory_utilization
+    terms = cache_terms(question, _RESERVED, *said)
     return {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "dtype": dtype,
         "enforce_eager": has_no_gpu(),
-        "max_model_len": row_tokens,
+        "max_model_len": terms.row_tokens,
         "max_num_seqs": limits.rows or (_RESERVED.cpu_rows if has_no_gpu() else _RESERVED.rows),
         "max_num_batched_tokens": None if has_no_gpu() else _RESERVED.prompt_tokens,
         "enable_prefix_caching": True,
         "block_size": _CPU_BLOCK if has_no_gpu() else None,
-        "kv_cache_memory_bytes": cache_bytes,
-        "gpu_memory_utilization": share,
+        "kv_cache_memory_bytes": terms.cache_bytes,
+        "gpu_memory_utilization": terms.share,
         "enable_sleep_mode": limits.sleeps and not has_no_gpu(),
         "enable_expert_parallel": mesh.axis_size("ep") > 1,
         # Other backends change the layout of experts' weights.
@@ -143,7 +158,8 @@ def min_cache_bytes(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) 
     """Return the bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that
     a plan may say."""
     size, _ = layer_split(mesh, 0)
-    return _row_bytes(shape, size, row_tokens, getattr(torch, _dtype(spec)).itemsize)
+    itemsize = getattr(torch, _dtype(spec)).itemsize
+    return row_bytes(CacheQuestion(shape, spec.kind, size, itemsize, has_no_gpu(), None), _RESERVED, row_tokens)
 
 
 def _dtype(spec: ModelSpec) -> str:
@@ -192,29 +208,6 @@ def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, 
     return {
         "tensor_parallel_size": size,
         "distributed_executor_backend": "rlgraph.backends.engines.vllm.ranks.RankExecutor",
-        "additional_config": {"rank": index, "url": rendezvous_url(address)},
+        "additional_config": RankMeeting(index, rendezvous_url(address)),
+        "disable_custom_all_reduce": not sees_all_devices(size),
     }
-
-
-def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
-    """Return the tokens of the longest row: vLLM does not start with a cache that has no room for one."""
-    longest = limits.row_tokens
-    if longest is None and limits.cache_bytes:
-        longest = _RESERVED.longest_row_tokens(
-            limits.cache_bytes / rank_kv_bytes_per_token(shape, tp, itemsize), has_no_gpu()
-        )
-    return min(longest or shape.positions, shape.positions)
-
-
-def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsize: int) -> int | None:
-    """Return the bytes of keys and values, of one row at least. None: as many as there is room for."""
-    size = limits.cache_bytes
-    if size is None:
-        if not has_no_gpu():
-            return None
-        size = _CPU_CACHE
-    return max(size, _row_bytes(shape, tp, row_tokens, itemsize))
-
-
-def _row_bytes(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
-    return math.ceil(rank_kv_bytes_per_token(shape, tp, itemsize) * _RESERVED.room_tokens(row_tokens, has_no_gpu()))

@@ -380,11 +380,13 @@ class Options(Strategies):
             kind = kind, deployment.mesh, deployment.adapters
         still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
-        if not sleeps:
+        said = component.pin.sleep if component.pin else None
+        if not sleeps or said is False:
             return (staying,)
         moved = self.onload_seconds(component, strategy, copies)
         hosted = (0.0 if component.receives_weights else strategy.host_bytes(copies),)
-        return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
+        asleep = Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
+        return (asleep,) if said else (staying, asleep)
 
     def _sent(self, component: Component, deployment: Deployment, copies: int) -> tuple[Split, object, Key]:
         """Return the split of so many replicas, and what decides how fast weights and rows come from them, or to

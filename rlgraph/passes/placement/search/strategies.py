@@ -170,7 +170,8 @@ class Strategies:
         if component.work == "generate" and "kv_bytes" in settings:
             cache = deployment.engine_spec.memory.cache
             room = cache.room_tokens(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
-            yield replace(deployment, kv_bytes=math.ceil(cache_bytes_per_token(component.config, deployment) * room))
+            least = math.ceil(cache_bytes_per_token(component.config, deployment) * room)
+            yield replace(deployment, kv_bytes=int(pinned_cache(component) or least))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -185,7 +186,7 @@ class Strategies:
     ) -> Strategy:
         """Return the strategy of a split and its settings, with the larger caches that it can have."""
         strategy = self.make_strategy(component, deployment, alike)
-        if deployment.kv_bytes:
+        if deployment.kv_bytes and not pinned_cache(component):
 
             def made(number: int, size: int) -> Strategy:
                 larger = self.make_strategy(component, replace(deployment, kv_bytes=size), strategy)
@@ -228,7 +229,13 @@ class Strategies:
 
     def longest_row_tokens(self, component: Component) -> int:
         """Return the tokens of its longest row."""
-        return int(max((batch.mean_row_load.longest for batch in component.batches_to_try(self.tasks)), default=1.0))
+        longest = max((batch.mean_row_load.longest for batch in component.batches_to_try(self.tasks)), default=1.0)
+        return max(int(longest), (component.pin.max_len if component.pin else None) or 0)
+
+
+def pinned_cache(component: Component) -> float | None:
+    """Return the bytes that the schedule says of a component's cache; None where it says nothing."""
+    return component.pin.cache if component.pin else None
 
 
 def _power(most: int) -> int:
