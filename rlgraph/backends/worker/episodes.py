@@ -12,6 +12,7 @@ import torch
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.turns import without_end
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
 from rlgraph.backends.versions import Runs, merge_runs
@@ -104,6 +105,8 @@ class _Episode:
         self.row = row
         self.messages: list[Message] | None = None if isinstance(asked, str) or not by_template else _messages(asked)
         """What the episode begins with, where its turns are written by the chat template."""
+        self.replies: list[list[Message]] = []
+        """What the environment has replied to each action, as messages."""
         self.tokens = prompt
         self.scored = [False] * len(prompt)
         self.prompt = len(prompt)
@@ -127,9 +130,10 @@ class _Episode:
         """Return the tokens that come after an action: with a chat template all that it writes up to the next one."""
         messages = self.messages
         if messages is not None:
-            answer = _as_messages(said)
+            self.replies.append(_as_messages(said))
             codec = model.engine.codec
-            return self._written(lambda: codec.encode_turn(messages, self.tokens, answer, *self._given()))
+            piece = self._written(lambda: codec.encode_turn(messages, self.replies, *self._given()))
+            return without_end(piece, self.tokens)
         if isinstance(said, str):
             return model.engine.codec.encode_text(said)
         message = f"the environment answers {self.name} with messages, and the episode is a text: {said!r:.60}"
