@@ -100,6 +100,13 @@ def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     return walk.prompt_uses
 
 
+def find_episode_uses(program: Program, known: Known) -> list[PromptUse]:
+    """Return where a model plays episodes on rows of the data, in the order of the program."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return walk.episode_uses
+
+
 def find_function_uses(program: Program, known: Known) -> list[FunctionUse]:
     """Return where functions are called on answers to prompts of the data, in the order of the program."""
     walk = _UseWalk(program, known, {})
@@ -131,6 +138,7 @@ class _UseWalk:
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
+    episode_uses: list[PromptUse] = field(default_factory=list)
     function_uses: list[FunctionUse] = field(default_factory=list)
     makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
     """For each value of the present phase the node that makes it, and the index of the output."""
@@ -326,11 +334,12 @@ class _UseWalk:
         name, output = node.inputs[1], node.outputs[0].name
         from_column = self.columns.get(name)
         source = from_column.source if from_column else self.tables.get(name, "")
-        # With an environment the prompts come from the environment.
-        if source and not NODES[node.op].foreign:
+        if source:
             column = from_column.name if from_column else "prompt"
             model, whole = self._handle(node).name, from_column is None
-            self.prompt_uses.append(PromptUse(node, source, column, model, name in self.chosen, whole=whole))
+            asked = PromptUse(node, source, column, model, name in self.chosen, whole=whole)
+            # With an environment the prompts come from the environment, too.
+            (self.episode_uses if NODES[node.op].foreign else self.prompt_uses).append(asked)
         if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return

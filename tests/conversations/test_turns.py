@@ -12,7 +12,7 @@ from tiny import Run, Seen, compile_text
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_structure
 from rlgraph.backends.engines.turns import without_end
-from rlgraph.errors import RunError
+from rlgraph.errors import ProgramError, RunError
 from tests.conversations.files import says, user
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
@@ -117,8 +117,10 @@ def test_a_template_without_a_right_piece_is_refused(template: str, said: str) -
     assert caught.value.code == "E0860" and "turns=text" in caught.value.hint
 
 
-def play(folder: Path, prompt: Any, first: str, answer: str, options: str = "") -> tuple[Seen, Codec]:
-    codec(OWN).save(folder / "small")
+def play(
+    folder: Path, prompt: Any, first: str, answer: str, options: str = "", template: str = OWN
+) -> tuple[Seen, Codec]:
+    codec(template).save(folder / "small")
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n", "utf-8")
     (folder / "game.py").write_text(ENVIRONMENT.replace("FIRST", first).replace("ANSWER", answer), "utf-8")
     text = f"""algorithm t
@@ -151,3 +153,31 @@ def test_an_episode_has_turns_and_plain_text_where_it_is_asked_for(tmp_path: Pat
 def test_a_text_is_not_answered_with_messages(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="E0861"):
         play(tmp_path, "Guess.", '[{"role": "user", "content": "?"}]', '"More."')
+
+
+@pytest.mark.parametrize("asked", [[user("Guess.")], [{"role": "system", "content": "Be kind."}]])
+def test_a_template_without_a_right_piece_is_refused_before_the_first_step(
+    asked: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProgramError, match=r"E0860.*rows row 0 cannot be written by `actor`"):
+        play(tmp_path, asked, "print('began')", '"More."', template=LAST)
+    assert "began" not in capfd.readouterr().out
+    play(tmp_path, asked, '"?"', '"More."', ", turns=text", template=LAST)
+
+
+def test_the_first_episodes_are_compared_with_their_conversations(tmp_path: Path) -> None:
+    """This template writes all turns alike, and a whole conversation otherwise."""
+    template = "{% if not add_generation_prompt %}{{ unk_token }}{% endif %}" + OWN
+    with pytest.raises(RunError, match="E0862.*turn by turn '<user>Guess.*, whole '<unk><user>Guess"):
+        play(tmp_path, [user("Guess.")], "None", '"More."', template=template)
+
+
+@pytest.mark.parametrize(
+    ("answer", "written"),
+    [('""', "\n<user>\n<assistant>"), ("None", "\n<user>\n<assistant>"), ("[]", "\n<assistant>")],
+)
+def test_an_empty_observation_is_an_empty_turn_and_no_messages_let_the_model_go_on(
+    answer: str, written: str, tmp_path: Path
+) -> None:
+    seen, code = play(tmp_path, [user("Guess.")], "None", answer)
+    assert bare(seen, code).replace("<eos>", "") == f"<user>Guess.\n<assistant>{written * 2}"

@@ -59,7 +59,7 @@ def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
 def different_structure(alone: str, whole: str) -> ConversationError:
     """Return the error for an episode that has not the special tokens which the template writes in the whole
     conversation. alone: the text of the episode; whole: that of the conversation."""
-    return _refused("writes a whole conversation with other special tokens than its turns", alone, whole, "E0862")
+    return _refused("writes a whole conversation with other special tokens than its turns", alone, whole, ("turn by turn", "whole"), "E0862")
 
 
 def _specials(chat: Conversation, text: str) -> list[str]:
@@ -67,13 +67,15 @@ def _specials(chat: Conversation, text: str) -> list[str]:
     return re.findall("|".join(map(re.escape, special_names(chat.tokenizer))), text)
 
 
-def _refused(what: str, alone: str, whole: str, code: str = "E0860") -> ConversationError:
+def _refused(
+    what: str, alone: str, whole: str, names: tuple[str, str] = ("alone", "with the next turn"), code: str = "E0860"
+) -> ConversationError:
     same = next((place for place, (a, b) in enumerate(zip(alone, whole, strict=False)) if a != b), 0)
     start = max(0, same - 24)
     sides = [
         text[start : same + 40].replace(_SAMPLED, "(answer)").replace(_EARLIER, "(answer)") for text in (alone, whole)
     ]
-    message = f"the chat template {what}: alone {sides[0]!r}, with the next turn {sides[1]!r}"
+    message = f"the chat template {what}: {names[0]} {sides[0]!r}, {names[1]} {sides[1]!r}"
     hint = (
         'give the model a template that only adds to what it wrote, `chat=chat(template="FILE.jinja")`, or put '
         "observations behind the answer as bare text: `turns=text`"

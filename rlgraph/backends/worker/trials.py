@@ -39,7 +39,7 @@ def try_functions(
         function, reader = functions.get(use.function), readers.get(use.source)
         if function is None or not function.trial or reader is None or use.function in tried:
             continue
-        row = _first_row(reader)
+        row = first_row(reader)
         columns = None if row is None else _columns(use, function, row[1])
         if row is None or columns is None:
             continue
@@ -55,7 +55,7 @@ def try_functions(
     return problems, sentences
 
 
-def _first_row(reader: BatchReader) -> tuple[int, Row] | None:
+def first_row(reader: BatchReader) -> tuple[int, Row] | None:
     """Return the first row of the data that the run may read, with its number; None for a stream."""
     source = reader.source
     if not isinstance(source.rows, Rows):
