@@ -363,7 +363,7 @@ def _default(opt) -> str:  # type: ignore[no-untyped-def]
 
 
 def _form(signature) -> str:  # type: ignore[no-untyped-def]
-    parts = [opt.name.upper() for opt in signature.args]
+    parts = [opt.name.upper() for opt in signature.args] + ["..."] * signature.repeats
     parts += [f"{opt.name}=" for opt in signature.options]
     parts += ["..."] * signature.open
     return f"{signature.name}({', '.join(parts)})"

@@ -279,6 +279,12 @@ class Codec:
         """Return the text of some tokens, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def decode_with_special(self, ids: Sequence[int]) -> str:
+        """Return the text of some tokens, with special tokens but for the one that ends it."""
+        special = set(special_structure(self.tokenizer, ids[-1:]))
+        kept = ids[:-1] if ids and ids[-1] in special else ids
+        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False))
+
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a model folder."""
         self.tokenizer.save_pretrained(str(folder))

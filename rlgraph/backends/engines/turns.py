@@ -59,7 +59,13 @@ def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
 def different_structure(alone: str, whole: str) -> ConversationError:
     """Return the error for an episode that has not the special tokens which the template writes in the whole
     conversation. alone: the text of the episode; whole: that of the conversation."""
-    return _refused("writes a whole conversation with other special tokens than its turns", alone, whole, ("turn by turn", "whole"), "E0862")
+    return _refused(
+        "writes a whole conversation with other special tokens than its turns",
+        alone,
+        whole,
+        ("turn by turn", "whole"),
+        "E0862",
+    )
 
 
 def _specials(chat: Conversation, text: str) -> list[str]:

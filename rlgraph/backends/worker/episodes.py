@@ -26,6 +26,7 @@ from rlgraph.backends.worker.sampling import repeat_items, table_output, table_t
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import ModelState, Session
 from rlgraph.ir.graph import Node
+from rlgraph.ir.types import SAID
 from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment, Episode
 
@@ -48,13 +49,20 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     kind, count = table_type(node), node.attr("n")
     ids = ids_of_samples(parents, count)
     weights, version = weights_to_sample_with(node, frame, session, model)
-    started = encode_prompts(node, model, prompts, parents, data)
-    rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     environment = session.environments[node.attr("env")]
+    started = encode_prompts(node, model, prompts, parents, data, environment.tools)
+    rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     codec, by_template = model.engine.codec, attribute_value(node, "turns") == "chat"
     episodes = [
         GrowingEpisode(
-            node, row_label(row), codec, list(started[place // count]), asked[place], rows[place], by_template
+            node,
+            row_label(row),
+            codec,
+            list(started[place // count]),
+            asked[place],
+            rows[place],
+            by_template,
+            environment,
         )
         for place, row in enumerate(ids)
     ]
@@ -84,6 +92,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
     owners = [row for row, e in zip(ids, episodes, strict=True) for _ in e.rewards]
     rewards = [r for e in episodes for r in e.rewards]
+    made_calls = [calls for e in episodes for calls in e.calls]
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
@@ -92,6 +101,9 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
             rewards, lambda place: f"a reward of {row_label(owners[place])}", node.span, session.dtype
         ),
         "turns": torch.from_numpy(turns),
+        "calls": torch.tensor([len(calls) for calls in made_calls], dtype=torch.long),
+        "failed": torch.tensor([sum(call.failed for call in calls) for calls in made_calls], dtype=torch.long),
+        SAID: [e.said() for e in episodes],
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
     return table_output(node, parents, ids, table, count)
@@ -136,5 +148,6 @@ def _turn(
         for place, (observation, reward, over) in zip(group, answers, strict=True):
             episodes[place].rewards.append(reward)
             episodes[place].over = over
+            episodes[place].add_calls(games[place].last_calls)
             if not over and turn + 1 < node.attr("max_turns"):
                 episodes[place].observe(observation, most)

@@ -13,6 +13,7 @@ from rlgraph.backends.worker.session import engine_run_error
 from rlgraph.conversations import Message, content, options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
+from rlgraph.user_code import Environment, ToolCall
 from rlgraph.user_code.child import Observation
 
 
@@ -20,18 +21,29 @@ class GrowingEpisode:
     """The tokens of an episode so far, and what the model and its environment have said."""
 
     def __init__(
-        self, node: Node, name: str, codec: Codec, prompt: list[int], asked: Any, row: Mapping[str, Any], chat: bool
+        self,
+        node: Node,
+        name: str,
+        codec: Codec,
+        prompt: list[int],
+        asked: Any,
+        row: Mapping[str, Any],
+        chat: bool,
+        environment: Environment,
     ) -> None:
         """prompt: the tokens of what is asked; chat: whether messages are replied to with messages."""
         self.node = node
         self.name = name
         self.codec = codec
         self.row = row
+        self.environment = environment
         self.asked: list[Message] | None = None if isinstance(asked, str) or not chat else _messages(asked)
         """What the episode begins with, where its turns are written by the chat template."""
         self.begun = 0
         """How many of these messages are the environment's."""
-        self.actions: list[str] = []
+        self.actions: list[Message] = []
+        self.calls: list[tuple[ToolCall, ...]] = []
+        """The calls of tools in each action."""
         self.replies: list[list[Message]] = []
         """What the environment has replied to each action that it let go on, as messages."""
         self.written: list[int] = list(prompt)
@@ -63,8 +75,34 @@ class GrowingEpisode:
         self.scored += [True] * len(ids)
         self.logprobs += logprobs
         self.versions += versions
-        self.actions.append(self.codec.decode(ids))
-        return self.actions[-1]
+        text = self.codec.decode(ids)
+        self.actions.append({"role": "assistant", "content": text})
+        return self.codec.decode_with_special(ids) if self.environment.reads_special else text
+
+    def add_calls(self, calls: tuple[ToolCall, ...]) -> None:
+        """Add the calls of tools in the last action."""
+        self.calls.append(calls)
+        if calls:
+            made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+            self.actions[-1] = {
+                **self.actions[-1],
+                "tool_calls": [{"type": "function", "function": call} for call in made],
+            }
+
+    def said(self) -> dict[str, Any]:
+        """Return what functions are given of the episode: the messages after the prompt, where it has any, and the
+        calls of tools."""
+        calls = [
+            {"name": call.name, "arguments": dict(call.arguments), "result": call.result, "failed": call.failed}
+            for of_turn in self.calls
+            for call in of_turn
+        ]
+        if self.asked is None:
+            return {"messages": None, "calls": calls}
+        messages = list(self.asked[len(self.asked) - self.begun :])
+        for place, action in enumerate(self.actions):
+            messages += [action, *(self.replies[place] if place < len(self.replies) else ())]
+        return {"messages": messages, "calls": calls}
 
     def observe(self, said: Observation, most: int) -> None:
         """Add what the environment replies to an action: with a chat template all that it writes up to the next one.
@@ -106,8 +144,9 @@ class GrowingEpisode:
         raise RunError(Diagnostic("E0861", message, self.node.span, hint))
 
     def _given(self) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-        """Return what the chat template is given for the row alone."""
-        return tools_of(self.row), options_of(self.row)
+        """Return what the chat template is given besides: the tools of the environment and of the row, and the row's
+        options."""
+        return [*self.environment.tools, *tools_of(self.row)], options_of(self.row)
 
     def _encoded(self, encode: Callable[[], Any]) -> Any:
         try:

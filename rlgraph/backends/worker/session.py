@@ -203,7 +203,7 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        if problems := try_turns(self.program, self.readers, self.models):
+        if problems := try_turns(self.program, self.readers, self.models, self.environments):
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
         self.judged = [*sentences, *apply_prompt_limits(self.readers, limits, note)]

@@ -175,6 +175,7 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.data.sources import check_source
         from rlgraph.user_code.declared import check_function
+        from rlgraph.user_code.environment_kinds import environment_faults
         from rlgraph.user_code.spec import CallSpec
         from rlgraph.user_code.unread import declaration_faults
 
@@ -185,6 +186,8 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
                 check_source(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
+        if word == "env":
+            return environment_faults(spec, folders)
         if record.name != "python":
             return []
         if word == "func":
@@ -192,8 +195,6 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
                 check_function(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
-        if record.name != "python":
-            return []
         return declaration_faults(spec, folders, known, alone=word != "func")
 
     return look

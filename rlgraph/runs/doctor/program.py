@@ -207,7 +207,7 @@ def _device_memory(device: str) -> int:
 
 def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
     """Count the tokens of all prompts, where one of them may be too long, and write a turn of each that has turns."""
-    for problem in try_turns(program, opened.readers, opened.models):
+    for problem in try_turns(program, opened.readers, opened.models, opened.environments):
         yield finding_of(problem, "prompts")
     for sentence in apply_prompt_limits(
         opened.readers, prompt_limits(program, opened.readers, opened.models), lambda _: None
