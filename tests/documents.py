@@ -35,7 +35,7 @@ PAGES = sorted(
 )
 MODEL = (
     'random("qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, '
-    'num_key_value_heads=1, max_position_embeddings=128, tokenizer=chars("abcdefgh0123456789 +=>?"))'
+    'num_key_value_heads=1, max_position_embeddings=1100, tokenizer=chars("abcdefgh0123456789 +=>?"))'
 )
 TINY = """
 def rows():

@@ -260,8 +260,7 @@ def test_the_commands_for_data_of_ones_own_run(
     text = (ROOT / "docs/how-to/data.md").read_text("utf-8").split("## Run it on your data")[1]
     shown = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
     assert shown
-    model = MODEL.replace("max_position_embeddings=128", "max_position_embeddings=1100")
-    smaller = {"base=Qwen/Qwen2.5-0.5B-Instruct": f"base={model}", "100": "1"}
+    smaller = {"base=Qwen/Qwen2.5-0.5B-Instruct": f"base={MODEL}", "100": "1"}
     commands = [
         [smaller.get(word, word) for word in shlex.split(line, comments=True)]
         for line in shown[1].replace("\\\n", " ").splitlines()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny import Run, Seen, compile_text
 
+import rlgraph
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
 from rlgraph.errors import ProgramError
 from tests.conversations.files import user
@@ -92,6 +93,20 @@ def test_calls_are_answered_counted_and_given_to_functions(
     assert messages[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 2}}
     assert messages[1] == {"role": "tool", "name": "add", "content": "4"}
     assert [(call["result"], call["failed"]) for call in calls] == [("4", False), (error, True)]
+
+
+def test_tools_on_cpus_of_their_own_answer_as_those_beside_the_model(
+    scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of the plan are objects in this one, so that the model says what is written here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlgraph.backends.worker.turn_trials._turn_fault", lambda *_: None)
+    Path("t.rlf").write_text(program(tmp_path), "utf-8")
+    Path("t.rls").write_text(
+        "schedule t\npool all = 1 devices\npool desks = 2 cpus\nplace actor on all\nplace desk on desks\n"
+    )
+    run = rlgraph.compile(Path("t.rlf"), {}, schedule="t.rls").run(1, progress=False, backend="ray", debug=True)
+    assert run.metrics[0] | {"gain": 1.0, "turns": 2.0, "calls": 2.0, "failed": 1.0} == run.metrics[0]
 
 
 def bare(seen: Seen) -> list[int]:

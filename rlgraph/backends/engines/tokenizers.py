@@ -129,6 +129,12 @@ class Codec:
         chat template. tools, options: what the template is given for this row alone."""
         return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
 
+    def prompt_text(
+        self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+    ) -> str:
+        """Return a prompt as it is written before it is split into tokens."""
+        return "".join(piece.text for piece in self._prompt_pieces(prompt, tools, options))
+
     def encode_turn(
         self,
         asked: Sequence[Message],

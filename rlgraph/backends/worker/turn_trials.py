@@ -66,7 +66,7 @@ def _turn_fault(
         # Where the prompt ends with no question, the first observation asks it.
         asked += [] if asked[-1]["role"] in ("user", "tool") else [_ASKED]
         given = [*tools, *tools_of(row)], options_of(row)
-        shown = codec.decode_with_special(codec.encode_prompt(asked, *given))
+        shown = codec.prompt_text(asked, *given)
         codec.encode_turn(asked, [[{"role": role, "content": "a"}]], *given)
     except ConversationError as error:
         return Diagnostic(error.code, str(error), NO_SPAN, error.hint)
