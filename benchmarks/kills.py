@@ -66,6 +66,24 @@ USER = """
 def score(prompts, completions, completion_ids, **columns):
     return [(3 * sum(ids) + len(ids) + len(p)) % 7 / 6 for p, ids in zip(prompts, completion_ids)]
 """
+SHELL = """
+class Shell:
+    \"\"\"Answers with letters, a message or nothing, and asks for an action of two letters.\"\"\"
+
+    def reset(self, row):
+        self.turn = 0
+        return ""
+
+    def step(self, action):
+        self.turn += 1
+        answer = ["ab", {"role": "tool", "content": action[:2]}, ""][(self.turn + len(action)) % 3]
+        return answer, float(len(action) % 3), len(action) == 2
+"""
+TURNS = (
+    "{% for m in messages %}{{ ('>' if m.role == 'tool' else '') + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'd' }}{% endif %}"
+)
+"""A chat template."""
 WORDS = ["ab", "b", "cdab", "a", "bc", "dddd", "c", "dab", "ba", "ca"]
 
 
@@ -148,15 +166,28 @@ ASYNC = """step async(lag=2):
     report reward = mean(reward), age = mean(rollout.age)
 """
 
+CHATS = """algorithm chats
+model actor  = causal_lm({base}, chat=chat(template="turns.jinja"))
+data prompts = jsonl("chats.jsonl", batch=4, shuffle=true)
+env shell    = python("shell.py:Shell", timeout=20)
+step:
+    episode = actor.interact(shell, prompts, n=2, max_turns=3, max_tokens=24)
+    gain    = sum(episode.reward, turn)
+    train actor(lr=1e-2):
+        minimize mean(-actor.logprobs(episode) * center(gain, prompts))
+    report gain = mean(gain), turns = mean(episode.turns), length = mean(episode.length)
+"""
+
 PROGRAMS = {
     "grpo": HEAD.format(name="grpo", base=weights(), more=", lora=lora(rank=2, alpha=8)") + GRPO,
     "ppo": HEAD.format(name="ppo", base=weights(), more="") + PPO.format(base=weights(1)),
     "kept": HEAD.format(name="kept", base=weights(), more=', dtype="bfloat16"') + KEPT,
     "async": HEAD.format(name="async_collect", base=weights(), more="") + ASYNC,
     "late": HEAD.format(name="late", base=weights(), more="") + ASYNC.replace("lag=2", "lag=1"),
+    "chats": CHATS.format(base=weights()),
 }
 """Adapters and a rate that falls; two models, phases and epochs; wide copies, states, a buffer, what `collect` carries,
-an average of weights; weights of two steps before, and of one."""
+an average of weights; weights of two steps before, and of one; turns of an environment in a chat template."""
 
 WIDE = weights().replace("hidden_size=8", "hidden_size=64").replace("key_value_heads=1", "key_value_heads=2")
 """Heads that are wide enough for vLLM."""
@@ -198,6 +229,10 @@ def write(folder: Path, name: str, programs: Mapping[str, str] = PROGRAMS) -> Pa
     rows = [{"prompt": word, "task": word[0]} for word in WORDS]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(USER)
+    chats = [{"prompt": [{"role": "user", "content": word}]} for word in WORDS]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
+    (folder / "shell.py").write_text(SHELL)
+    (folder / "turns.jinja").write_text(TURNS)
     path = folder / f"{name}.rlf"
     path.write_text(programs[name])
     return path

@@ -35,7 +35,7 @@ PAGES = sorted(
 )
 MODEL = (
     'random("qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, '
-    'num_key_value_heads=1, max_position_embeddings=128, tokenizer=chars("abcdefgh0123456789 +=>?"))'
+    'num_key_value_heads=1, max_position_embeddings=1100, tokenizer=chars("abcdefgh0123456789 +=>?"))'
 )
 TINY = """
 def rows():
@@ -363,7 +363,7 @@ def _default(opt) -> str:  # type: ignore[no-untyped-def]
 
 
 def _form(signature) -> str:  # type: ignore[no-untyped-def]
-    parts = [opt.name.upper() for opt in signature.args]
+    parts = [opt.name.upper() for opt in signature.args] + ["..."] * signature.repeats
     parts += [f"{opt.name}=" for opt in signature.options]
     parts += ["..."] * signature.open
     return f"{signature.name}({', '.join(parts)})"

@@ -117,6 +117,13 @@ def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     return walk.prompt_uses
 
 
+def find_episode_uses(program: Program, known: Known) -> list[PromptUse]:
+    """Return where a model plays episodes on rows of the data, in the order of the program."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return walk.episode_uses
+
+
 def find_function_uses(program: Program, known: Known) -> list[FunctionUse]:
     """Return where functions are called on answers to prompts of the data, in the order of the program."""
     walk = _UseWalk(program, known, {})
@@ -148,6 +155,7 @@ class _UseWalk:
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
+    episode_uses: list[PromptUse] = field(default_factory=list)
     function_uses: list[FunctionUse] = field(default_factory=list)
     makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
     """For each value of the present phase the node that makes it, and the index of the output."""
@@ -350,10 +358,11 @@ class _UseWalk:
             self.chosen.add(output)
         computed = asked in replace(kind, data=()).column_types()
         origin = self.tables[output] = replace(origin, prompt="" if computed else origin.column_in_data(asked))
-        # With an environment the prompts come from the environment.
-        if origin.prompt and not NODES[node.op].foreign:
+        if origin.prompt:
             model, chosen = self._handle(node).name, name in self.chosen
-            self.prompt_uses.append(PromptUse(node, origin.source, origin.prompt, model, chosen, whole=True))
+            # With an environment the prompts come from the environment, too.
+            uses = self.episode_uses if NODES[node.op].foreign else self.prompt_uses
+            uses.append(PromptUse(node, origin.source, origin.prompt, model, chosen, whole=True))
         use = None if computed else self._data_column(name, asked, node.span)
         if use is not None:
             self._note(missing_column_error(use))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe_meaning, meaning_of
@@ -139,14 +140,19 @@ def bind_arguments(
     scope: Mapping[str, Meaning],
 ) -> tuple[dict[str, Constant], dict[str, Constant]]:
     """Return the values of arguments and of options, with defaults, checked for type and range."""
-    if len(args) != len(signature.args):
+    expected = signature.args
+    if signature.repeats and len(args) > len(expected):
+        last = expected[-1]
+        more = range(2, 2 + len(args) - len(expected))
+        expected = (*expected, *(replace(last, name=f"{last.name} {number}") for number in more))
+    if len(args) != len(expected):
         named = ", ".join(f"`{opt.name}`" for opt in signature.args)
         wanted = f"{count_phrase(len(signature.args), 'value')} by place, {named}" if named else "nothing"
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
         raise reporter.statement_error("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
     values = {
         argument.name: evaluate_option(reporter, argument, expr, signature, scope)
-        for argument, expr in zip(signature.args, args, strict=True)
+        for argument, expr in zip(expected, args, strict=True)
     }
     return values, evaluate_options(reporter, signature, given, span, scope)
 

@@ -164,6 +164,13 @@ ENVS = signature_table(
         "`file.py:Class` with reset(row), step(action) and close().",
         open=True,
     ),
+    Signature(
+        "tools",
+        (Attribute("function", "text"),),
+        _CALLED,
+        "Functions, each `file.py:function`, that the model calls in its answers until one has no call.",
+        repeats=True,
+    ),
 )
 
 BUFFERS = signature_table(

@@ -27,6 +27,8 @@ class Signature:
     doc: str = ""
     open: bool = False
     """Whether other options are allowed and handed on: those of a task, a file format, a configuration."""
+    repeats: bool = False
+    """Whether its last argument may be given several times."""
     of_its_kind: bool = False
     """Whether it is made of others of its kind, by name or as calls: a mixture of data."""
 

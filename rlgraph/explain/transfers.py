@@ -28,7 +28,7 @@ BUCKET = 256 << 20
 """The bytes of messages that a process may have at a time, besides the weights themselves."""
 
 _BYTES = {"float": 4, "int": 8, "bool": 1}
-_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
+_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns", "calls", "failed")
 """The columns of a table that are not computed from others."""
 
 

@@ -93,6 +93,10 @@ OLDEST = "_version"
 """The column of each row's oldest version, where each token has a version: the checker uses it, programs do not. A row
 without tokens has the version with which it ended."""
 
+SAID = "_said"
+"""The column of what was said in each episode, as messages and calls of tools: functions are given it, programs do not
+name it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -140,6 +144,8 @@ class Table:
                 columns[OLDEST] = Tensor("int", self.axis)
         if self.turn:
             columns |= {"reward": Tensor("float", self.turn), "turns": Tensor("int", self.axis)}
+            columns |= {name: Tensor("int", self.turn) for name in ("calls", "failed")}
+            columns[SAID] = Tensor("any", self.axis)
         return columns | dict(self.extra)
 
 

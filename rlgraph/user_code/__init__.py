@@ -1,7 +1,8 @@
 """This package calls the user's Python on rows, as reward functions or environments, in processes of its own."""
 
 from rlgraph.user_code.declared import FunctionSpec, check_function
-from rlgraph.user_code.environments import Environment, EnvironmentSpec, Episode, check_environment, open_environment
+from rlgraph.user_code.environment_kinds import check_environment, open_environment
+from rlgraph.user_code.environments import Environment, EnvironmentSpec, Episode, ToolCall
 from rlgraph.user_code.functions import RewardFunction, open_function
 from rlgraph.user_code.worker import Ask, CodeFailure, RemoteWorker, Workers
 
@@ -14,6 +15,7 @@ __all__ = [
     "CodeFailure",
     "FunctionSpec",
     "RewardFunction",
+    "ToolCall",
     "Workers",
     "check_environment",
     "check_function",

@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import importlib.util
 import inspect
+import json
 import math
 import numbers
 import os
@@ -199,6 +200,19 @@ class Child:
         environment = self.objects.pop(key, None)
         if hasattr(environment, "close"):
             self.await_value(environment.close())
+
+    def tool_schema(self, name: str) -> dict[str, Any]:
+        """Return what a chat template is given of a function: its name, what it does, its parameters."""
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        return get_json_schema(getattr(self.load(), name))
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return what a function returns, as text: JSON of what is none."""
+        value = self.await_value(getattr(self.load(), name)(**arguments))
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        # Half of a surrogate pair is no character, and cannot be encoded.
+        return text.encode("utf-8", "replace").decode()
 
     def await_value(self, value: Any) -> Any:
         """Return `value`, awaited if it is awaitable, in the same event loop each time: clients rely on it."""

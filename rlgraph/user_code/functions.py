@@ -70,7 +70,7 @@ from rlgraph.user_code.worker import (
 RowValues = list[Any] | CodeFailure | None
 """The numbers and texts of a row, the failure of its call, or None where the function abstains."""
 _ABSTAINS = "in the declaration, `none=skip` leaves such a row without a number, and `none=0.0` gives it one"
-_GIVEN = ("prompts", "completions", "completion_ids")
+_GIVEN = ("prompts", "completions", "completion_ids", "calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,10 @@ class RewardFunction:
         # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
         return name in self.signature.named or (self.signature.open_ended and name not in ("prompt", "completion"))
 
+    def names_parameter(self, name: str) -> bool:
+        """Return whether it has a parameter of that name, which no option of the declaration gives."""
+        return name in self.signature.named and name not in self.constants
+
     def close(self) -> None:
         """End the processes; a later call starts them again."""
         for worker in self.workers:
@@ -171,7 +175,7 @@ class RewardFunction:
     ) -> dict[str, list[Any]]:
         """Return the arguments that the function accepts, with an entry for each row."""
         if self.by_row:
-            given = row_arguments(self.signature.named, completions, columns)
+            given = row_arguments(self.signature.named, [completion_as_text(answer) for answer in completions], columns)
             return {name: values for name, values in given.items() if name not in self.constants}
         answers = [completion_as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         arguments = {name: list(values) for name, values in columns.items()}
@@ -369,6 +373,13 @@ def _target(spec: FunctionSpec, folders: Folders) -> CodeTarget:
     if package:
         require_package(package, spec.span)
     return CodeTarget(spec.kind, CodeSource(Path(__file__).with_name(file)), spec.kind, spec.span, ours=True)
+
+
+def completion_as_text(completion: Any) -> Any:
+    """Return what the assistant says in a completion that is a list of messages; any other as it is."""
+    if not isinstance(completion, list):
+        return completion
+    return "\n".join(str(message.get("content") or "") for message in completion if message["role"] == "assistant")
 
 
 def completion_as_messages(prompt: Any, completion: Any) -> Any:

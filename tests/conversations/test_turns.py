@@ -10,9 +10,9 @@ import pytest
 from tiny import Run, Seen, compile_text
 
 from rlgraph.backends.engines.errors import ConversationError
-from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
-from rlgraph.backends.engines.turns import special_structure
-from rlgraph.errors import RunError
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_structure
+from rlgraph.backends.engines.turns import without_end
+from rlgraph.errors import ProgramError, RunError
 from tests.conversations.files import says, user
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
@@ -23,6 +23,14 @@ OWN = (
 DROPS = (
     "{% for m in messages %}{% set said = m.content.split('</think>')[-1].strip() %}"
     "{{ '<' + m.role + '>' + (said if m.role == 'assistant' and not loop.last else m.content) + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+ADDS = "{% if messages[0].role != 'system' %}{{ '<system>Be kind.' + eos_token }}{% endif %}" + OWN
+TRIMS = OWN.replace("m.content", "(m.content | trim)")
+ONCE = (
+    "{% set tools = namespace(begun=false) %}{% for m in messages %}"
+    "{% if m.role == 'tool' and not tools.begun %}{{ unk_token }}{% set tools.begun = true %}{% endif %}"
+    "{{ '<' + m.role + '>' + m.content + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 LAST = (
@@ -48,38 +56,71 @@ def codec(template: str) -> Codec:
     return Codec(tokenizer)
 
 
-@pytest.mark.parametrize("template", [OWN, DROPS])
-def test_what_stands_between_turns_is_what_the_template_writes(template: str) -> None:
-    """An episode of actions that end by themselves is the rendering of the whole conversation, token for token."""
-    code = codec(template)
-    asked, answers, actions = [user("Guess.")], ["More.", "Less <eos>.", ""], ["4", "", "a b"]
+def episode(
+    code: Codec, asked: list[dict[str, str]], pairs: list[tuple[str, list[dict[str, str]]]]
+) -> tuple[list[int], list[int]]:
+    """The tokens of an episode of actions that end by themselves, and those of its whole conversation."""
     tokens, messages = code.encode_prompt(asked), list(asked)
-    for action, answer in zip(actions, answers, strict=True):
+    written, replies = list(tokens), []
+    for action, reply in pairs:
         tokens += code.encode_response(action)
-        tokens += code.encode_turn(asked, tokens, [user(answer)])
-        messages += [says(action), user(answer)]
-    whole = code.encode_prompt(messages)
+        replies.append(reply)
+        piece = code.encode_turn(asked, replies)
+        written += piece
+        tokens += without_end(piece, tokens)
+        messages += [says(action), *reply]
+    code.check_episode(written, asked, replies)
+    return tokens, code.encode_prompt(messages)
+
+
+@pytest.mark.parametrize("template", [OWN, DROPS, ADDS, TRIMS, ONCE])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_what_stands_between_turns_is_what_the_template_writes(template: str, role: str) -> None:
+    """An episode is the rendering of the whole conversation, token for token."""
+    code = codec(template)
+    texts = [("4", "More."), ("", "Less <eos>."), ("a b", ""), ("ü", "  \n🙂")]
+    tokens, whole = episode(code, [user("Guess.")], [(a, [{"role": role, "content": b}]) for a, b in texts])
     assert tokens == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "sampled", "written"), [(DROPS, "<think>4?</think> 4", "4"), (TRIMS, " 4\n", "4")]
+)
+def test_a_template_that_rewrites_an_answer_leaves_what_was_sampled(template: str, sampled: str, written: str) -> None:
+    """Only the answer differs from the rendering of the whole conversation: special tokens are the same."""
+    code = codec(template)
+    tokens, whole = episode(code, [user("Guess.")], [(sampled, [user("More.")]), (sampled, [user("Less.")])])
+    texts = [str(code.tokenizer.decode(ids)) for ids in (tokens, whole)]
+    assert texts[0] != texts[1] == texts[0].replace(sampled, written)
     assert special_structure(code.tokenizer, tokens) == special_structure(code.tokenizer, whole)
+
+
+def test_an_episode_that_is_not_its_conversation_is_refused() -> None:
+    code = codec(OWN)
+    with pytest.raises(ConversationError, match="whole conversation") as caught:
+        code.check_episode(code.encode_prompt([user("Guess.")]), [user("Guess.")], [[user("More.")]])
+    assert caught.value.code == "E0862"
 
 
 def test_an_action_that_was_cut_is_ended_and_thinking_stays_as_sampled() -> None:
     code = codec(DROPS)
     asked = [user("Guess.")]
     sampled = code.encode_text("<think>4?</think> 4")
-    behind = code.encode_turn(asked, sampled, [user("More.")])
+    behind = without_end(code.encode_turn(asked, [[user("More.")]]), sampled)
     assert code.tokenizer.decode(behind) == "<eos><user>More.<eos><assistant>"
 
 
 @pytest.mark.parametrize(("template", "said"), [(LAST, "ends an answer"), (SILENT, "not once"), (TWICE, "special")])
 def test_a_template_without_a_right_piece_is_refused(template: str, said: str) -> None:
     with pytest.raises(ConversationError, match=said) as caught:
-        codec(template).encode_turn([user("Guess.")], [5], [user("More.")])
+        codec(template).encode_turn([user("Guess.")], [[user("More.")]])
     assert caught.value.code == "E0860" and "turns=text" in caught.value.hint
 
 
-def play(folder: Path, prompt: Any, first: str, answer: str, options: str = "") -> tuple[Seen, Codec]:
-    codec(OWN).save(folder / "small")
+def play(
+    folder: Path, prompt: Any, first: str, answer: str, options: str = "", template: str = OWN
+) -> tuple[Seen, Codec]:
+    codec(template).save(folder / "small")
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n", "utf-8")
     (folder / "game.py").write_text(ENVIRONMENT.replace("FIRST", first).replace("ANSWER", answer), "utf-8")
     text = f"""algorithm t
@@ -112,3 +153,31 @@ def test_an_episode_has_turns_and_plain_text_where_it_is_asked_for(tmp_path: Pat
 def test_a_text_is_not_answered_with_messages(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="E0861"):
         play(tmp_path, "Guess.", '[{"role": "user", "content": "?"}]', '"More."')
+
+
+@pytest.mark.parametrize("asked", [[user("Guess.")], [{"role": "system", "content": "Be kind."}]])
+def test_a_template_without_a_right_piece_is_refused_before_the_first_step(
+    asked: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProgramError, match=r"E0860.*rows row 0 cannot be written by `actor`"):
+        play(tmp_path, asked, "print('began')", '"More."', template=LAST)
+    assert "began" not in capfd.readouterr().out
+    play(tmp_path, asked, '"?"', '"More."', ", turns=text", template=LAST)
+
+
+def test_the_first_episodes_are_compared_with_their_conversations(tmp_path: Path) -> None:
+    """This template writes all turns alike, and a whole conversation otherwise."""
+    template = "{% if not add_generation_prompt %}{{ unk_token }}{% endif %}" + OWN
+    with pytest.raises(RunError, match="E0862.*turn by turn '<user>Guess.*, whole '<unk><user>Guess"):
+        play(tmp_path, [user("Guess.")], "None", '"More."', template=template)
+
+
+@pytest.mark.parametrize(
+    ("answer", "written"),
+    [('""', "\n<user>\n<assistant>"), ("None", "\n<user>\n<assistant>"), ("[]", "\n<assistant>")],
+)
+def test_an_empty_observation_is_an_empty_turn_and_no_messages_let_the_model_go_on(
+    answer: str, written: str, tmp_path: Path
+) -> None:
+    seen, code = play(tmp_path, [user("Guess.")], "None", answer)
+    assert bare(seen, code).replace("<eos>", "") == f"<user>Guess.\n<assistant>{written * 2}"

@@ -173,7 +173,7 @@ def test_an_environment_that_is_killed_takes_the_run_back_to_its_checkpoint(
             assert code == 4 and "error[E0740]" in said and "rlgraph resume" in said
 
 
-@pytest.mark.parametrize("name", few(kills.PROGRAMS, "grpo", "kept", "late"))
+@pytest.mark.parametrize("name", few(kills.PROGRAMS, "grpo", "kept", "late", "chats"))
 def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     """Nothing was saved on the way: what the last whole step left is, where no weights have changed since then."""
     kills.write(folder, name)
@@ -208,6 +208,20 @@ def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pyt
     ran(5, program=program, resume="split")
     ran(6, program=program, resume="split", **ray)
     assert numbers("split") == numbers("whole") and whole.metrics
+
+
+def test_turns_of_a_chat_are_the_same_in_any_plan_and_from_a_recording(folder: Path) -> None:
+    """An environment replies in the model's chat template: in one process, in processes that are objects in this one,
+    and where all answers come from a recording."""
+    kills.write(folder, "chats")
+    (folder / "plan.rls").write_text("schedule chats\npool all = 2 devices\n")
+    ran(3, "whole", "chats.rlf", record="kept")
+    rlgraph.compile(Path("chats.rlf"), {}, schedule="plan.rls").run(
+        3, out="split", threads=1, progress=False, backend="ray", debug=True
+    )
+    ran(3, "again", "chats.rlf", replay="kept")
+    assert numbers("split") == numbers("whole") == numbers("again")
+    assert {line["turns"] for line in numbers("whole")} != {1.0}
 
 
 class SlowDisk(SilentObserver):

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from rlgraph.backends.engines.chat import ChatOptions, Hidden, Piece, check_options, conversation, hidden_in
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.pieces import encode_pieces
-from rlgraph.backends.engines.turns import text_between, without_end
+from rlgraph.backends.engines.turns import different_structure, text_between, until_last, with_answers
 from rlgraph.columns import utf8_bytes_bound
 from rlgraph.conversations import Content, Example, Message
 
@@ -129,23 +129,48 @@ class Codec:
         chat template. tools, options: what the template is given for this row alone."""
         return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
 
+    def prompt_text(
+        self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+    ) -> str:
+        """Return a prompt as it is written before it is split into tokens."""
+        return "".join(piece.text for piece in self._prompt_pieces(prompt, tools, options))
+
     def encode_turn(
         self,
         asked: Sequence[Message],
-        sampled: Sequence[int],
-        answer: Sequence[Message],
+        replies: Sequence[Sequence[Message]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer of the model's: its end if it was not sampled,
-        the messages that answer it, and the header of the next turn. asked: the messages that the episode began with;
-        sampled: the answer's tokens, which stay as they are. Raises ConversationError where the template writes no such
-        piece."""
-        messages = [*asked, *answer]
+        """Return the tokens that the chat template puts behind an answer of the model's: its end, the messages that
+        reply to it, and the header of the next turn. asked: the messages that the episode began with; replies: those
+        that replied to each answer so far, the last ones to this.
+
+        Raises ConversationError where the template writes no such piece.
+        """
+        messages, last = with_answers(asked, replies)
         hidden = self._hidden(messages)
         chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
-        text = text_between(chat, len(asked) + before)
-        return without_end(self._encode(hidden.parted([Piece(text)]))[0], sampled)
+        text = text_between(chat, last + before)
+        return self._encode(hidden.parted([Piece(text)]))[0]
+
+    def check_episode(
+        self,
+        written: Sequence[int],
+        asked: Sequence[Message],
+        replies: Sequence[Sequence[Message]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raise ConversationError where an episode has not the special tokens that the template writes in its whole
+        conversation. written: its tokens without the answers; asked, replies: as in `encode_turn`."""
+        messages, _ = with_answers(asked, [*replies, ()])
+        hidden = self._hidden(messages)
+        chat, _ = conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
+        text = until_last(chat)
+        whole = self._encode(hidden.parted([Piece(text)]))[0]
+        if special_structure(self.tokenizer, whole) != special_structure(self.tokenizer, written):
+            raise different_structure(str(self.tokenizer.decode(list(written))), hidden.shown(text))
 
     def encode_example(self, example: Example) -> tuple[list[int], list[bool]]:
         """Return the tokens of a row, and which of them carry loss: those of a text that answers and of its end, or
@@ -260,9 +285,22 @@ class Codec:
         """Return the text of some tokens, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def decode_with_special(self, ids: Sequence[int]) -> str:
+        """Return the text of some tokens, with special tokens but for the one that ends it."""
+        special = set(special_structure(self.tokenizer, ids[-1:]))
+        kept = ids[:-1] if ids and ids[-1] in special else ids
+        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False))
+
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a model folder."""
         self.tokenizer.save_pretrained(str(folder))
+
+
+def special_structure(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Return the special tokens among tokens, in their order: the structure of a conversation."""
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special.update(tokenizer.all_special_ids)
+    return [number for number in ids if number in special]
 
 
 def _is_messages(example: Example) -> bool:

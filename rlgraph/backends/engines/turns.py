@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from rlgraph.backends.engines.chat import Conversation
+from rlgraph.backends.engines.chat import Conversation, special_names
 from rlgraph.backends.engines.errors import ConversationError
+from rlgraph.conversations import Message
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_SAMPLED = "\ue0a7\ue0b3\ue0a7"
-"""Stands for the model's answer while a template writes: characters that nobody has given a meaning."""
+_SAMPLED, _EARLIER = "\ue0a7\ue0b3\ue0a7", "\ue0a7\ue0b4\ue0a7"
+"""Stand for the model's answer, and for each of its earlier ones, while a template writes: characters that nobody has
+given a meaning."""
 
 
-def text_between(chat: Conversation, asked: int) -> str:
+def with_answers(asked: Sequence[Message], replies: Sequence[Sequence[Message]]) -> tuple[list[Message], int]:
+    """Return the messages of an episode, with signs in place of what was sampled, and the place of the last answer.
+    asked: what it began with; replies: what each answer of the model's was answered with."""
+    messages, last = list(asked), len(asked)
+    for place, reply in enumerate(replies):
+        last = len(messages)
+        sign = _SAMPLED if place == len(replies) - 1 else _EARLIER
+        messages += [{"role": "assistant", "content": sign}, *reply]
+    return messages, last
+
+
+def text_between(chat: Conversation, last: int) -> str:
     """Return what the template writes from the end of an answer to the beginning of the next: end of turn, the messages
-    after it, and the header of the model's turn. chat: the messages before the answer and those after it; asked: how
-    many are before it.
+    after it, and the header of the model's turn. chat: the messages of `with_answers`; last: the place of that answer.
 
-    The answer itself is never rendered: a template that drops earlier thinking, or trims, writes the same after it.
+    No answer is ever rendered itself: a template that drops earlier thinking, or trims, writes the same after it.
     Raises ConversationError where the template does not write one thing there, or changes the special tokens before it.
     """
-    answer = {"role": "assistant", "content": _SAMPLED}
-    answered = replace(chat, messages=[*chat.messages[:asked], answer, *chat.messages[asked:]])
-    opened = answered.rendered(asked, asks=True)
-    alone = answered.rendered(asked + 1)
-    whole = answered.rendered(asks=True)
+    opened = chat.rendered(last, asks=True)
+    alone = chat.rendered(last + 1)
+    whole = chat.rendered(asks=True)
     if alone.count(_SAMPLED) != 1 or whole.count(_SAMPLED) != 1:
         raise _refused("writes the model's answer not once", alone, whole)
     head, between = whole.split(_SAMPLED)
     end = alone.split(_SAMPLED)[1]
     if not between.startswith(end):
         raise _refused("ends an answer otherwise when more follows", end, between)
-    if _specials(chat.tokenizer, head) != _specials(chat.tokenizer, opened):
+    if _specials(chat, head) != _specials(chat, opened):
         raise _refused("writes what is before an answer with other special tokens when more follows", opened, head)
     return between
+
+
+def until_last(chat: Conversation) -> str:
+    """Return what the template writes in a whole conversation up to the model's last answer, without the answers."""
+    return chat.rendered().split(_SAMPLED)[0].replace(_EARLIER, "")
 
 
 def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
@@ -45,24 +56,34 @@ def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
     return list(ids[1:] if ids and sampled and ids[0] == sampled[-1] else ids)
 
 
-def special_structure(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Return the special tokens among tokens, in their order: the structure of a conversation."""
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special.update(tokenizer.all_special_ids)
-    return [number for number in ids if number in special]
+def different_structure(alone: str, whole: str) -> ConversationError:
+    """Return the error for an episode that has not the special tokens which the template writes in the whole
+    conversation. alone: the text of the episode; whole: that of the conversation."""
+    return _refused(
+        "writes a whole conversation with other special tokens than its turns",
+        alone,
+        whole,
+        ("turn by turn", "whole"),
+        "E0862",
+    )
 
 
-def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return special_structure(tokenizer, list(tokenizer(text, add_special_tokens=False)["input_ids"]))
+def _specials(chat: Conversation, text: str) -> list[str]:
+    """Return the texts of the special tokens in a text, in their order: the structure of a conversation."""
+    return re.findall("|".join(map(re.escape, special_names(chat.tokenizer))), text)
 
 
-def _refused(what: str, alone: str, whole: str) -> ConversationError:
+def _refused(
+    what: str, alone: str, whole: str, names: tuple[str, str] = ("alone", "with the next turn"), code: str = "E0860"
+) -> ConversationError:
     same = next((place for place, (a, b) in enumerate(zip(alone, whole, strict=False)) if a != b), 0)
     start = max(0, same - 24)
-    sides = [text[start : same + 40].replace(_SAMPLED, "(answer)") for text in (alone, whole)]
-    message = f"the chat template {what}: alone {sides[0]!r}, with the next turn {sides[1]!r}"
+    sides = [
+        text[start : same + 40].replace(_SAMPLED, "(answer)").replace(_EARLIER, "(answer)") for text in (alone, whole)
+    ]
+    message = f"the chat template {what}: {names[0]} {sides[0]!r}, {names[1]} {sides[1]!r}"
     hint = (
         'give the model a template that only adds to what it wrote, `chat=chat(template="FILE.jinja")`, or put '
         "observations behind the answer as bare text: `turns=text`"
     )
-    return ConversationError(message, "E0860", hint)
+    return ConversationError(message, code, hint)

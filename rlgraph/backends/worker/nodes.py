@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -29,7 +29,7 @@ from rlgraph.conversations import Example, options_of, tools_of
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
-from rlgraph.ir.types import Table, axis_of
+from rlgraph.ir.types import SAID, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops import NODES, attribute_value
 
@@ -183,9 +183,13 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
+    said: Sequence[Mapping[str, Any]] = table.columns.get(SAID, [{}] * len(ids))
+    if function.names_parameter("calls") and "calls" not in columns:
+        columns["calls"] = [episode.get("calls", []) for episode in said]
+    answers = [episode.get("messages") or codec.decode(row) for episode, row in zip(said, ids, strict=True)]
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
     asked = [prompt_of(prompt) for prompt in table.prompts]
-    judged = function.judge(asked, [codec.decode(row) for row in ids], ids, columns, shown, groups)
+    judged = function.judge(asked, answers, ids, columns, shown, groups)
     session.failures.add_first(str(func), judged.failures)
     values: dict[str, Any] = {}
     for output, column in zip(node.outputs, [*judged.columns, judged.states], strict=False):

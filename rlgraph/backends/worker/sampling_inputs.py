@@ -142,10 +142,15 @@ def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:
 
 
 def encode_prompts(
-    node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows, data: Sequence[Mapping[str, Any]]
+    node: Node,
+    model: ModelState,
+    prompts: Sequence[Any],
+    parents: Rows,
+    data: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[list[int]]:
-    """Return the tokens of each prompt. data: the rows that they came from, with their tools. Raises RunError for
-    prompts that cannot be used."""
+    """Return the tokens of each prompt. data: the rows that they came from, with their tools; tools: those that all
+    rows have besides. Raises RunError for prompts that cannot be used."""
     encoded = []
     for place, (prompt, row) in enumerate(zip(prompts, data, strict=True)):
         who = parents.row_name(place)
@@ -157,7 +162,7 @@ def encode_prompts(
             )
         try:
             asked = content(prompt, "prompt")
-            encoded.append(model.engine.codec.encode_prompt(asked, tools_of(row), options_of(row)))
+            encoded.append(model.engine.codec.encode_prompt(asked, [*tools, *tools_of(row)], options_of(row)))
         except OddRow as error:
             raise RunError(Diagnostic("E0732", f"the prompt of {who} cannot be used: {error}", node.span)) from None
         except (EngineError, TypeError, KeyError) as error:

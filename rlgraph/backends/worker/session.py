@@ -26,6 +26,7 @@ from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.trials import try_functions
+from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
@@ -162,6 +163,8 @@ class Session:
         self.failures = FirstFailures(prints=not who)
         """Of functions that the run goes on without; where the run has many processes, the one that runs the steps says
         them."""
+        self.checked: set[str] = set()
+        """Nodes whose first episodes have been compared with their whole conversations."""
         self.models: dict[str, ModelState] = {}
         self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
@@ -200,6 +203,8 @@ class Session:
             with _collected(problems):
                 self._open_model(model)
         if problems:
+            raise ProgramError(problems)
+        if problems := try_turns(self.program, self.readers, self.models, self.environments):
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
         self.judged = [*sentences, *apply_prompt_limits(self.readers, limits, note)]

@@ -83,8 +83,8 @@ def push(node: Node, frame: Frame, session: Session) -> NodeOutput:
         if inner_axis
     }
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
-    table.columns.pop("reward", None)
-    table.columns.pop("turns", None)
+    for name in {*kind.column_types()} - {*full.column_types()}:
+        table.columns.pop(name, None)
     new = BufferRows(full, table, frame.rows[axis.key].known_ids, lengths[kind.token.key])
     capacity = _capacity(node, session)
     return NodeOutput({node.outputs[0].name: new.appended_to(buffer, capacity)})

@@ -92,7 +92,7 @@ def try_functions(
     known = {name: reader.source.columns for name, reader in readers.items()}
     problems: list[Diagnostic] = []
     sentences: list[str] = []
-    for name, trial in find_trials(program, known, functions, lambda source: _first_row(readers, source)).items():
+    for name, trial in find_trials(program, known, functions, lambda source: first_row(readers, source)).items():
         note(f"trying {name} on a made-up answer")
         prompt, count = trial.prompt, trial.count()
         answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
@@ -108,7 +108,7 @@ def try_functions(
     return problems, sentences
 
 
-def _first_row(readers: Mapping[str, BatchReader], name: str) -> tuple[str, Row] | None:
+def first_row(readers: Mapping[str, BatchReader], name: str) -> tuple[str, Row] | None:
     """Return the first row of a data source that the run may read; None for a stream."""
     source = readers[name].source if name in readers else None
     if source is None or not isinstance(source.rows, Rows):

@@ -176,6 +176,7 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
         from rlgraph.data.emptiness import no_rows_errors
         from rlgraph.data.sources import check_source
         from rlgraph.user_code.declared import check_function
+        from rlgraph.user_code.environment_kinds import environment_faults
         from rlgraph.user_code.spec import CallSpec
         from rlgraph.user_code.unread import declaration_faults
 
@@ -188,6 +189,8 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
                 return [*error.diagnostics]
             if empty := no_rows_errors(spec, folders):
                 return empty
+        if word == "env":
+            return environment_faults(spec, folders)
         if record.name != "python":
             return []
         if word == "func":
@@ -195,8 +198,6 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
                 check_function(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
-        if record.name != "python":
-            return []
         return declaration_faults(spec, folders, known, alone=word != "func")
 
     return look

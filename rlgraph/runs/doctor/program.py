@@ -16,6 +16,7 @@ from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.trials import find_trials
+from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
@@ -207,7 +208,9 @@ def _device_memory(device: str) -> int:
 
 
 def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
-    """Count the tokens of all prompts, where one of them may be too long."""
+    """Count the tokens of all prompts, where one of them may be too long, and write a turn of each that has turns."""
+    for problem in try_turns(program, opened.readers, opened.models, opened.environments):
+        yield finding_of(problem, "prompts")
     for sentence in apply_prompt_limits(
         opened.readers, prompt_limits(program, opened.readers, opened.models), lambda _: None
     ):

@@ -1,0 +1,168 @@
+"""An episode as it grows: its tokens, and where a chat template writes its turns, its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.engines.turns import without_end
+from rlgraph.backends.versions import Runs
+from rlgraph.backends.worker.session import engine_run_error
+from rlgraph.conversations import Message, content, options_of, tools_of
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.user_code import Environment, ToolCall
+from rlgraph.user_code.child import Observation
+
+
+class GrowingEpisode:
+    """The tokens of an episode so far, and what the model and its environment have said."""
+
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        codec: Codec,
+        prompt: list[int],
+        asked: Any,
+        row: Mapping[str, Any],
+        chat: bool,
+        environment: Environment,
+    ) -> None:
+        """prompt: the tokens of what is asked; chat: whether messages are replied to with messages."""
+        self.node = node
+        self.name = name
+        self.codec = codec
+        self.row = row
+        self.environment = environment
+        self.asked: list[Message] | None = None if isinstance(asked, str) or not chat else _messages(asked)
+        """What the episode begins with, where its turns are written by the chat template."""
+        self.begun = 0
+        """How many of these messages are the environment's."""
+        self.actions: list[Message] = []
+        self.calls: list[tuple[ToolCall, ...]] = []
+        """The calls of tools in each action."""
+        self.replies: list[list[Message]] = []
+        """What the environment has replied to each action that it let go on, as messages."""
+        self.written: list[int] = list(prompt)
+        """The tokens that the chat template writes: all but the actions, with the ends of turns that were sampled."""
+        self.tokens = prompt
+        self.scored = [False] * len(prompt)
+        self.prompt = len(prompt)
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, int]] = []
+        self.rewards: list[float] = []
+        self.over = False
+
+    def begin(self, said: Observation) -> None:
+        """Add the first observation: messages continue those of the prompt, before the model's turn is opened."""
+        if not said:
+            return
+        if self.asked is None:
+            self._add(self.codec.encode_text(self._text(said)))
+            return
+        first = _as_messages(said)
+        self.asked += first
+        self.begun = len(first)
+        self.tokens = self._encoded(lambda: self.codec.encode_prompt(self.asked or (), *self._given()))
+        self.written, self.scored = list(self.tokens), [False] * len(self.tokens)
+
+    def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> str:
+        """Add an action, which carries loss, and return its text."""
+        self.tokens += ids
+        self.scored += [True] * len(ids)
+        self.logprobs += logprobs
+        self.versions += versions
+        text = self.codec.decode(ids)
+        self.actions.append({"role": "assistant", "content": text})
+        return self.codec.decode_with_special(ids) if self.environment.reads_special else text
+
+    def add_calls(self, calls: tuple[ToolCall, ...]) -> None:
+        """Add the calls of tools in the last action."""
+        self.calls.append(calls)
+        if calls:
+            made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+            self.actions[-1] = {
+                **self.actions[-1],
+                "tool_calls": [{"type": "function", "function": call} for call in made],
+            }
+
+    def said(self) -> dict[str, Any]:
+        """Return what functions are given of the episode: the messages after the prompt, where it has any, and the
+        calls of tools."""
+        calls = [
+            {"name": call.name, "arguments": dict(call.arguments), "result": call.result, "failed": call.failed}
+            for of_turn in self.calls
+            for call in of_turn
+        ]
+        if self.asked is None:
+            return {"messages": None, "calls": calls}
+        messages = list(self.asked[len(self.asked) - self.begun :])
+        for place, action in enumerate(self.actions):
+            messages += [action, *(self.replies[place] if place < len(self.replies) else ())]
+        return {"messages": messages, "calls": calls}
+
+    def observe(self, said: Observation, most: int) -> None:
+        """Add what the environment replies to an action: with a chat template all that it writes up to the next one.
+        What does not fit into so many tokens could not be answered: the episode ends with the action."""
+        asked = self.asked
+        replies = [*self.replies, [] if asked is None else _as_messages(said)]
+        if asked is None:
+            piece = behind = self.codec.encode_text(self._text(said))
+        else:
+            piece = self._encoded(lambda: self.codec.encode_turn(asked, replies, *self._given()))
+            behind = without_end(piece, self.tokens)
+        if len(behind) >= self.tokens_left(most):
+            self.over = True
+            return
+        self.replies = replies
+        self.written += piece
+        self._add(behind)
+
+    def check(self) -> None:
+        """Raise RunError where the chat template writes the whole conversation with other special tokens."""
+        asked = self.asked
+        if asked is not None and self.replies:
+            self._encoded(lambda: self.codec.check_episode(self.written, asked, self.replies, *self._given()))
+
+    def tokens_left(self, most: int) -> int:
+        """Return how many tokens may still come; none when it is over."""
+        return 0 if self.over else most - (len(self.tokens) - self.prompt)
+
+    def _add(self, ids: list[int]) -> None:
+        """Add tokens that carry no loss."""
+        self.tokens += ids
+        self.scored += [False] * len(ids)
+
+    def _text(self, said: Observation) -> str:
+        if isinstance(said, str):
+            return said
+        message = f"the environment answers {self.name} with messages, and the episode is a text: {said!r:.60}"
+        hint = "return the text alone, or make the prompt a list of messages and leave out `turns=text`"
+        raise RunError(Diagnostic("E0861", message, self.node.span, hint))
+
+    def _given(self) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Return what the chat template is given besides: the tools of the environment and of the row, and the row's
+        options."""
+        return [*self.environment.tools, *tools_of(self.row)], options_of(self.row)
+
+    def _encoded(self, encode: Callable[[], Any]) -> Any:
+        try:
+            return encode()
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_run_error(self.node, f"the turns of {self.name} cannot be written", error) from None
+
+
+def _messages(asked: Any) -> list[Message]:
+    """Return the messages of a prompt that has been encoded."""
+    given = content(asked, "prompt")
+    assert not isinstance(given, str)
+    return list(given)
+
+
+def _as_messages(said: Observation) -> list[Message]:
+    """Return an observation as messages: a text is a user's turn, an empty one too; no messages at all open the model's
+    turn again."""
+    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)

@@ -1,0 +1,55 @@
+"""The example of a chat model with a calculator, with a tiny model in the place of the real one."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "agents"
+TINY = (
+    'random("qwen2", hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, '
+    "num_key_value_heads=1, max_position_embeddings=2048, tokenizer=bytes())"
+)
+
+
+def test_the_programs_are_right() -> None:
+    """But for the model, which `make demo` fetches."""
+    found = [rlgraph.check(path) for path in sorted(EXAMPLE.glob("*.rlf"))]
+    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], []]
+
+
+def test_the_calculator_calculates_and_runs_nothing_else() -> None:
+    calculate = runpy.run_path(str(EXAMPLE / "tools.py"))["calculate"]
+    assert [calculate("2+3*4"), calculate("-(1-3)/4"), calculate("431 - 206")] == ["14", "0.5", "225"]
+    for wrong in ("open('x')", "a", "2**9", "1+"):
+        with pytest.raises((ValueError, SyntaxError)):
+            calculate(wrong)
+
+
+def test_a_sum_is_right_where_the_last_message_ends_with_it() -> None:
+    tasks = runpy.run_path(str(EXAMPLE / "tasks.py"))
+    says, calls = {"role": "assistant", "content": "It is 5."}, [{"result": "5", "failed": False}]
+    called = [{**says, "tool_calls": []}]
+    assert tasks["right"](
+        [[says], called, called, called], ["5"] * 4, [[], calls, calls[:0], [{"result": "", "failed": True}]]
+    ) == [1.0, 0.4, 0.0, 0.0]
+    trained, unseen = ({row["prompt"][-1]["content"] for row in tasks["sums"](*how)} for how in ((64,), (32, 1)))
+    assert not trained & unseen
+
+
+def test_it_trains_and_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of random bytes calls nothing, and all else is as it is with the real one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE, tmp_path / "agents")
+    few = 'python("tasks.py:sums", count=2, batch=2)'
+    for name, metric, changes in (
+        ("calculator", "reward", {"prompts": few, "n": "2"}),
+        ("evaluate", "accuracy", {"unseen": few}),
+    ):
+        run = rlgraph.compile(f"agents/{name}.rlf", set={"base": TINY, **changes}).run(1, progress=False)
+        assert run.metrics[0][metric] == 0.0 == run.metrics[0]["calls"]
