@@ -16,6 +16,7 @@ from rlgraph.conversations import Shape, shape_of
 from rlgraph.dsl.misuses import (
     ColumnUse,
     comparison_error,
+    entry_error,
     key_error,
     missing_column_error,
     mixed_keys_error,
@@ -228,6 +229,12 @@ class _UseWalk:
     def _length(self, node: Node) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
 
+    def _compose(self, node: Node) -> None:
+        """Check the columns that stand in a text."""
+        for use in (self.columns[name] for name in node.inputs if name in self.columns):
+            if not self._note(missing_column_error(use)):
+                self._note(entry_error(use, node.span))
+
     def _lookup(self, node: Node) -> None:
         use = self.columns.get(node.inputs[1])
         if use is not None:
@@ -395,6 +402,7 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "pick": _UseWalk._pick,
     "encode": _UseWalk._encode,
     "length": _UseWalk._length,
+    "compose": _UseWalk._compose,
     "lookup": _UseWalk._lookup,
     "assign": _UseWalk._assign,
     "expect": _UseWalk._expect,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.calls import evaluate_method_call
+from rlgraph.dsl.compose import compose
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.defs import expand_call
 from rlgraph.dsl.draws import emit_uniform
@@ -42,7 +43,7 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
     if isinstance(expr, tree.Bool):
         return Const(expr.value, Tensor("bool"), expr.span)
     if isinstance(expr, tree.String):
-        return Const(expr.value, Tensor("text"), expr.span)
+        return compose(context, expr, hint)
     if isinstance(expr, tree.List):
         raise context.statement_error("E0305", "a list can stand in an option only", expr.span)
     if isinstance(expr, tree.Unary):

@@ -74,6 +74,17 @@ RECORDS = (
         free=True,
     ),
     NodeOp(
+        "compose",
+        "tensor tensor* -> tensor",
+        "row",
+        "A text of each row, with columns and numbers in it.",
+        attributes=(
+            Attribute("pieces", "texts", doc="the text before, between and behind the inputs", by="checker"),
+            Attribute("formats", "texts", doc="how each input is written; empty: as it is", by="checker"),
+        ),
+        free=True,
+    ),
+    NodeOp(
         "column",
         "table -> tensor",
         "row",

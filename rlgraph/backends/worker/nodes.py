@@ -17,6 +17,7 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
+from rlgraph.backends.worker.compose import compose
 from rlgraph.backends.worker.draws import uniform
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
@@ -301,6 +302,7 @@ WORK: dict[str, Work] = {
     "read": read,
     "encode": encode,
     "column": column,
+    "compose": compose,
     "length": length,
     "generate": generate,
     "interact": interact,
