@@ -235,6 +235,13 @@ class _UseWalk:
             if not self._note(missing_column_error(use)):
                 self._note(entry_error(use, node.span))
 
+    def _row(self, node: Node) -> None:
+        """Check the texts and messages that stand before the tokens of a table."""
+        if node.inputs[0] in self.tables:
+            self.tables[node.outputs[0].name] = self.tables[node.inputs[0]]
+        for name in node.inputs[1:]:
+            self._texts(name, node.span, ("text", "messages"))
+
     def _lookup(self, node: Node) -> None:
         use = self.columns.get(node.inputs[1])
         if use is not None:
@@ -403,6 +410,7 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "encode": _UseWalk._encode,
     "length": _UseWalk._length,
     "compose": _UseWalk._compose,
+    "row": _UseWalk._row,
     "lookup": _UseWalk._lookup,
     "assign": _UseWalk._assign,
     "expect": _UseWalk._expect,

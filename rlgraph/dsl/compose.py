@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.dsl import tree
+from rlgraph.dsl.constants import evaluate_constant
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.mathematics import common_axis
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
@@ -17,7 +18,7 @@ from rlgraph.dsl.scope import (
 )
 from rlgraph.dsl.values import lacking
 from rlgraph.errors import did_you_mean
-from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref, Value
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, Node, Ref, Value
 from rlgraph.ir.types import DType, Tensor
 from rlgraph.ops.texts import format_entry
 
@@ -61,6 +62,28 @@ def compose(context: Context, expr: tree.String, hint: str) -> Const | Ref:
     attrs = (("pieces", tuple(pieces)), ("formats", tuple(formats)))
     emit_node(context, Node("compose", inputs, (text,), attrs, span=expr.span))
     return Ref(text.name, Tensor("text", axis), expr.span)
+
+
+def user_message(context: Context, expr: tree.Call, hint: str) -> Ref:
+    """Return `user(TEXT, system="...")`: a text of each row as the message of a user."""
+    example = '`user("Question: {prompts.prompt}")`, or with `system="..."`'
+    if len(expr.args) != 1 or any(option.name != "system" for option in expr.options):
+        raise context.statement_error("E0405", "`user` takes a text, and `system=`", expr.span, example)
+    texts = context.evaluate(expr.args[0])
+    if error := plain_text_error(context, expr.args[0], texts):
+        raise error
+    if not isinstance(texts, Ref) or texts.type.dtype not in ("text", "any") or texts.type.axis is None:
+        message = f"`user` takes a text of each row, and this is {describe_meaning(texts)}"
+        raise context.statement_error("E0866", message, expr.args[0].span, example)
+    attrs: tuple[tuple[str, Constant], ...] = (("pieces", ("", "")), ("formats", ("",)), ("role", "user"))
+    for option in expr.options:
+        system = evaluate_constant(context, option.value, context.block.scope)
+        if not isinstance(system, str):
+            raise context.statement_error("E0402", "`system` is a text", option.value.span, example)
+        attrs = (*attrs, ("system", system))
+    value = Value(unique_name(context, hint or "asked"), Tensor("any", texts.type.axis))
+    emit_node(context, Node("compose", (texts.name,), (value,), attrs, span=expr.span))
+    return Ref(value.name, Tensor("any", texts.type.axis), expr.span)
 
 
 def plain_text_error(context: Context, expr: tree.Expr, meaning: Meaning) -> StatementError | None:

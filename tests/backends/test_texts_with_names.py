@@ -160,3 +160,22 @@ step:
         seen.metrics[name] == pytest.approx(sum(bool(re.search(how, text)) for text in texts) / 20)
         for name, how in wanted.items()
     )
+
+
+def test_a_function_is_given_texts_and_messages(folder: Path) -> None:
+    (folder / "rewards.py").write_text(
+        "def both(completions, rubric, asked, **columns):\n"
+        "    wanted = [[{'role': 'system', 'content': 'be brief'}, {'role': 'user', 'content': text}] for text in rubric]\n"
+        "    return [float(asked[i] == wanted[i] and rubric[i] == f'<{completions[i]}>') for i in range(len(rubric))]\n"
+    )
+    text = f"""algorithm given
+model actor  = causal_lm({MODEL})
+data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
+func both    = python("rewards.py:both")
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    rubric  = "<{{rollout.text}}>"
+    report same = mean(both(rollout, rubric=rubric, asked=user(rubric, system="be brief")))
+"""
+    [seen] = Run(compile_text(text), folder).steps(1)
+    assert seen.metrics["same"] == 1

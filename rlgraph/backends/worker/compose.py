@@ -14,15 +14,16 @@ from rlgraph.columns import WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import axis_of
+from rlgraph.ops import attribute_value
 from rlgraph.ops.texts import format_entry
 
 
 def compose(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Return a text of each row. Raises RunError for an entry that is neither text nor number, or that a format does
-    not fit."""
+    """Return a text of each row, or messages with it. Raises RunError for an entry that is neither text nor number, or
+    that a format does not fit."""
     axis = axis_of(node.outputs[0].type)
     assert axis
-    rows = frame.rows[axis.key]
+    rows, role = frame.rows[axis.key], attribute_value(node, "role")
     first, *others = node.attr("pieces")
     texts = [first] * rows.size
     for name, how, piece in zip(node.inputs, node.attr("formats"), others, strict=True):
@@ -38,7 +39,16 @@ def compose(node: Node, frame: Frame, session: Session) -> NodeOutput:
             except ValueError as error:
                 message = f"`{name}` of {rows.row_name(place)} is {entry!r:.60}, and {error}"
                 raise RunError(Diagnostic("E0871", message, node.span)) from None
-    return NodeOutput({node.outputs[0].name: texts})
+    return NodeOutput(
+        {node.outputs[0].name: texts if role is None else [_messages(node, role, text) for text in texts]}
+    )
+
+
+def _messages(node: Node, role: str, text: str) -> list[dict[str, str]]:
+    """Return a text as a message, with the system's before it if there is one."""
+    system = attribute_value(node, "system")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": role, "content": text}]
 
 
 def _entries(frame: Frame, name: str, axis: str, count: int) -> Sequence[Any]:

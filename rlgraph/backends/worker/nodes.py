@@ -21,6 +21,7 @@ from rlgraph.backends.worker.compose import compose
 from rlgraph.backends.worker.draws import uniform
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
+from rlgraph.backends.worker.pieces import put_behind
 from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
 from rlgraph.backends.worker.sampling_inputs import data_column, encoded_rows, prompt_of
@@ -301,6 +302,7 @@ def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
 WORK: dict[str, Work] = {
     "read": read,
     "encode": encode,
+    "row": put_behind,
     "column": column,
     "compose": compose,
     "length": length,
