@@ -17,6 +17,7 @@ from tiny import Run, Seen, compile_text, data_folder, weights
 import rlgraph
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import claim_folder
+from rlgraph.backends.samples import sampled_tables
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 from rlgraph.ops.texts import format_entry
@@ -73,6 +74,14 @@ def test_the_text_of_each_row_is_written_by_the_axes(folder: Path) -> None:
     found = [re.findall(r"[-+]?\d+(?:\.\d+)?", text) for text in seen.values["verdict.text"]]
     assert any(found) and not all(found)
     assert seen.values["score"].shape == (20,) and seen.values["vote"].shape == (20,)
+
+
+def test_what_is_read_in_a_verdict_is_a_score_of_the_rows_that_are_judged() -> None:
+    [phase] = compile_text(TEXT).phases
+    tables = {table.name: table for table in sampled_tables(phase.graph)}
+    # The last one is the sum of both, which the program gives to `center`.
+    assert [name for name, _ in tables["rollout"].scores] == ["score", "vote", "adv.x"]
+    assert not tables["verdict"].scores and not tables["votes"].scores
 
 
 def test_any_block_ray_and_a_recording_judge_the_same(folder: Path) -> None:

@@ -11,7 +11,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows, TableData, pick_entries
 from rlgraph.backends.worker.session import Session, engine_run_error
-from rlgraph.conversations import OddRow, content
+from rlgraph.conversations import OddRow, content, options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table, axis_of
@@ -27,9 +27,10 @@ def put_behind(node: Node, frame: Frame, session: Session) -> NodeOutput:
     prompts = _prompts(node, frame, kind, rows)
     codec = session.models[table.owner].engine.codec
     encoded = []
-    for place, prompt in enumerate(prompts):
+    for place, (prompt, row) in enumerate(zip(prompts, table.data, strict=True)):
         try:
-            encoded.append(codec.encode_prompt(content(prompt, "prompt")))
+            asked = content(prompt, "prompt")
+            encoded.append(codec.encode_prompt(asked, tools_of(row), options_of(row)))
         except OddRow as error:
             message = f"the pieces of {rows.row_name(place)} cannot be used: {error}"
             raise RunError(Diagnostic("E0892", message, node.span)) from None
