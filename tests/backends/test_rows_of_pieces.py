@@ -99,3 +99,39 @@ def test_pieces_of_two_kinds_are_named(folder: Path) -> None:
     with pytest.raises(RlgraphError) as raised:
         Run(compile_text(TEXT), folder).steps(1)
     assert "E0892" in str(raised.value) and "prompts row 3" in str(raised.value)
+
+
+def test_a_row_with_nothing_before_its_tokens_is_named(folder: Path) -> None:
+    with pytest.raises(RlgraphError) as raised:
+        Run(compile_text(TEXT.replace('row("{prompts.prompt}>", prompts.hint,', "row(prompts.hint,")), folder).steps(1)
+    assert "E0892" in str(raised.value) and "prompts row 1, sample 0 have no token" in str(raised.value)
+
+
+def test_rows_of_pieces_go_where_rows_go(folder: Path) -> None:
+    text = f"""algorithm travels
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=6, shuffle=false)
+data tasks   = jsonl("tasks.jsonl", batch=4, shuffle=false)
+env shell    = python("envs.py:Shell")
+buffer old   = fifo(capacity=24)
+step:
+    rollout = actor.generate(prompts, n=3, max_tokens=5)
+    hinted  = row("{{prompts.task}}", prompts, rollout)
+    push old(hinted)
+    back    = old.sample(6)
+    episode = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=24)
+    told    = row("{{tasks.prompt}}dd", episode)
+    minibatch prompts(parts=3):
+        train actor(lr=0.01, eps=0.01):
+            inner = row("{{rollout.task}}>", rollout)
+            minimize mean(-actor.logprobs(inner)) + mean(-actor.logprobs(hinted))
+    keep rollout where rollout.length > 2
+    again = row(">{{rollout.text}}", rollout)
+    report again = mean(actor.logprobs(again)), back = mean(actor.logprobs(back))
+    report longer = mean(again.length - rollout.length), told = mean(actor.logprobs(told) - episode.logprobs)
+    report reward = mean(sum(told.reward, turn) - sum(episode.reward, turn))
+"""
+    runs = (Run(compile_text(text), folder, block=block) for block in (None, 3))
+    whole, parts = ([dict(step.metrics) for step in run.steps(2)] for run in runs)
+    assert whole == [pytest.approx(step, rel=1e-9, abs=1e-9) for step in parts]
+    assert whole[1]["longer"] == 0 and whole[1]["reward"] == 0 and whole[1]["told"] != 0

@@ -36,6 +36,10 @@ def put_behind(node: Node, frame: Frame, session: Session) -> NodeOutput:
             raise RunError(Diagnostic("E0892", message, node.span)) from None
         except (EngineError, TypeError, KeyError) as error:
             raise engine_run_error(node, f"the pieces of {rows.row_name(place)} cannot be used", error) from None
+        if not encoded[-1]:
+            message = f"the pieces of {rows.row_name(place)} have no token: nothing stands before those of the row"
+            hint = "put a text before them that is in every row"
+            raise RunError(Diagnostic("E0892", message, node.span, hint))
     made = replace(table, prompts=tuple(prompts), sequences=_behind(encoded, table.sequences))
     return NodeOutput({node.outputs[0].name: made})
 
