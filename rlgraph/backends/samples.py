@@ -2,8 +2,9 @@
 
 Which tables have them, and which numbers are their scores, is read off the graph. A score is a float of each row that
 the user's code or a reward model gives (`call`, `score`, what an environment gives for turns), or that is computed of
-such numbers row by row. Numbers that depend on other rows, as advantages do, are none. Of several scores the last one
-that is computed of others is the reward, and where none is, the first one.
+such numbers row by row; so is one that is read in what a model says of the row. Numbers that depend on other rows, as
+advantages do, are none. Of several scores the last one that is computed of others is the reward, and where none is, the
+first one.
 """
 
 from __future__ import annotations
@@ -120,13 +121,24 @@ class _Collected:
         self.scores: dict[str, str] = {}
         self.computed: set[str] = set()
         """The scores that are computed of others."""
+        self.written: dict[str, str] = {}
+        """Texts of sampled rows, and texts that name them."""
+        self.judged: dict[str, str] = {}
+        """For what is sampled for such a text, whose rows it judges."""
+        self.verdicts: dict[str, str] = {}
+        """Texts of what judges rows."""
 
     def collect(self, graph: Graph) -> None:
         """Collect those of a graph and of its regions."""
         for node in graph.nodes:
             op = NODES[node.op]
             if op.generates:
-                self.tables[node.outputs[0].name] = str(node.attr("key"))
+                self.tables[node.outputs[0].name] = key = str(node.attr("key"))
+                if node.inputs[1] in self.written:
+                    self.judged[key] = self.written[node.inputs[1]]
+            elif node.op == "compose":
+                named = [self.written[name] for name in node.inputs if name in self.written]
+                self.written.update({node.name: named[-1]} if named else {})
             elif op.scores or op.selects and op.chooses is None or op.foreign and not op.part_of:
                 self.collect_given(node)
             elif op.chooses == 0:
@@ -152,6 +164,9 @@ class _Collected:
         """Collect the floats that the user's code or a reward model gives for rows, or an environment for turns."""
         source = table_of(node)
         table = self.types.get(source)
+        if node.attr("name") == "text" and source in self.tables:
+            key = self.tables[source]
+            (self.verdicts if key in self.judged else self.written)[node.name] = self.judged.get(key, key)
         for value in node.outputs:
             kind = value.type
             if source not in self.tables or not isinstance(kind, Tensor) or kind.dtype != "float" or kind.axis is None:
@@ -162,7 +177,7 @@ class _Collected:
 
     def collect_computed(self, node: Node) -> None:
         """Collect the outputs of a tensor node that are computed of scores row by row."""
-        of = dict(self.scores)
+        of = {**self.verdicts, **self.scores}
         outputs = {value.name for value in node.outputs}
         for let in node.body:
             kind = let.expr.type

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
 from rlgraph.dsl import tree
+from rlgraph.dsl.braces import Sign, read_pieces
 from rlgraph.dsl.logical_lines import LogicalLines, token_position
 from rlgraph.errors import Diagnostic, Related, Span
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
+_CHARACTER = re.compile(_ESCAPE.pattern + "|.")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'": "'"}
 
 
@@ -245,17 +249,21 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return tree.Number(int(plain) if plain.isdecimal() else float(plain), text, self._at(c[0]))
 
     def string(self, c: list[Any]) -> tree.String:
-        return tree.String(_ESCAPE.sub(lambda match: self._escape(c[0], match), c[0][1:-1]), self._at(c[0]))
+        token = c[0]
+        text = _ESCAPE.sub(lambda match: self._escape(token, match), token[1:-1])
+        if "{" not in text and "}" not in text:
+            return tree.String(text, self._at(token))
+        return tree.String(text, self._at(token), read_pieces([*_signs(token)], partial(self._within, token)))
+
+    def _within(self, token: Token, start: int, end: int) -> Span:
+        """Return the place of a part of a token."""
+        line, column = token_position(token)
+        return Span(self.logical.source, line, column + start, line, column + end)
 
     def _escape(self, token: Token, match: re.Match[str]) -> str:
-        code = match[1]
-        if len(code) > 1 and not 0xD800 <= int(code[1:], 16) <= 0xDFFF:
-            return chr(int(code[1:], 16))
-        if code in _ESCAPES:
-            return _ESCAPES[code]
-        line, column = token_position(token)
-        start = column + 1 + match.start()
-        where = Span(self.logical.source, line, start, line, start + len(match[0]))
+        if character := _escaped(match[1]):
+            return character
+        where = self._within(token, 1 + match.start(), 1 + match.end())
         self._fail("E0122", f"`{match[0]}` stands for no character", where, "write `\\\\` for a backslash")
         return ""
 
@@ -296,6 +304,19 @@ class Builder(Transformer_NonRecursive[Token, Any]):
             hint = f"write `{arg.id}=...`" if isinstance(arg, tree.Name) else "write it as `name=value`"
             self._fail("E0118", f"`{statement}` takes options by name only", arg.span, hint)
         return child.options
+
+
+def _signs(token: Token) -> Iterator[Sign]:
+    """Yield the characters of a text in quotes."""
+    for part in _CHARACTER.finditer(token, 1, len(token) - 1):
+        yield _escaped(part[1]) if part[1] else part[0], part.start(), part.end(), part[1] is None
+
+
+def _escaped(code: str) -> str:
+    """Return the character that stands behind a backslash; an empty text for none."""
+    if len(code) > 1 and not 0xD800 <= int(code[1:], 16) <= 0xDFFF:
+        return chr(int(code[1:], 16))
+    return _ESCAPES.get(code, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.compose import plain_text_error
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
 from rlgraph.dsl.reports import check_report
@@ -156,7 +157,7 @@ def _generate_call(
                 options["prompt"] = column.name
             data = None if column.kind.data is None else tuple(dict.fromkeys((*column.kind.data, "prompt")))
     else:
-        raise context.statement_error(
+        raise plain_text_error(context, expr.args[-1], source) or context.statement_error(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe_meaning(source)}", expr.args[-1].span
         )
     label = unique_name(context, hint or called.makes)

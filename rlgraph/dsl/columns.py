@@ -16,6 +16,7 @@ from rlgraph.conversations import Shape, shape_of
 from rlgraph.dsl.misuses import (
     ColumnUse,
     comparison_error,
+    entry_error,
     key_error,
     missing_column_error,
     mixed_keys_error,
@@ -253,6 +254,19 @@ class _UseWalk:
     def _length(self, node: Node) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
 
+    def _compose(self, node: Node) -> None:
+        """Check the columns that stand in a text."""
+        for use in (self.columns[name] for name in node.inputs if name in self.columns):
+            if not self._note(missing_column_error(use)):
+                self._note(entry_error(use, node.span))
+
+    def _row(self, node: Node) -> None:
+        """Check the texts and messages that stand before the tokens of a table."""
+        if node.inputs[0] in self.tables:
+            self.tables[node.outputs[0].name] = self.tables[node.inputs[0]]
+        for name in node.inputs[1:]:
+            self._texts(name, node.span, ("text", "messages"))
+
     def _lookup(self, node: Node) -> None:
         use = self.columns.get(node.inputs[1])
         if use is not None:
@@ -419,6 +433,8 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "pick": _UseWalk._pick,
     "encode": _UseWalk._encode,
     "length": _UseWalk._length,
+    "compose": _UseWalk._compose,
+    "row": _UseWalk._row,
     "lookup": _UseWalk._lookup,
     "assign": _UseWalk._assign,
     "expect": _UseWalk._expect,

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.calls import evaluate_method_call
+from rlgraph.dsl.compose import compose, user_message
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.defs import expand_call
 from rlgraph.dsl.draws import emit_uniform
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise, unary_expr, valid
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
+from rlgraph.dsl.pieces import emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
 from rlgraph.dsl.scope import (
     DefName,
@@ -43,7 +45,7 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
     if isinstance(expr, tree.Bool):
         return Const(expr.value, Tensor("bool"), expr.span)
     if isinstance(expr, tree.String):
-        return Const(expr.value, Tensor("text"), expr.span)
+        return compose(context, expr, hint)
     if isinstance(expr, tree.List):
         raise context.statement_error("E0305", "a list can stand in an option only", expr.span)
     if isinstance(expr, tree.Unary):
@@ -190,6 +192,10 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     # A value may have the name of a built-in function: the call means the function.
     if name in ("pick", "encode"):
         return emit_pick(context, expr, hint) if name == "pick" else emit_encode(context, expr, hint)
+    if name == "user":
+        return user_message(context, expr, hint)
+    if name == "row":
+        return emit_row(context, expr, hint)
     if name == "uniform":
         return emit_uniform(context, expr, hint)
     if name in ("valid", "otherwise"):

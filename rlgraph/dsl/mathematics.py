@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, axis_named
@@ -52,17 +54,25 @@ def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
 
 def apply_operation(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
     """Return an operation on typed arguments; report where their axes do not nest."""
-    joined: Axis | None = None
-    for arg in args if not TENSOR[op].grouped else []:
-        try:
-            joined = inner_axis(joined, arg.type.axis)
-        except ValueError:
-            assert joined and arg.type.axis
-            raise context.statement_error(
-                "E0301", _unnested(joined, arg.type.axis), span, _nest_hint(joined, arg.type.axis)
-            ) from None
+    if not TENSOR[op].grouped:
+        common_axis(context, args, span)
     kind = infer_type(op, [arg.type for arg in args], axis)
     return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
+
+
+def common_axis(context: Context, values: Sequence[Expr], span: Span) -> Axis | None:
+    """Return the innermost axis of some values, to which the others are broadcast; report where their axes do not
+    nest."""
+    joined: Axis | None = None
+    for value in values:
+        try:
+            joined = inner_axis(joined, value.type.axis)
+        except ValueError:
+            assert joined and value.type.axis
+            raise context.statement_error(
+                "E0301", _unnested(joined, value.type.axis), span, _nest_hint(joined, value.type.axis)
+            ) from None
+    return joined
 
 
 def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | OptionalValue:

@@ -154,6 +154,18 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
     return Diagnostic("E0732", message, span, hint)
 
 
+def entry_error(use: ColumnUse, text: Span) -> Diagnostic | None:
+    """Return the diagnostic for a column in braces that holds what cannot stand in a text. text: where this is."""
+    odd = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large"))
+    if odd is None:
+        return None
+    message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, which cannot stand in a text"
+    hint = use.part if odd == "object" else "name a column of texts or numbers, or write one in every row"
+    # A column that was named before has the place where that was.
+    inside = text.line == use.span.line and text.column < use.span.column < text.end_column
+    return Diagnostic("E0872", message, use.span if inside else text, hint)
+
+
 def comparison_error(use: ColumnUse, side: str, other: str, expr: Apply) -> Diagnostic | None:
     """Return the diagnostic for a column that cannot be compared, or not with the other `side`."""
     null_place = use.column.first.get("null")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlgraph.conversations import shape_of
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.compose import plain_text_error
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
 from rlgraph.dsl.reports import check_report
@@ -41,6 +42,8 @@ def emit_function_call(
     names, inputs = [], [table.name]
     for option in expr.options:
         column = evaluate_tensor(context, option.value)
+        if error := plain_text_error(context, option.value, column):
+            raise error
         if column.type.axis is None or not table.type.axis.is_within(column.type.axis):
             rows = expr.args[0].span.covered_text
             message = f"a column has an entry for each row of `{rows}`, and this is {describe_meaning(column)}"
@@ -209,6 +212,8 @@ def _text_column(context: Context, arg: tree.Expr, side: Meaning) -> Ref | Apply
     """Return an argument that has to be a column of texts or messages."""
     if isinstance(side, (Ref, Apply)) and side.type.axis is not None and side.type.dtype in ("text", "any"):
         return side
+    if error := plain_text_error(context, arg, side):
+        raise error
     hint = f"name its column: `{arg.span.covered_text}.prompt` for example" if isinstance(side, TableValue) else ""
     raise context.statement_error(
         "E0304", f"a column of texts is needed here, and this is {describe_meaning(side)}", arg.span, hint

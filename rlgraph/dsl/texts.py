@@ -9,9 +9,10 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.mathematics import apply_operation
 from rlgraph.dsl.nodes import materialize
 from rlgraph.dsl.patterns import doubles_with_each_sign
-from rlgraph.dsl.scope import OptionalValue, describe_meaning
+from rlgraph.dsl.scope import Meaning, OptionalValue, describe_meaning
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
+from rlgraph.ir.types import Tensor
 from rlgraph.ops import TENSOR
 
 _EXAMPLES = {
@@ -58,7 +59,11 @@ def _read_text(context: Context, syntax: tree.Expr, name: str) -> Expr:
 
 def _constant(context: Context, syntax: tree.Expr, name: str) -> Const:
     """Return what is looked for: a text in quotes, of `matches` a regular expression."""
-    meaning = context.evaluate(syntax)
+    # Braces are signs of a regular expression, and of what is looked for.
+    if isinstance(syntax, tree.String):
+        meaning: Meaning = Const(syntax.value, Tensor("text"), syntax.span)
+    else:
+        meaning = context.evaluate(syntax)
     if not isinstance(meaning, Const) or not isinstance(meaning.value, str):
         raise context.statement_error(
             "E0867",

@@ -39,11 +39,26 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """A name in braces, in a text in quotes: `{score:.2f}`."""
+
+    value: Expr | None
+    """The name, or the column; None for braces that hold none."""
+    format: str
+    """How a number is written, as in Python."""
+    wrong: str
+    """What is wrong with braces without a name."""
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class String:
     """A text in quotes."""
 
     value: str
     span: Span = _span()
+    pieces: tuple[str | Slot, ...] = ()
+    """What a text with names in braces is made of, where it is taken as one; nothing for a text without braces."""
 
 
 @dataclass(frozen=True, slots=True)

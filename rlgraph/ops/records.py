@@ -69,11 +69,25 @@ RECORDS = (
             ),
         ),
     ),
+    NodeOp("row", "table tensor tensor* -> table", "row", "The tokens of a table's rows behind other prompts."),
     NodeOp(
         "length",
         "tensor -> tensor",
         "row",
         "Tokens of each text of a column; of a list of messages with what the chat template adds.",
+        free=True,
+    ),
+    NodeOp(
+        "compose",
+        "tensor tensor* -> tensor",
+        "row",
+        "A text of each row, with columns and numbers in it.",
+        attributes=(
+            Attribute("pieces", "texts", doc="the text before, between and behind the inputs", by="checker"),
+            Attribute("formats", "texts", doc="how each input is written; empty: as it is", by="checker"),
+            Attribute("role", "text", None, doc="whose message the text is; none: it is a text", by="checker"),
+            Attribute("system", "text", None, doc="the system's message before it", by="checker"),
+        ),
         free=True,
     ),
     NodeOp(

@@ -166,8 +166,8 @@ def test_numbers(text: str, value: float) -> None:
 
 
 def test_strings() -> None:
-    assert shape(expr(r"""'a\n\t"\x41\u00e9\\'""")) == String('a\n\t"Aé\\')
-    assert shape(expr('"# no comment"')) == String("# no comment")
+    assert shape(expr(r"""'a\n\t"\x41\u00e9\\'""")) == String('a\n\t"Aé\\', ())
+    assert shape(expr('"# no comment"')) == String("# no comment", ())
 
 
 @pytest.mark.parametrize(
@@ -451,3 +451,38 @@ def test_every_code_is_explained_with_examples() -> None:
 
 if __name__ == "__main__":
     CASES.write_text("\n===\n".join(f"{program}\n---\n{said(program)}" for program, _ in cases()) + "\n", "utf-8")
+
+
+def pieces(text: str) -> list[object]:
+    """What a text is made of: texts, names with their formats, and the places of braces without one."""
+    read = expr(text)
+    assert isinstance(read, tree.String)
+    return [
+        piece
+        if isinstance(piece, str)
+        else (piece.value.span.covered_text if piece.value else piece.span.column, piece.format)
+        for piece in read.pieces
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ('"no braces"', []),
+        ('"{{a}}"', []),
+        (r'"\x7ba}"', [r"{a", (7, "")]),
+        ('"{a}"', [("a", "")]),
+        ('"x {{{ a.b_2.c :.2f}}} y"', ["x {", ("a.b_2.c", ".2f"), "} y"]),
+        ('"[0-9]{2}{a}"', ["[0-9]", (7, ""), ("a", "")]),
+        ('"{ {a} }"', [(2, ""), " ", ("a", ""), " ", (8, "")]),
+        (r'"\n\"{a}"', ['\n"', ("a", "")]),
+        ('"{a!r}{}"', [(2, ""), (7, "")]),
+    ],
+)
+def test_a_text_is_read_as_pieces_where_it_has_braces(text: str, made: list[object]) -> None:
+    assert pieces(text) == made
+
+
+def test_a_text_is_what_it_says_whatever_its_braces_hold() -> None:
+    read = expr('"{a} {{2}} {"')
+    assert isinstance(read, tree.String) and read.value == "{a} {{2}} {"

@@ -17,9 +17,11 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
+from rlgraph.backends.worker.compose import compose
 from rlgraph.backends.worker.draws import uniform
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
+from rlgraph.backends.worker.pieces import put_behind
 from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
 from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
 from rlgraph.backends.worker.sampling_inputs import encoded_rows, prompt_of, table_column
@@ -281,7 +283,9 @@ def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
 WORK: dict[str, Work] = {
     "read": read,
     "encode": encode,
+    "row": put_behind,
     "column": column,
+    "compose": compose,
     "length": length,
     "generate": generate,
     "interact": interact,

@@ -1,0 +1,61 @@
+"""Writes texts of rows, with columns and numbers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rlgraph.backends.frame import Frame, NodeOutput
+from rlgraph.backends.rows import pick_entries
+from rlgraph.backends.worker.session import Session
+from rlgraph.columns import WORDS, value_kind
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import axis_of
+from rlgraph.ops import attribute_value
+from rlgraph.ops.texts import format_entry
+
+
+def compose(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Return a text of each row, or messages with it. Raises RunError for an entry that is neither text nor number, or
+    that a format does not fit."""
+    axis = axis_of(node.outputs[0].type)
+    assert axis
+    rows, role = frame.rows[axis.key], attribute_value(node, "role")
+    first, *others = node.attr("pieces")
+    texts = [first] * rows.size
+    for name, how, piece in zip(node.inputs, node.attr("formats"), others, strict=True):
+        entries = _entries(frame, name, axis.key, rows.size)
+        for place, entry in enumerate(entries):
+            try:
+                texts[place] += format_entry(entry, how) + piece
+            except TypeError:
+                message = f"`{name}` of {rows.row_name(place)} is {WORDS[value_kind(entry)]}: {entry!r:.60}"
+                hint = "name a column of texts or numbers, or write one in every row"
+                message = f"{message}, which cannot stand in a text"
+                raise RunError(Diagnostic("E0872", message, node.span, hint)) from None
+            except ValueError as error:
+                message = f"`{name}` of {rows.row_name(place)} is {entry!r:.60}, and {error}"
+                raise RunError(Diagnostic("E0871", message, node.span)) from None
+    return NodeOutput(
+        {node.outputs[0].name: texts if role is None else [_messages(node, role, text) for text in texts]}
+    )
+
+
+def _messages(node: Node, role: str, text: str) -> list[dict[str, str]]:
+    """Return a text as a message, with the system's before it if there is one."""
+    system = attribute_value(node, "system")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": role, "content": text}]
+
+
+def _entries(frame: Frame, name: str, axis: str, count: int) -> Sequence[Any]:
+    """Return what a value has for each row of an axis, which lies in its own."""
+    value, outer = frame.values[name], axis_of(frame.types[name])
+    # NumPy writes a number of 32 bits with the digits that it has.
+    entries = [*value.detach().numpy().reshape(-1)] if isinstance(value, Tensor) else value
+    if outer is None:
+        return [entries[0] if isinstance(value, Tensor) else value] * count
+    return entries if outer.key == axis else pick_entries(entries, frame.ancestor_rows(axis, outer.key))
