@@ -661,11 +661,14 @@ def test_gradients_of_stages_with_several_parts_of_a_model(
 
 def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool, meet: bool = False) -> list[Trained]:
     """The gradients of several models' trainings in one pipeline, every other model's stages the other way round. meet:
-    neither end of a message goes on before both are at it, as on GPUs."""
+    as on GPUs neither end of a message goes on before both are at it."""
+    from rlgraph.backends.engines.megatron import groups
     from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_joint_gradients
     from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
-    engines = [MegatronEngine.open(spec, mesh, turned=turned and at % 2 == 1) for at, spec in enumerate(specs)]
+    # On GPUs messages have groups of their own, one for each direction.
+    with patch.object(groups, "carries_both_directions", lambda group: not meet):
+        engines = [MegatronEngine.open(spec, mesh, turned=turned and at % 2 == 1) for at, spec in enumerate(specs)]
     own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     losses = [partial(task.micro, spec.kind, 0) for spec in specs]
     found = []

@@ -58,18 +58,18 @@ def forking(folder: Path) -> Iterator[None]:
 
     from rlgraph.backends.ray import cluster
 
-    plain, environment = RayParams.__init__, cluster._environment
+    plain, environment = RayParams.__init__, cluster.process_environment
 
     def begin(params: Any, *args: Any, **named: Any) -> None:
         plain(params, *args, **{"setup_worker_path": forked.__file__} | named)
 
-    def asking(kind: str, alone: bool) -> dict[str, str]:
-        return environment(kind, alone) | ({forked.ASKS: "1"} if kind == "CPU" else {})
+    def asking(kind: str, alone: bool, engine: str) -> dict[str, str]:
+        return environment(kind, alone, engine) | ({forked.ASKS: "1"} if kind == "CPU" else {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(forked.LISTENS, str(folder / "forks"))
         patch.setattr(RayParams, "__init__", begin)
-        patch.setattr(cluster, "_environment", asking)
+        patch.setattr(cluster, "process_environment", asking)
         yield
 
 
@@ -78,11 +78,11 @@ def started(cluster: None) -> Iterator[None]:
     """The cluster, for runs whose processes are started as those of users are."""
     from rlgraph.backends.ray import cluster as processes
 
-    asking = processes._environment
+    asking = processes.process_environment
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             processes,
-            "_environment",
+            "process_environment",
             lambda *given: {name: value for name, value in asking(*given).items() if name != forked.ASKS},
         )
         yield

@@ -32,7 +32,7 @@ def initialize_groups(mesh: Mesh) -> int:
         )
     if not parallel_state.model_parallel_is_initialized():
         _initialize(mesh)
-        _open_lanes()
+        _open_lanes(mesh)
         # Megatron asks for its generators, though only dropout, which is off, uses them.
         with torch.random.fork_rng(devices=[]):
             model_parallel_cuda_manual_seed(1)
@@ -113,7 +113,13 @@ def open_replica_groups() -> None:
             dist.all_reduce(torch.zeros(1, device=model_device()), group=group)
 
 
-def _open_lanes() -> None:
+def carries_both_directions(group: dist.ProcessGroup) -> bool:
+    """Return whether messages from one rank to another do not wait for those that go back: gloo has a connection for
+    each direction, NCCL one communicator for both."""
+    return bool(dist.get_backend(group) == "gloo")
+
+
+def _open_lanes(mesh: Mesh) -> None:
     """Make the communicators for messages between stages, two for a pair of neighbours, one for each direction, so that
     neither waits for the other. All ranks call it.
 
@@ -124,10 +130,13 @@ def _open_lanes() -> None:
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) == 1:
         return
-    if dist.get_backend(group) != "gloo":
-        # Gloo has a connection for each direction anyway.
-        forth, back = (dist.new_group(ranks, use_local_synchronization=True) for _ in range(2))
-        _lanes[group] = forth, back
+    if not carries_both_directions(group):
+        # All ranks make the groups of all pipelines. If those alone did that are in it, its name would count the groups
+        # that each of them has, and be another on each.
+        for pipeline in _MeshRanks(mesh, ep=mesh.axis_size("ep"), cp=mesh.axis_size("cp")).get_ranks("pp"):
+            forth, back = (dist.new_group(pipeline) for _ in range(2))
+            if pipeline == ranks:
+                _lanes[group] = forth, back
     here, word = dist.get_rank(), torch.zeros(1, device=model_device())
     pairs = [*pairwise(ranks), *([(ranks[0], ranks[-1])] if len(ranks) > 2 else [])]
     for low, high in pairs:
