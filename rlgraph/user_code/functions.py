@@ -70,7 +70,7 @@ from rlgraph.user_code.worker import (
 RowValues = list[Any] | CodeFailure | None
 """The numbers and texts of a row, the failure of its call, or None where the function abstains."""
 _ABSTAINS = "in the declaration, `none=skip` leaves such a row without a number, and `none=0.0` gives it one"
-_GIVEN = ("prompts", "completions", "completion_ids", "calls")
+_GIVEN = ("prompts", "completions", "completion_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,9 @@ class RewardFunction:
         rows are of one prompt; without it each is by itself. Raises `RunError`.
         """
         columns = columns or {}
+        if self.names_parameter("calls"):
+            # What is no episode has called no tools.
+            columns = {"calls": [[] for _ in completions], **columns}
         self.check_columns(columns)
         if not completions:
             width = max(1, len(self.contract.numbers)) + len(self.contract.texts)

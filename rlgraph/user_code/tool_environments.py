@@ -145,6 +145,7 @@ def _schema(target: CodeTarget, worker: Worker) -> Mapping[str, Any]:
         schema: Mapping[str, Any] = worker.request("tool_schema", target.name, limit_s=IMPORT_LIMIT_S)
     except CodeFailure as failure:
         why = failure.message if isinstance(failure, Raised) else failure.in_words
+        why = why.removeprefix(f"Cannot generate JSON schema for {target.name} because ").rstrip("!")
         message = f"`{target.name}` cannot be shown to a model as a tool: {why}"
         hint = "give each parameter a type, and the docstring a line for each: `Args:`, then `x: what it is`"
         raise ProgramError(Diagnostic(NOT_A_TOOL, message, target.span, hint)) from None

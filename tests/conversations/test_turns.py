@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tiny import Run, Seen, compile_text
@@ -12,7 +12,10 @@ from tiny import Run, Seen, compile_text
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_structure
 from rlgraph.backends.engines.turns import without_end
+from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.errors import ProgramError, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.user_code import Environment
 from tests.conversations.files import says, user
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
@@ -181,3 +184,25 @@ def test_an_empty_observation_is_an_empty_turn_and_no_messages_let_the_model_go_
 ) -> None:
     seen, code = play(tmp_path, [user("Guess.")], "None", answer)
     assert bare(seen, code).replace("<eos>", "") == f"<user>Guess.\n<assistant>{written * 2}"
+
+
+def test_an_end_that_was_sampled_is_not_written_again() -> None:
+    """An episode of a run, answer by answer, is the rendering of its conversation."""
+    code, asked = codec(OWN), [user("Guess.")]
+    node, begin = cast(Node, None), cast(Any, None)
+    growing = GrowingEpisode(
+        node, "row 0", code, code.encode_prompt(asked), asked, {}, True, Environment(begin, workers=())
+    )
+    for action in ("4", "5"):
+        ids = code.encode_response(action)
+        assert growing.act(ids, [0.0] * len(ids), [(0, len(ids))]) == action
+        growing.add_calls(())
+        growing.observe("More.", 1000)
+    said = [says("4"), user("More."), says("5"), user("More.")]
+    assert growing.tokens == code.encode_prompt([*asked, *said])
+    assert growing.said() == {"messages": said, "calls": []}
+    assert sum(growing.scored) == len(growing.logprobs) == 4
+    growing.check()
+    left = growing.tokens_left(1000)
+    growing.observe("x" * left, 1000)
+    assert growing.over and growing.tokens_left(1000) == 0 and len(growing.replies) == 2

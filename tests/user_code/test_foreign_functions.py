@@ -54,6 +54,12 @@ def test_completions_of_messages_are_messages(opened: Callable[..., RewardFuncti
     assert f([prompt, prompt], ["4", "5"]) == [1.0, 0.0]
 
 
+def test_what_is_no_episode_has_called_no_tools(opened: Callable[..., RewardFunction]) -> None:
+    f = opened("def f(completions, calls):\n    return [len(made) for made in calls]\n")
+    assert f(["p", "p"], ["4", "5"]) == [0.0, 0.0]
+    assert f(["p", "p"], ["4", "5"], columns={"calls": [[{}], []]}) == [1.0, 0.0]
+
+
 def test_async_functions_are_awaited_in_one_loop(opened: Callable[..., RewardFunction]) -> None:
     f = opened(
         "import asyncio\nseen = set()\n"

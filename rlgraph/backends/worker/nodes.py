@@ -186,8 +186,8 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
     said: Sequence[Mapping[str, Any]] = table.columns.get(SAID, [{}] * len(ids))
-    if function.names_parameter("calls") and "calls" not in columns:
-        columns["calls"] = [episode.get("calls", []) for episode in said]
+    if SAID in table.columns and function.names_parameter("calls"):
+        columns.setdefault("calls", [episode["calls"] for episode in said])
     answers = [episode.get("messages") or codec.decode(row) for episode, row in zip(said, ids, strict=True)]
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
     asked = [prompt_of(prompt) for prompt in table.prompts]
