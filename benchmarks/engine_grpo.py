@@ -99,7 +99,7 @@ def main() -> None:
             forward[0] += time.perf_counter() - begin
             return value
 
-        blocks = engine.plan_blocks(sequences.lengths, options.block_tokens or None)
+        blocks = engine.plan_micro_batches(sequences.lengths, options.block_tokens or None)
         engine.train_step(blocks, lambda index: MicroBatch((), lambda _: loss(index)), train, number)
         end = time.perf_counter()
         cpu_of["generation"].append(between - before)

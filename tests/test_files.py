@@ -13,7 +13,7 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
 from rlgraph.files import read_bytes
-from rlgraph.passes.cost.lengths import read_lengths
+from rlgraph.passes.cost.lengths import parse_lengths
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.lengths import read_fitted_lengths
 
@@ -22,7 +22,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "plan.json": rlgraph.load_plan,
     "calibration.json": read_calibration,
     "lengths.json": read_fitted_lengths,
-    "lengths.txt": read_lengths,
+    "lengths.txt": parse_lengths,
     ".toml": read_cluster,
 }
 

@@ -163,11 +163,11 @@ class InFlightSteps:
                     (candidate for candidate in self.under_way if candidate.number == made_in), None
                 )
 
-        def has_come(node: Node) -> bool:
+        def weights_have_come(node: Node) -> bool:
             maker = makers[id(node)]
             return maker is None or maker.run.value_is_complete(maker.lasts[model])
 
-        return has_come
+        return weights_have_come
 
     def _end(self, oldest: _InFlightStep) -> None:
         """Let all steps go on until the oldest one is over."""

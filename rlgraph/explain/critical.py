@@ -52,7 +52,9 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[CriticalWork, 
     colocation = problem.make_colocation(found.blocks)
     home, pools = colocation.pool_of_component, colocation.pools_of_job
     syncs = problem.sync_seconds(home, found.options)
-    trips = problem.travel_seconds(colocation, {number: option.copies for number, option in enumerate(found.options)})
+    trips = problem.row_travel_seconds(
+        colocation, {number: option.copies for number, option in enumerate(found.options)}
+    )
     durations, order = (
         problem.fusing.component_seconds(found.options, found.pieces),
         problem.fused_task_order(found.pieces),

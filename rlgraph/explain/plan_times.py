@@ -52,7 +52,7 @@ def task_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float
             for at, other in enumerate(step)
             if other.model == task.model and plan.role(other.model, other.op) == group
         ]
-        moved = predictor.onload_cost(task.model, group.name, task.op, task.batches).seconds
+        moved = predictor.host_round_trip_cost(task.model, group.name, task.op, task.batches).seconds
         by_task[number] = model.seconds(deployment.dp) * task.repetitions + moved * device_takeovers(
             step, number, same_group
         )

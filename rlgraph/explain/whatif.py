@@ -29,7 +29,7 @@ from rlgraph.explain.tables import align_columns
 from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
 from rlgraph.passes.compilation.choose_plan import tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.cost.lengths import Lengths, read_lengths
+from rlgraph.passes.cost.lengths import Lengths, parse_lengths
 from rlgraph.passes.placement.choose import choose_before_deadline
 from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
@@ -300,7 +300,7 @@ def _quantity(value: PlacedWord, kind: QuantityKind) -> float:
 def _lengths(value: PlacedWord) -> Lengths:
     """Return the lengths that a value means. Raise ProgramError with the place in the whole text."""
     try:
-        return read_lengths(value.text)
+        return parse_lengths(value.text)
     except ProgramError as error:
         fault = error.diagnostics[0]
         raise _wrong(fault.message, value, fault.hint) from None

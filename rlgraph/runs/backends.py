@@ -18,7 +18,7 @@ from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_default_dtypes
 from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
-from rlgraph.passes.placement.least_memory import least_memory_bytes
+from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.folder import recording_folder
 from rlgraph.runs.observer import RunObserver
 from rlgraph.runs.options import RunOptions, backend_spec
@@ -128,7 +128,7 @@ def open_ray(
         address=options.address,
         debug=options.debug,
         seconds=options.timeout,
-        memory=least_memory_bytes(program, compiled.plan, compiled.placed.shapes),
+        memory=least_bytes_of_all_ranks(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
         say=observer.display.show_note if isinstance(observer, RunObserver) else observer.report_progress,
     )

@@ -104,7 +104,7 @@ class Chance:
     def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(compute=self.seconds(2.0))
 
-    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
     def request_cost(self, group: str, copies: int | None = None) -> Cost:

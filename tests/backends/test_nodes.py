@@ -514,7 +514,7 @@ def test_episodes_go_on_with_newer_weights(folder: Path, span: str, monkeypatch:
     engine: Any = run.backend.session.models["actor"].engine
     states = [{name: tensor * scale for name, tensor in engine.state().items()} for scale in (1.0, 0.9, 0.8)]
     # Within the turns of an episode it asks for each token, or for each turn of rows with as much room.
-    coming = Coming(lambda version: engine.load_state(states[version]), after=(3, 8) if span == "token" else (1, 3))
+    coming = Coming(lambda version: engine.load_weights(states[version]), after=(3, 8) if span == "token" else (1, 3))
     frame = run.backend.new_frame
     monkeypatch.setattr(run.backend, "new_frame", lambda *step: replace(frame(*step), refresh=coming))
     tables: list[TableData] = []
@@ -525,7 +525,7 @@ def test_episodes_go_on_with_newer_weights(folder: Path, span: str, monkeypatch:
     logprobs, versions = table.columns["logprobs"], table.columns["version"]
     assert set(versions.tolist()) == {0, 1, 2}
     for version, state in enumerate(states):
-        engine.load_state(state)
+        engine.load_weights(state)
         mine = versions == version
         with torch.no_grad():
             torch.testing.assert_close(logprobs[mine], engine.logprobs(table.sequences)[mine], rtol=0, atol=1e-12)

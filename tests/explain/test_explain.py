@@ -28,7 +28,7 @@ from rlgraph.explain.whatif import Sweep, what_if
 from rlgraph.passes.compilation.overlap import make_simulator
 from rlgraph.passes.compilation.stream_blocks import STEPS, streaming_gains
 from rlgraph.passes.cost.constants import default_constants
-from rlgraph.passes.cost.lengths import read_lengths
+from rlgraph.passes.cost.lengths import parse_lengths
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose_placement
 from tests.suites import few
@@ -492,7 +492,7 @@ def test_each_parameter_changes_what_it_says(alone: Compiled) -> None:
     mean, fixed = seconds("response_tokens=mean=50,p99=400; 512")
     assert mean < fixed
     assert seconds("response_tokens=mean=50,p99=400") == [mean], "one value with a comma"
-    given = Workload(response=read_lengths("512"))
+    given = Workload(response=parse_lengths("512"))
     assert fixed == pytest.approx(rlgraph.compile(ALONE, cluster=SMALL, workload=given).choice.search_result.seconds)
 
 

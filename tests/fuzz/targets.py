@@ -25,7 +25,7 @@ from rlgraph.passes.compilation.compile import check_program, compile_program
 from rlgraph.passes.compilation.read_program import OpenedProgram, decode_source
 from rlgraph.passes.compilation.schedules import with_schedule
 from rlgraph.passes.cost.calibration import HeldOutErrors
-from rlgraph.passes.cost.lengths import read_lengths
+from rlgraph.passes.cost.lengths import parse_lengths
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.lengths import read_fitted_lengths
 from rlgraph.user_code.spec import CallSpec
@@ -213,8 +213,8 @@ def _calibrations() -> list[bytes]:
 
 
 def _lengths(raw: bytes, folder: Path) -> object:
-    found = read_lengths(decode_source("--prompt-tokens", raw).text, files=False)
-    assert read_lengths(found.to_text()).mean == found.mean or not found.mean
+    found = parse_lengths(decode_source("--prompt-tokens", raw).text, files=False)
+    assert parse_lengths(found.to_text()).mean == found.mean or not found.mean
     return found
 
 
@@ -222,7 +222,7 @@ def _lengths_file(raw: bytes, folder: Path) -> object:
     path = folder / "lengths.txt"
     path.write_bytes(raw)
     try:
-        return read_lengths(str(path))
+        return parse_lengths(str(path))
     except ProgramError:
         return read_fitted_lengths(path)
 

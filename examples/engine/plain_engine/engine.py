@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rlgraph.backends.engines.base import EngineError, Generation, NoRows
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences
@@ -44,7 +44,7 @@ class PlainEngine:
     def state(self):
         return clone_tensors(self.tensors())
 
-    def load_state(self, state):
+    def load_weights(self, state):
         overwrite_weights(self.tensors(), state)
 
     def blend(self, other, ema):
@@ -95,5 +95,5 @@ class PlainEngine:
         gradients = [parameter.grad for parameter in self.model.parameters()]
         return {"loss": total, **self._optimizer.step(gradients, options, step)}
 
-    def plan_blocks(self, lengths, token_budget=None):
-        return plan_blocks(lengths, token_budget or 2048)
+    def plan_micro_batches(self, lengths, token_budget=None):
+        return plan_micro_batches(lengths, token_budget or 2048)

@@ -28,7 +28,7 @@ from rlgraph.catalog.models.adapters import (
     WEIGHTS,
     Adapters,
     factor_names,
-    names_in_model,
+    file_and_model_names,
     target_names,
 )
 from rlgraph.catalog.models.families import ModelKind
@@ -210,7 +210,7 @@ def load_adapter(folder: str) -> dict[str, Tensor]:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
-    return {name: tensors[key] for key, name in names_in_model(tensors)}
+    return {name: tensors[key] for key, name in file_and_model_names(tensors)}
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def plan_blocks(
+def plan_micro_batches(
     lengths: Tensor, token_budget: int, threads: int = 1, *, packed: bool = False, ordered: bool = False
 ) -> list[Tensor]:
     """Cut N rows into blocks of row indices, the longest rows first, or with `ordered`, of packed rows, in their order,

@@ -30,7 +30,7 @@ class RankWeights:
         """Return a copy of the weights."""
         return clone_tensors(self.tensors())
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
         overwrite_weights(self.tensors(), state)
         self.note_weights_written()

@@ -64,7 +64,7 @@ class HasWeights(Protocol):
         """Return a copy of the weights."""
         ...
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
         ...
 
@@ -215,7 +215,7 @@ class Trains(HasWeights, Protocol):
         """
         ...
 
-    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+    def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return blocks for `train_step`: row indices, int64, of rows of these lengths, int64 [N]."""
         ...
 

@@ -90,7 +90,7 @@ class FakeRows(RemoteRows):
             Lengths.from_lengths(self.response.tolist()),
         )
 
-    def begun_tokens(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def lengths_with_given_up(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each
         prompt's samples these `kept` come first, and the others were given up when the longest of these ended."""
         left = np.maximum(self.response, self.given_up).reshape(-1, kept)
@@ -105,7 +105,7 @@ class FakeRows(RemoteRows):
     def sampling_work(self, kept: int, samples: int) -> Batch:
         """Return the work of sampling these rows, of which `kept` of so many samples are left."""
         prompt, response = (
-            Lengths.from_lengths(tokens.reshape(-1).tolist()) for tokens in self.begun_tokens(kept, samples)
+            Lengths.from_lengths(tokens.reshape(-1).tolist()) for tokens in self.lengths_with_given_up(kept, samples)
         )
         return Batch(float(self.row_count // kept * samples), prompt, response, samples)
 

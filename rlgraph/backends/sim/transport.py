@@ -166,7 +166,9 @@ class SimTransport:
         model, kept, samples = order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
             first = rows.prompt_begin_order(kept)
-            prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun_tokens(kept, samples))
+            prompts, answers = (
+                tokens[first].reshape(-1).tolist() for tokens in rows.lengths_with_given_up(kept, samples)
+            )
             alone = self.log.predictor.sampling_result(model, node.op, prompts, answers, samples, copy)
             replica_rows.append(ReplicaRows(alone, prompts, answers))
         return replica_rows
@@ -394,7 +396,7 @@ class SimTransport:
         if model is not None:
             with order.offload_change() as shift:
                 if shift.wake:
-                    spent["onload"] = predictor.onload_cost(model, group.name, node.op, batches).seconds
+                    spent["onload"] = predictor.host_round_trip_cost(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
         for name in inputs_read(node):
             value, kind = frame.values.get(name), frame.types[name]

@@ -47,7 +47,7 @@ class CostPredictor(Protocol):
         """Predict a transfer of rows from one group to another, or to so many of its replicas."""
         ...
 
-    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Predict the way of a model to the devices and back, which is off-loaded while its group does not work with
         it."""
         ...

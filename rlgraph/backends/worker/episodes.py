@@ -70,7 +70,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     try:
         first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for said, episode in zip(first, episodes, strict=True):
-            episode.begin(said)
+            episode.add_first_observation(said)
         for turn in range(node.attr("max_turns")):
             open_ = [
                 place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0

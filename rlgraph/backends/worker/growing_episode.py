@@ -56,7 +56,7 @@ class GrowingEpisode:
         self.rewards: list[float] = []
         self.over = False
 
-    def begin(self, said: Observation) -> None:
+    def add_first_observation(self, said: Observation) -> None:
         """Add the first observation: messages continue those of the prompt, before the model's turn is opened."""
         if not said:
             return

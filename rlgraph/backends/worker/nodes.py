@@ -267,7 +267,7 @@ def copy_or_blend_weights(node: Node, step: Step, session: Session, target: str,
     session.prepare_change(target, step)
     try:
         if ema is None:
-            state.engine.load_state(weights)
+            state.engine.load_weights(weights)
         else:
             state.engine.blend(weights, ema)
     except EngineError as error:

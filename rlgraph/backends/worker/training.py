@@ -285,7 +285,7 @@ def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.nd
         rows = np.arange(frame.row_count(axis))
         return list(np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows)))
     state = session.models[frame.values[node.inputs[0]]]
-    blocks = state.engine.plan_blocks(lengths, settings.token_budget)
+    blocks = state.engine.plan_micro_batches(lengths, settings.token_budget)
     # Sort within a block, so that rows of one parent stay together.
     return [np.sort(block.numpy()) for block in blocks] or [np.arange(0)]
 

@@ -160,7 +160,7 @@ def rename_base(folder: Path, final: Path) -> None:
         file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def names_in_model(files: Iterable[str]) -> Iterator[tuple[str, str]]:
+def file_and_model_names(files: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Return the names in a file of adapter weights, each with its name in the model."""
     for name in files:
         yield name, name.removeprefix(PREFIX)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.passes.cost.constants import Constants, default_constants
-from rlgraph.passes.cost.lengths import read_lengths
+from rlgraph.passes.cost.lengths import parse_lengths
 from rlgraph.passes.cost.workload import Workload
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def parse_workload(
     for a text that it cannot read. files: whether a text may name a file."""
     lengths = Workload(kept=kept)
     if prompt_tokens is not None:
-        lengths = replace(lengths, prompt=read_lengths(prompt_tokens, files))
+        lengths = replace(lengths, prompt=parse_lengths(prompt_tokens, files))
     if response_tokens is not None:
-        lengths = replace(lengths, response=read_lengths(response_tokens, files))
+        lengths = replace(lengths, response=parse_lengths(response_tokens, files))
     return lengths

@@ -144,11 +144,11 @@ class Lengths:
         return 1 - bisect_right(self.values, length) / len(self.values)
 
     def to_text(self) -> str:
-        """Return a text without a file from which `read_lengths` makes the same lengths."""
+        """Return a text without a file from which `parse_lengths` makes the same lengths."""
         return self.text or json.dumps(self.values)
 
 
-def read_lengths(text: str, files: bool = True) -> Lengths:
+def parse_lengths(text: str, files: bool = True) -> Lengths:
     """Return the lengths that the user's text describes (see above). Raises ProgramError with a caret under what is
     wrong. files: the text may name a file, as the user's own text may, but not one that comes from someone else."""
     source = Source("--lengths", " ".join(text.splitlines()))

@@ -235,7 +235,7 @@ def memory_model(
     return model_class(config, deployment, batches, alike)
 
 
-def onload_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
+def host_round_trip_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
     """Return the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
     Weights that are synced from where they are trained need not be loaded."""
     trips = 2 if NODES[operation].trains else 0 if synced else 1
@@ -380,7 +380,7 @@ class Predictor:
         deployment = self.deployment(receiving.models[0], receiving)
         return rows_arrival_cost(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
-    def onload_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Return the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
         that stays."""
         holder = self.plan.group(group)
@@ -390,7 +390,7 @@ class Predictor:
         trains = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trains else operation
         resident = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
-        return onload_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
+        return host_round_trip_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
 
     def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """Return the cost of new weights from one group to another, or to so many of its replicas."""

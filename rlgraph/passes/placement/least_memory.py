@@ -15,7 +15,7 @@ from rlgraph.passes.placement.models import model_config
 from rlgraph.passes.placement.place import Shapes
 
 
-def least_memory_bytes(program: Program, plan: Plan, shapes: Shapes) -> int:
+def least_bytes_of_all_ranks(program: Program, plan: Plan, shapes: Shapes) -> int:
     """Return the bytes of weights, gradients and moments in all processes together. Models whose shape is not known
     count as nothing."""
     return sum(_rank_bytes(program, plan, group, shapes) * group.mesh.rank_count for group in plan.groups)

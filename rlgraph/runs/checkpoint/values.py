@@ -107,34 +107,34 @@ def encode_value(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 def decode_value(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
     """Return the value that `encode_value` was given. Raise LookupError, ValueError or TypeError for any other data."""
 
-    def of(data: Any) -> Any:
+    def decoded(data: Any) -> Any:
         if isinstance(data, list):
-            return [of(item) for item in data]
+            return [decoded(item) for item in data]
         if not isinstance(data, dict):
             return data
         [(kind, inner)] = data.items()
         if kind == "float":
             return float(inner)
         if kind == "tuple":
-            return tuple(of(item) for item in inner)
+            return tuple(decoded(item) for item in inner)
         if kind == "map":
-            return {of(key): of(value) for key, value in inner}
+            return {decoded(key): decoded(value) for key, value in inner}
         if kind == "tensor":
             return tensors[inner]
         if kind == "array":
             return tensors[inner].numpy()
         if kind == "number":
-            return np.dtype(inner[0]).type(of(inner[1]))
+            return np.dtype(inner[0]).type(decoded(inner[1]))
         if kind == "Frame":
-            contents = {name: of(item) for name, item in inner.items()}
+            contents = {name: decoded(item) for name, item in inner.items()}
             phase = next(phase for phase in program.phases if phase.name == contents["step"].phase)
             return Frame(phase.graph.values(), **contents)
         if kind == "Surplus":
-            rows, *going = of(inner)
+            rows, *going = decoded(inner)
             return Surplus(rows, tuple(map(CollectBatch.restore, going)))
         for text_type, (_, read) in _TEXTS.items():
             if kind == text_type.__name__:
                 return read(inner)
-        return _RECORDS[kind](**{name: of(item) for name, item in inner.items()})
+        return _RECORDS[kind](**{name: decoded(item) for name, item in inner.items()})
 
-    return of(found)
+    return decoded(found)

@@ -27,7 +27,7 @@ from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.ir.graph import External, Model, Program, Record
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_default_dtypes
-from rlgraph.passes.placement.least_memory import least_memory_bytes
+from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
 from rlgraph.runs.doctor.machine import memory, model_cache
 from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reader_findings, reward_findings
@@ -189,7 +189,7 @@ def _memory(compiled: Compilation, program: Program, device: str) -> Iterator[Fi
     unknown = [model.name for model in program.models if not isinstance(shapes.get(model.name), Shape)]
     if len(unknown) == len(program.models):
         return
-    needed = least_memory_bytes(program, compiled.plan, shapes)
+    needed = least_bytes_of_all_ranks(program, compiled.plan, shapes)
     total = memory()[0] if device == "cpu" else _device_memory(device)
     what = "weights, gradients and moments"
     of = f", without `{unknown[0]}`, whose shape is not known" if unknown else ""

@@ -284,7 +284,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     second = engine.state()
     found["an update changes every tensor"] = not any(torch.equal(first[name], second[name]) for name in first)
     found["a copy does not follow"] = same(twin.state(), first)
-    engine.load_state(first)
+    engine.load_weights(first)
     updates(engine, spec.kind, still, blocks)
     found["an update goes on from loaded weights"] = same(engine.state(), first)
     with torch.no_grad():
@@ -300,7 +300,7 @@ def rewrite(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     theirs = twin.logprobs(task.sequences)
     with engine.temporary_weights(first):
         found["weights are lent"] = torch.equal(engine.logprobs(task.sequences), theirs)
-    engine.load_state(second)
+    engine.load_weights(second)
     found["and given back"] = engine.has_results <= (not torch.equal(engine.logprobs(task.sequences), theirs))
     return found
 
@@ -327,7 +327,7 @@ def refusals(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
         refused(lambda: MegatronEngine.open(spec, meshes.make_mesh(tp=8))),
         refused(lambda: engine.values(sequences)),
         refused(lambda: engine.logprobs(first)),
-        refused(lambda: engine.load_state({})),
+        refused(lambda: engine.load_weights({})),
         refused(lambda: MegatronEngine.open(replace(spec, dtype="int4"), mesh)),
         refused(lambda: MegatronEngine.open(replace(spec, source=source("gpt2")), mesh)),
     ]

@@ -47,7 +47,7 @@ def filled(engine: TransformersEngine) -> TransformersEngine:
     """With adapters that do something, which they do not at first."""
     generator = torch.Generator().manual_seed(1)
     tensors = engine.tensors()
-    engine.load_state(
+    engine.load_weights(
         {name: torch.randn(each.shape, generator=generator).to(each) / 4 for name, each in tensors.items()}
     )
     return engine

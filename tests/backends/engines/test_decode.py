@@ -222,7 +222,7 @@ def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, i
     """Rows of several lengths, some of which have ended before."""
     models = {version: engine(family, seed=version) for version in range(3)}
     mine = engine(family, **limits)
-    coming = Coming(lambda version: mine.load_state(models[version].state()), after=(12, 14))
+    coming = Coming(lambda version: mine.load_weights(models[version].state()), after=(12, 14))
     sampling = Sampling(20, temperature=0.8, stop_ids=(9, 10, 11))
     made = mine.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
     check(made, models, sampling, 1e-10)
@@ -235,7 +235,7 @@ def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, i
         first = int((versions == 0).sum())
         assert row[:first] == old[:first]
     again = engine(family, **limits)
-    coming = Coming(lambda version: again.load_state(models[0].state()), after=(12, 14))
+    coming = Coming(lambda version: again.load_weights(models[0].state()), after=(12, 14))
     made = again.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
     assert made.sequences.scored_rows() == before, "reading the same weights again changes nothing"
 

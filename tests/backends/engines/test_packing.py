@@ -164,14 +164,14 @@ def test_attention_is_computed_as_it_is_asked_for() -> None:
 def test_blocks_are_filled_as_plans_count_them(budget: int) -> None:
     """By tokens, without padding; by padded tokens where a model cannot be packed."""
     model, lengths = TransformersEngine.open(engine("llama").spec, block_tokens=budget), ROWS.lengths
-    plan = model.plan_blocks(lengths)
+    plan = model.plan_micro_batches(lengths)
     assert all(int(lengths[rows].sum()) <= budget or len(rows) == 1 for rows in plan)
     counted, _ = Batch(7, Lengths((0.0,)), Lengths(tuple(map(float, LENGTHS)))).micro_batches_per_row(
         budget, packed=True
     )
     assert abs(len(plan) - 7 * counted) < 1.5
     model._packs = False
-    padded = [len(rows) * int(lengths[rows].max()) for rows in model.plan_blocks(lengths)]
+    padded = [len(rows) * int(lengths[rows].max()) for rows in model.plan_micro_batches(lengths)]
     assert all(size <= budget or size == 20 for size in padded) and len(padded) >= len(plan)
 
 

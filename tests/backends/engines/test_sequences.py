@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences
 
 ROWS = [[5, 6, 7], [], [8], [9, 10]]
@@ -51,7 +51,7 @@ def test_places_of_tokens() -> None:
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 90), st.integers(1, 4))
 def test_blocks_hold_each_row_once_within_the_budget(sizes: list[int], budget: int, threads: int) -> None:
     lengths = torch.tensor(sizes, dtype=torch.long)
-    blocks = plan_blocks(lengths, budget, threads)
+    blocks = plan_micro_batches(lengths, budget, threads)
     assert sorted(row for block in blocks for row in block.tolist()) == list(range(len(sizes)))
     assert all(len(block) for block in blocks)
     assert all(len(block) == 1 or len(block) * int(lengths[block].max()) <= budget for block in blocks)
@@ -60,6 +60,6 @@ def test_blocks_hold_each_row_once_within_the_budget(sizes: list[int], budget: i
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_equal_rows_make_equal_blocks_for_the_threads(threads: int) -> None:
-    blocks = plan_blocks(torch.full((256,), 40), 2048, threads)
+    blocks = plan_micro_batches(torch.full((256,), 40), 2048, threads)
     sizes = [len(block) for block in blocks]
     assert len(blocks) % threads == 0 and max(sizes) - min(sizes) <= 1 + max(sizes) // 10

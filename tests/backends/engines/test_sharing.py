@@ -112,7 +112,7 @@ def trained(family: str, kind: ModelKind, shares: bool, **how: object) -> list[T
         return MicroBatch(calls, lambda said: ((said[0] * mine).sum() - 0.1 * said[1].sum()) / len(weights))
 
     for number in range(2):
-        blocks = model.plan_blocks(ROWS.lengths, 130)
+        blocks = model.plan_micro_batches(ROWS.lengths, 130)
         assert len(blocks) == 2
         found = model.train_step(blocks, micro, SGD, number)
         told.append(torch.tensor([found["loss"], found["grad_norm"]]))

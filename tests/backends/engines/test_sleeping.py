@@ -142,7 +142,7 @@ def test_what_has_not_changed_is_not_copied_again() -> None:
     first = engine.sleep().moved_bytes
     assert first and engine.wake().moved_bytes == first
     assert engine.sleep().moved_bytes == 0 and engine.wake().moved_bytes == first
-    engine.load_state({name: 2 * tensor for name, tensor in engine.state().items()})
+    engine.load_weights({name: 2 * tensor for name, tensor in engine.state().items()})
     assert engine.sleep().moved_bytes == first
     engine.wake()
     updates(engine, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
@@ -158,7 +158,7 @@ def test_weights_that_others_bring_are_not_kept() -> None:
     ]
     engine.wake()
     assert not any(tensor.any() for tensor in engine.state().values())
-    engine.load_state(twin.state())
+    engine.load_weights(twin.state())
     assert same(engine.state(), twin.state())
 
 

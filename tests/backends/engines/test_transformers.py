@@ -155,7 +155,9 @@ def trained(
     model: TransformersEngine, parts: int, budget: int | None = None
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """One update on all rows in `parts` blocks, or in blocks of `budget` tokens."""
-    blocks = model.plan_blocks(ROWS.lengths, budget) if budget else list(torch.arange(len(ROWS)).tensor_split(parts))
+    blocks = (
+        model.plan_micro_batches(ROWS.lengths, budget) if budget else list(torch.arange(len(ROWS)).tensor_split(parts))
+    )
     weights = torch.linspace(-1, 2, int(ROWS.scored_counts().sum()), dtype=torch.float64)
     starts = ROWS.scored_counts().cumsum(0) - ROWS.scored_counts()
 
@@ -338,7 +340,7 @@ def test_state_is_a_copy_and_goes_back() -> None:
     with model.temporary_weights(start), torch.no_grad():
         torch.testing.assert_close(model.logprobs(ROWS), engine().logprobs(ROWS))
     assert all(torch.equal(changed[name], tensor) for name, tensor in model.state().items())
-    model.load_state(start)
+    model.load_weights(start)
     assert all(torch.equal(start[name], tensor) for name, tensor in model.state().items())
 
 
@@ -359,7 +361,7 @@ def test_blend_moves_towards_the_other() -> None:
     for name, tensor in one.state().items():
         torch.testing.assert_close(tensor, wanted[name])
     with pytest.raises(EngineError, match="another model's"):
-        one.load_state(engine("gpt2").state())
+        one.load_weights(engine("gpt2").state())
 
 
 def test_a_copy_has_weights_of_its_own() -> None:
@@ -374,7 +376,7 @@ def test_optimizer_state_continues_a_run() -> None:
     model = engine()
     trained(model, 1)
     resumed = engine()
-    resumed.load_state(model.state())
+    resumed.load_weights(model.state())
     moments = model.moments()
     made = resumed.begin_moments(moments.tensors_by_kind.keys(), moments.steps)
     assert (moments.steps, moments.layout) == (1, made.layout)

@@ -196,7 +196,7 @@ def test_new_weights_count_from_the_next_token_on(pair: Pair) -> None:
     snapshot = engine.generate(LONG, 2, Sampling(10), keys(8), weights=own)
     assert snapshot.sequences.rows() == before.sequences.rows()
     assert engine.generate(LONG, 2, Sampling(10), keys(8)).sequences.rows() == after.sequences.rows()
-    engine.load_state(own)
+    engine.load_weights(own)
     assert engine.generate(LONG, 2, Sampling(10), keys(8)).sequences.rows() == before.sequences.rows()
 
 
@@ -394,14 +394,14 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
             assert start < stop
             torch.testing.assert_close(logprobs[start:stop], scores(model, row)[start:stop], rtol=0, atol=1e-5)
     # The same by asking: two changes, also where rows leave the engine in parts.
-    engine.load_state(own)
+    engine.load_weights(own)
     models = {0: trainer, 1: other, 2: TransformersEngine.open(spec(seed=6))}
     sampling = Sampling(24, stop_ids=(20, 21, 22, 23))
     whole = engine.generate(
         LONG, 6, sampling, keys(24), refresh=Coming(lambda version: write(engine, models[version]), after=(4, 11))
     )
     check(whole, models, sampling, 1e-5)
-    engine.load_state(own)
+    engine.load_weights(own)
     coming = Coming(lambda version: write(engine, models[version]), after=(4, 11))
     parts = [
         part
@@ -410,7 +410,7 @@ def test_weights_that_change_in_mid_stream(pair: Pair) -> None:
     assert whole.versions is not None and int(whole.versions.max()) == 2
     assert [row for part in parts for row in part.sequences.rows()] == whole.sequences.rows()
     assert torch.cat([part.versions for part in parts if part.versions is not None]).equal(whole.versions)
-    engine.load_state(own)
+    engine.load_weights(own)
 
 
 def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair) -> None:
@@ -437,7 +437,7 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
             engine.sample_until_done(2)
             found = made.result()
     finally:
-        engine.load_state(own)
+        engine.load_weights(own)
     assert found.versions is not None and set(found.versions.tolist()) == {0, 1}
     check(found, {0: trainer, 1: other}, long, 1e-5)
 
@@ -451,11 +451,11 @@ def test_rows_go_on_with_the_keys_and_values_of_older_weights(pair: Pair) -> Non
     engine.keeps = True
     try:
         made = engine.generate(LONG, 2, sampling, keys(8), refresh=Coming(lambda _: write(engine, other), after=(4,)))
-        engine.load_state(own)
+        engine.load_weights(own)
         late = engine.generate(LONG, 2, sampling, keys(8), refresh=Coming(lambda _: write(engine, other), after=(0,)))
     finally:
         engine.keeps = False
-        engine.load_state(own)
+        engine.load_weights(own)
     assert made.versions is not None and late.versions is not None
     counts, spanning = made.sequences.scored_counts().tolist(), 0
     rows = zip(made.sequences.rows(), counts, made.versions.split(counts), made.logprobs.split(counts), strict=True)
@@ -487,7 +487,7 @@ def test_what_cannot_be_asked(pair: Pair) -> None:
 
 def test_it_has_the_roles_that_its_spec_names(pair: Pair) -> None:
     engine, _ = pair
-    others = ("logprobs", "entropy", "values", "score", "train_step", "plan_blocks", "save", "copy")
+    others = ("logprobs", "entropy", "values", "score", "train_step", "plan_micro_batches", "save", "copy")
     assert not [name for name in others if hasattr(engine, name)]
     assert all(
         hasattr(engine, name) for name in ("generate", "generate_in_parts", "layout", "tensors", "state", "blend")
@@ -508,12 +508,12 @@ def test_adapters_are_merged(model: str) -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(2):
         new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in first.items()}
-        engine.load_state(new)
-        trainer.load_state(new)
+        engine.load_weights(new)
+        trainer.load_weights(new)
         made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
         torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
     assert any(not torch.equal(each, base[name]) for name, each in engine._parameters().items())
-    engine.load_state(first)
+    engine.load_weights(first)
     assert all(torch.equal(each, base[name]) for name, each in engine._parameters().items())
 
 
@@ -531,7 +531,7 @@ def test_adapters_beside_the_weights(model: str, rank: int) -> None:
     for _ in range(2):
         new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in first.items()}
         for each in (engine, trainer, merged):
-            each.load_state(new)
+            each.load_weights(new)
         made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
         other = merged.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
         assert made.sequences.rows() == other.sequences.rows()
@@ -539,7 +539,7 @@ def test_adapters_beside_the_weights(model: str, rank: int) -> None:
         torch.testing.assert_close(made.logprobs, other.logprobs, rtol=0, atol=1e-5)
         assert plain.sequences.rows() != made.sequences.rows()
     assert all(torch.equal(each, base[name]) for name, each in engine._parameters().items())
-    engine.load_state(first)
+    engine.load_weights(first)
     again = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
     assert torch.equal(again.logprobs, plain.logprobs)
 
@@ -550,13 +550,13 @@ def test_adapters_of_some_layers_beside_the_weights() -> None:
     engine, trainer = VllmEngine.open(told, adapters="apart"), TransformersEngine.open(told)
     generator = torch.Generator().manual_seed(1)
     new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in trainer.state().items()}
-    engine.load_state(new)
-    trainer.load_state(new)
+    engine.load_weights(new)
+    trainer.load_weights(new)
     for keep in (True, False):
         engine.sleep(keep=keep)
         engine.wake()
         if not keep:
-            engine.load_state(new)
+            engine.load_weights(new)
         made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
         torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
 
@@ -579,7 +579,7 @@ def test_a_moving_average(pair: Pair) -> None:
     engine.blend({name: tensor + 1 for name, tensor in own.items()}, 0.75)
     for name, tensor in engine.tensors().items():
         torch.testing.assert_close(tensor, own[name] + 0.25)
-    engine.load_state(own)
+    engine.load_weights(own)
 
 
 def test_diverged_weights_are_reported() -> None:
@@ -628,7 +628,7 @@ def test_weights_come_to_a_model_that_sleeps(pair: Pair) -> None:
     assert engine.version == version + 1
     assert all(torch.equal(tensor, 0.5 * before[name]) for name, tensor in engine.tensors().items())
     halved = engine.generate(LONG, 1, Sampling(4), keys(4))
-    engine.load_state({name: 0.5 * tensor for name, tensor in before.items()})
+    engine.load_weights({name: 0.5 * tensor for name, tensor in before.items()})
     assert engine.generate(LONG, 1, Sampling(4), keys(4)).sequences.rows() == halved.sequences.rows()
     write(engine, model)
 

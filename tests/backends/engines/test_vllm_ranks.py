@@ -67,7 +67,7 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     # New weights that wait at one rank before they do at the other.
     own = engine.state()
     halves = {name: tensor / 2 for name, tensor in own.items()}
-    coming = Coming(lambda version: engine.load_state(halves), after=(7 + 5 * rank,))
+    coming = Coming(lambda version: engine.load_weights(halves), after=(7 + 5 * rank,))
     changed = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
     assert changed.versions is not None
     # Experts, in the groups of the model without; the same and others, each rank with some of the experts entire.
@@ -82,7 +82,7 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     # Adapters, which each rank merges into its part, or has beside it.
     for how in SPEC.adapters:
         adapted = VllmEngine.open(ADAPTED, make_mesh(tp=2), rank, address=address, adapters=how)
-        adapted.load_state(new_adapters(adapted.state()))
+        adapted.load_weights(new_adapters(adapted.state()))
         one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += [f"{count} functions were compiled" for count in [counters["frames"]["total"]] if count]

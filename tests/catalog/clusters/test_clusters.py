@@ -17,7 +17,7 @@ from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHAR
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.units import format_exact, format_quantity
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.passes.cost.lengths import read_lengths
+from rlgraph.passes.cost.lengths import parse_lengths
 from tests.counting import calls
 
 ROOT = Path(rlgraph.__file__).parent
@@ -361,7 +361,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for line in lines.splitlines():
         read_cluster(re.split(r"\s{4,}", line)[0])
     for line in lengths.splitlines():
-        read_lengths(re.split(r"\s{4,}", line)[0])
+        parse_lengths(re.split(r"\s{4,}", line)[0])
     assert read_cluster(file(tmp_path, toml)).devices == 96
 
 
@@ -369,7 +369,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_examples_of_a_code(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (kind, bad), (_, good) = re.findall("```(text|toml)\n(.*?)```", section, flags=re.DOTALL)
-    read = read_cluster if section[:5] < "E0926" else read_lengths
+    read = read_cluster if section[:5] < "E0926" else parse_lengths
     given = [file(tmp_path, text) if kind == "toml" else text.strip() for text in (good,)]
     read(given[0])
     with pytest.raises(ProgramError) as error:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.errors import ProgramError
-from rlgraph.passes.cost.lengths import STEPS, Lengths, read_lengths
+from rlgraph.passes.cost.lengths import STEPS, Lengths, parse_lengths
 from rlgraph.passes.cost.workload import Workload
 
 ROWS = st.lists(st.integers(0, 100_000), min_size=1, max_size=1000)
@@ -34,7 +34,7 @@ def sampled(mean: float, p99: float, rows: int) -> tuple[list[float], float]:
 @pytest.mark.parametrize(("mean", "p99"), [(350, 1500), (100, 130), (2000, 20_000)])
 def test_a_log_normal_is_that_of_sampled_rows(mean: float, p99: float) -> None:
     rows, s = sampled(mean, p99, 200_000)
-    lengths = read_lengths(f"mean={mean}, p99={p99}")
+    lengths = parse_lengths(f"mean={mean}, p99={p99}")
     count = len(rows)
     assert lengths.mean == pytest.approx(mean, rel=1e-9)
     # The standard error of a mean; five of them.
@@ -55,7 +55,7 @@ def test_a_log_normal_is_that_of_sampled_rows(mean: float, p99: float) -> None:
 def test_the_squares_of_a_log_normal() -> None:
     """The mean of the squares is that of the mean, times exp(s^2); what is lost is the spread inside the last share."""
     _, s = sampled(350, 1500, 1)
-    found = read_lengths("mean=350, p99=1500").mean_square
+    found = parse_lengths("mean=350, p99=1500").mean_square
     assert 0.98 * 350**2 * math.exp(s * s) < found < 350**2 * math.exp(s * s)
 
 
@@ -109,14 +109,14 @@ def test_answers_of_which_nothing_is_known_have_lengths_whatever_the_limit(limit
 
 
 def test_a_constant_length() -> None:
-    lengths = read_lengths(" 1024 ")
+    lengths = parse_lengths(" 1024 ")
     assert (lengths.values, lengths.quantile(0.3), lengths.share_over(1023), lengths.share_over(1024)) == (
         (1024.0,),
         1024.0,
         1.0,
         0.0,
     )
-    assert read_lengths("mean=80, p99=80").values == (80.0,)
+    assert parse_lengths("mean=80, p99=80").values == (80.0,)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_constant_length() -> None:
     ],
 )
 def test_other_pairs(text: str, shares: dict[float, float]) -> None:
-    lengths = read_lengths(text)
+    lengths = parse_lengths(text)
     for share, length in shares.items():
         assert lengths.quantile(share) == pytest.approx(length, rel=0.006)
     if "mean" in text:
@@ -145,21 +145,21 @@ def test_other_pairs(text: str, shares: dict[float, float]) -> None:
 def test_a_file(content: str, tmp_path: Path) -> None:
     file = tmp_path / "a=b.txt"
     file.write_text(content, "utf-8", newline="")
-    assert read_lengths(str(file)) == Lengths((1.0, 2.0, 3.0))
+    assert parse_lengths(str(file)) == Lengths((1.0, 2.0, 3.0))
 
 
 @given(ROWS)
 def test_lengths_are_read_again_from_their_text(rows: list[int]) -> None:
     lengths = Lengths.from_lengths(rows)
-    assert read_lengths(lengths.to_text()) == lengths
+    assert parse_lengths(lengths.to_text()) == lengths
     assert lengths.capped(5).to_text() == json.dumps(lengths.capped(5).values)
 
 
 @pytest.mark.parametrize("text", ["1024", "mean=350,p99=1500.5", "p50 = 300 ,  p99.9=1e4"])
 def test_what_was_said_is_kept(text: str) -> None:
-    lengths = read_lengths(text)
+    lengths = parse_lengths(text)
     assert len(lengths.to_text()) < 30
-    assert read_lengths(lengths.to_text()) == lengths
+    assert parse_lengths(lengths.to_text()) == lengths
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_what_was_said_is_kept(text: str) -> None:
 )
 def test_wrong_lengths(text: str, code: str, under: str, said: str) -> None:
     with pytest.raises(ProgramError) as error:
-        read_lengths(text)
+        parse_lengths(text)
     (found,) = error.value.diagnostics
     assert (found.code, found.span.covered_text) == (code, under), str(error.value)[:500]
     assert said in found.render()
@@ -216,7 +216,7 @@ def test_wrong_files(content: str, line: int, said: str, tmp_path: Path) -> None
     file = tmp_path / "lengths.txt"
     file.write_text(content, "utf-8")
     with pytest.raises(ProgramError) as error:
-        read_lengths(str(file))
+        parse_lengths(str(file))
     (found,) = error.value.diagnostics
     assert (found.code, found.span.line, found.span.source.path) == ("E0928", line, str(file)), str(error.value)
     assert re.search(re.escape(said), found.message)
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe1")
     for path, said in ((tmp_path / "bytes", "no text in UTF-8"), (tmp_path, "cannot be read")):
         with pytest.raises(ProgramError, match=said):
-            read_lengths(str(path))
+            parse_lengths(str(path))
 
 
 GROUPS = [(12, 16), (1, 4), (3, 4), (16, 16), (700, 1000)]
@@ -236,7 +236,7 @@ GROUPS = [(12, 16), (1, 4), (3, 4), (16, 16), (700, 1000)]
 @pytest.mark.parametrize("text", ["mean=350, p99=1500", "[1, 2, 5]", "[7]"])
 def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> None:
     """Against groups that are drawn and sorted: the rows that are kept, and all rows if the others end with them."""
-    lengths, generator = read_lengths(text), random.Random(3)
+    lengths, generator = parse_lengths(text), random.Random(3)
     kept: list[float] = []
     until: list[float] = []
     for _ in range(40_000 // of):
@@ -256,7 +256,7 @@ def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> No
 
 
 def test_all_of_a_group_are_all_rows() -> None:
-    lengths = read_lengths("mean=350, p99=1500")
+    lengths = parse_lengths("mean=350, p99=1500")
     for found in (
         lengths.shortest_of_groups(16, 16),
         lengths.group_lengths_until(16, 16),

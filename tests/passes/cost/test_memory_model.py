@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
@@ -183,7 +183,7 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     packed, ordered = how
     batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
     rows, _, _ = micro_batching((batch,), budget, side, 1).replica_load(1)
-    blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
+    blocks = plan_micro_batches(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
     assert max(tokens) <= rows * batch.mean_row_load.longest * (1 + 1e-12)
 
@@ -213,7 +213,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
     for copy in range(copies):
         first, stop = even_range(len(fed), copies, copy)
         own = fed.take(torch.arange(first, stop))
-        for block in plan_blocks(own.lengths + 1, budget, side, packed=True, ordered=True):
+        for block in plan_micro_batches(own.lengths + 1, budget, side, packed=True, ordered=True):
             part = own.take(block)
             found = pack_shared(part, torch.full((len(part),), prompt))
             lying.append(len(part.tokens if found is None else found.token_at_place))

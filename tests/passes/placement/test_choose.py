@@ -323,7 +323,7 @@ def test_rows_and_orders_go_over_the_link_between_groups() -> None:
     for work in seen.works:
         spent[work.name] = spent.get(work.name, 0.0) + work.parts.get("transfer", 0.0) + work.parts.get("order", 0.0)
     problem, best = found.choice.problem, found.choice.search_result
-    trips = problem.travel_seconds(
+    trips = problem.row_travel_seconds(
         problem.make_colocation(best.blocks), {at: each.copies for at, each in enumerate(best.options)}
     )
     own = {problem.tasks[number].name: seconds for number, seconds in trips.items()}

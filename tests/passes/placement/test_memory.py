@@ -12,7 +12,7 @@ from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Program
 from rlgraph.passes.compilation.default_plan import read_model_shapes
-from rlgraph.passes.placement.least_memory import least_memory_bytes
+from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.passes.rewrites.pipeline import run_passes
 from rlgraph.user_code.files import Folders
 from tests.passes.placement.test_place import PROGRAM, TINY, planned
@@ -38,7 +38,7 @@ def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> No
     shape = shapes["actor"]
     assert isinstance(shape, Shape)
     plan = planned(text, f"pool all = 4 devices\nplace {place}\n")
-    assert least_memory_bytes(program, plan, shapes) == pytest.approx(
+    assert least_bytes_of_all_ranks(program, plan, shapes) == pytest.approx(
         bytes_of_a_weight * parameter_count(shape), rel=1e-3
     )
-    assert least_memory_bytes(program, plan, {}) == 0
+    assert least_bytes_of_all_ranks(program, plan, {}) == 0

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.errors import NoRows
 from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import merge_calls
@@ -152,11 +152,11 @@ class MegatronEngine(RankWeights, ScoringMixin):
         self.offloader.mark_changed()
         return {"loss": scale * loss, **self._trainer.step(options, step, scale)}
 
-    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+    def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there
         are as many rows."""
         side = self._mesh.axis_size("pp") * self._mesh.axis_size("ep")
-        return plan_blocks(lengths, token_budget or self._options.block_tokens, side, packed=True)
+        return plan_micro_batches(lengths, token_budget or self._options.block_tokens, side, packed=True)
 
     @property
     def model(self) -> GPTModel:
@@ -225,7 +225,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
     def copy(self) -> MegatronEngine:
         """Return the same model with weights of its own and no optimizer."""
         duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options)
-        duplicate.load_state(self.tensors())
+        duplicate.load_weights(self.tensors())
         return duplicate
 
     def _new_trainer(self) -> Trainer:
@@ -244,7 +244,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
             self._require(op)
         counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.scored_counts()
         used = counts.nonzero()[:, 0]
-        plan = self._own_blocks([used[rows] for rows in self.plan_blocks(sequences.lengths[used])])
+        plan = self._own_blocks([used[rows] for rows in self.plan_micro_batches(sequences.lengths[used])])
         calls = [
             [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan

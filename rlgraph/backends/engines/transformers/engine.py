@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.meter import WorkMeter
@@ -279,12 +279,12 @@ class TransformersEngine(RankWeights, ScoringMixin):
             torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
         return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
 
-    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Return blocks for `train_step`: row indices, as `rlgraph.backends.engines.blocks.plan_blocks` cuts them for
-        this engine's threads. Ranks that shard the model take a shard of each block's rows."""
+    def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Return micro-batches for `train_step`: row indices, as `engines.blocks.plan_micro_batches` cuts them for this
+        engine's threads. Ranks that shard the model take a shard of each block's rows."""
         ranks = self._shards.size if self._shards else 1
         budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
-        return plan_blocks(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
+        return plan_micro_batches(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
 
     def moments(self) -> Moments:
         """Return what the optimizer keeps, live; nothing before the first update."""

@@ -9,13 +9,13 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
+from rlgraph.backends.engines.transformers.fsdp import ParameterShards
 from rlgraph.backends.engines.transformers.network import Network
-from rlgraph.backends.engines.transformers.shards import ParameterShards
 from rlgraph.backends.engines.vocabulary import apply_temperature, entropies, token_logprobs
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
@@ -108,7 +108,7 @@ class NetworkReader:
 
     def _plan(self, lengths: Tensor) -> list[Tensor]:
         packed, ordered = self._network.can_pack, self._network.can_share_prefixes
-        return plan_blocks(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
+        return plan_micro_batches(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
 
     def _in_shards(
         self,
@@ -123,7 +123,7 @@ class NetworkReader:
 
         def compute() -> list[Tensor]:
             places, outputs = [torch.zeros(0, dtype=torch.long)], []
-            for rows, is_own in shards.plan_blocks(lengths, self._block_tokens, self._network.can_pack):
+            for rows, is_own in shards.plan_micro_batches(lengths, self._block_tokens, self._network.can_pack):
                 values, at = block(used[rows]), used[rows]
                 places.append(ragged_index(starts[at], counts[at])[: None if is_own else 0])
                 outputs.append([column if is_own else column[:0] for column in values])

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained_parameters
+from rlgraph.backends.engines.transformers.fsdp import ParameterShards
 from rlgraph.backends.engines.transformers.meshes import device_mesh
-from rlgraph.backends.engines.transformers.shards import ParameterShards
-from rlgraph.backends.engines.transformers.tensors import TensorParallel
+from rlgraph.backends.engines.transformers.tensor_parallel import TensorParallel
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh
 
@@ -49,7 +49,7 @@ class SplitReplica:
             else:
                 self.tensors.split_model(model, kind)
         if self.shards is not None:
-            self.shards.shard_parameters(model)
+            self.shards.shard_by_fsdp(model)
         else:
             model.to(self._device)  # type: ignore[arg-type]
 

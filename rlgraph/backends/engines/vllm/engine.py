@@ -308,11 +308,11 @@ class VllmEngine(CallSampler):
     def temporary_weights(self, state: State) -> Iterator[None]:
         """Generate with `state` in place of the weights while the context lasts: they are copied in, and back."""
         originals = self.state()
-        self.load_state(state)
+        self.load_weights(state)
         try:
             yield
         finally:
-            self.load_state(originals)
+            self.load_weights(originals)
 
     def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
         check_row_keys(keys, prompts, n)

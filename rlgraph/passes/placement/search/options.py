@@ -14,7 +14,7 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak_memory import usable_device_bytes, usable_host_bytes
-from rlgraph.passes.cost.predict import onload_cost
+from rlgraph.passes.cost.predict import host_round_trip_cost
 from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import memo
@@ -400,7 +400,7 @@ class Options(Strategies):
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
         offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)
-        once = onload_cost(
+        once = host_round_trip_cost(
             component.main_operation, resident - deployment.kv_bytes, deployment, component.receives_weights
         ).seconds
         return tuple([once * times for times in self.visits_per_step(component)])

@@ -277,7 +277,7 @@ class Problem:
         config, apart = self.components[component].config, self.cluster.link_between(source.island, target.island)
         return weight_sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
 
-    def travel_seconds(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
+    def row_travel_seconds(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
         """Return the least seconds that requests and rows of tasks travel between node groups."""
         total: dict[int, float] = {}
         longest: dict[tuple[int, int | None], float] = {}
@@ -328,7 +328,7 @@ class Problem:
         copies: Copies = MappingProxyType({}),
     ) -> float:
         """Return seconds that no order of the jobs can beat."""
-        seconds = self.job_seconds(durations, syncs, self.travel_seconds(colocation, copies))
+        seconds = self.job_seconds(durations, syncs, self.row_travel_seconds(colocation, copies))
         return self.steady_seconds(
             makespan_lower_bound(self.tasks_with_pool_order, seconds, colocation.chains), seconds, colocation
         )
@@ -342,7 +342,7 @@ class Problem:
         pieces: Pieces = (),
     ) -> float:
         """Return the seconds of a step, or of one of many where several are in flight."""
-        seconds = self.job_seconds(durations, syncs, self.travel_seconds(colocation, copies))
+        seconds = self.job_seconds(durations, syncs, self.row_travel_seconds(colocation, copies))
         return self.steady_seconds(
             makespan(self.fused_task_order(pieces), seconds, colocation.pools_of_job), seconds, colocation
         )

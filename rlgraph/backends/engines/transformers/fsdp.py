@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.ir.mesh import Mesh
@@ -41,7 +41,7 @@ class ParameterShards:
         """This rank's part of each parameter, by name; weights are written here."""
         self._dtensors: dict[str, DTensor] = {}
 
-    def shard_parameters(self, model: nn.Module) -> None:
+    def shard_by_fsdp(self, model: nn.Module) -> None:
         """Keep this rank's part of the parameters alone. Raises EngineError for a model that cannot be sharded."""
         name = type(model).__name__
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -114,14 +114,14 @@ class ParameterShards:
                 cast(FSDPModule, self._root).reset_iter_state()
         return [None if gradient is None else cast(DTensor, gradient).to_local() for gradient in gradients]
 
-    def plan_blocks(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
+    def plan_micro_batches(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
         """Return blocks of rows of these lengths for this rank, as many as for every other, and whether they are its
         own. packed: rows lie one behind the other.
 
         With gradients it is one: the caller has chosen how many rows go together.
         """
         largest = int(lengths.sum()) if torch.is_grad_enabled() else budget
-        plan = plan_blocks(lengths, largest, self.size, packed=packed)
+        plan = plan_micro_batches(lengths, largest, self.size, packed=packed)
         return [
             (plan[start + self.index], True) if start + self.index < len(plan) else (plan[start][:1], False)
             for start in range(0, len(plan), self.size)
