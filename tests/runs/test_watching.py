@@ -25,12 +25,13 @@ SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 def test_a_line_tells_what_weights_cost() -> None:
     stream = io.StringIO()
     lines = LinesDisplay(stream)
-    lines.run_started({"step": 2})
-    lines.node_done(SAMPLE, 0.5, 300, "roll")
-    lines.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
-    lines.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
-    lines.step_done(StepResult(1, "step", 2.0, {"reward": 0.5}))
-    lines.step_done(StepResult(2, "step", 2.0))
+    watch = RunObserver(lines, InterruptHandler(lines))
+    watch.run_started({"step": 2})
+    watch.node_done(SAMPLE, 0.5, 300, "roll")
+    watch.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
+    watch.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
+    watch.step_done(StepResult(1, "step", 2.0, {"reward": 0.5}))
+    watch.step_done(StepResult(2, "step", 2.0))
     assert stream.getvalue().splitlines() == [
         "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
         "step 2/2  2 s",
@@ -39,8 +40,9 @@ def test_a_line_tells_what_weights_cost() -> None:
 
 def test_a_bar_has_a_line_for_each_pool() -> None:
     bar = BarDisplay()
+    watch = RunObserver(bar, InterruptHandler(bar))
     bar.live.stop()
-    bar.run_started({"step": 2})
+    watch.run_started({"step": 2})
 
     def drawn() -> list[str]:
         console = Console(file=io.StringIO(), width=120)
@@ -48,17 +50,17 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
         return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
     assert len(drawn()) == 1
-    bar.node_started(SAMPLE, "roll")
-    bar.node_started(TRAIN, "train")
+    watch.node_started(SAMPLE, "roll")
+    watch.node_started(TRAIN, "train")
     assert [line.split() for line in drawn()[1:]] == [["roll", "generate"], ["train", "train"]]
-    bar.node_done(SAMPLE, 2.0, 300, "roll")
+    watch.node_done(SAMPLE, 2.0, 300, "roll")
     assert [line.split() for line in drawn()[1:]] == [["roll", "waits", "150", "tok/s"], ["train", "train"]]
     bar.close()
 
 
 def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
     interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
-    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts)
     watch.node_started(TRAIN, "actor")
     watch.node_started(TRAIN, "critic")
     watch.node_started(SAMPLE, "roll")
@@ -74,7 +76,7 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
 def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update() -> None:
     """It was raised where what is raised is lost, as in `__del__`."""
     interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
-    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts)
     watch.node_started(SAMPLE, "roll")
     interrupts.seen = True
     for lost in (lambda: watch.node_done(SAMPLE, 1.0, 5, "roll"), lambda: watch.node_started(SAMPLE, "roll")):
