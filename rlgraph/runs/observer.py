@@ -129,7 +129,8 @@ class RunObserver:
                 _, start = self._open.pop()
                 args = {"tokens": tokens} if tokens else {}
                 self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
-            name = work_name(node)
+            # After an update a model has a number in its name: `train actor@2`.
+            name = work_name(node).partition("@")[0]
             self._work_s[name] = self._work_s.get(name, 0.0) + seconds
             self.publish(WorkDone(step=self._number, node=node, seconds=seconds, tokens=tokens, pool=pool))
             self.interrupts.updates -= NODES[node.op].updates
