@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.plan_times import predicted_work
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import parse_best
@@ -257,7 +258,7 @@ def _steps(
 
             saver = Saver(folder, compiled, options, taken, resumable, saved)
         try:
-            watch.run_started(phases, done, compiled.name)
+            watch.run_started(phases, done, compiled.name, predicted_work(compiled))
             for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 watch.step_done(step, result.metrics[-1])

@@ -14,6 +14,7 @@ from programs_on_disk import write_tiny
 import rlgraph
 from rlgraph.backends.samples import spread_of
 from rlgraph.errors import RlgraphError
+from rlgraph.passes.compilation.plan_times import predicted_work
 from rlgraph.runs import events
 from rlgraph.runs.events import EVENTS, LASTING, Event, EventReader, RunStarted, StepDone
 from rlgraph.runs.folder import EVENTS as FILE
@@ -155,3 +156,12 @@ def test_a_spread_leaves_out_what_is_no_number() -> None:
 
     assert spread_of(np.array([np.nan, np.inf])) == []
     assert spread_of(np.array([0.0, np.nan, 10.0])) == [0, 1, 2.5, 5, 7.5, 9, 10]
+
+
+def test_what_is_predicted_has_the_name_of_what_is_measured() -> None:
+    compiled = rlgraph.compile(Path("tiny.rlf"), cluster="1x1:h100-80gb")
+    predicted = predicted_work(compiled)
+    assert set(predicted) == {"generate rollout", "train actor"} and min(predicted.values()) > 0
+    measured = next(event for event in ran(1) if isinstance(event, StepDone)).work_s
+    assert set(predicted) < set(measured)
+    assert predicted_work(rlgraph.compile(Path("tiny.rlf"))) == {}

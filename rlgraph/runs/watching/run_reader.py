@@ -20,8 +20,6 @@ from rlgraph.runs.samples import SAMPLES
 from rlgraph.runs.watching.bins import bin_starts, binned_curve, short
 from rlgraph.runs.watching.lines import GrowingFile
 
-PLAN_PICTURE = "plan.svg"
-"""The picture of a run's plan in its folder."""
 SHOWN_EVENTS = 500
 """How many events the page lists, the newest."""
 _LISTED = frozenset({"run_started", "checkpoint_saved", "restarted", "note", "run_ended"})
@@ -147,7 +145,6 @@ class RunReader:
             "predicted": {str(name): float(seconds) for name, seconds in predicted.items()},
             "events": self.events[::-1],
             "samples": _size(self.path / SAMPLES) > 0,
-            "plan": _picture(self.path / PLAN_PICTURE),
         }
 
     def _work_view(self) -> dict[str, Any]:
@@ -205,13 +202,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _picture(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _settings(path: Path) -> dict[str, str]:

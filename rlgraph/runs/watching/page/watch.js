@@ -198,7 +198,6 @@ function showTime() {
     const cards = [element("article", { class: "card" }, element("h2", {}, "Seconds of work by step"), stackChart(run.work.x, ordered, chartWidth(560), 280, "Seconds of work by step").svg),
       element("article", { class: "card" }, element("h2", {}, "Mean of the last 50 steps"), table,
         element("p", { class: "muted" }, "Where pools work at the same time, the work of a step adds up to more than the step."))];
-    if (run.plan) cards.push(element("article", { class: "card wide" }, element("h2", {}, "Plan"), element("img", { class: "plan", alt: "The plan of the run", src: `data:image/svg+xml,${encodeURIComponent(run.plan)}` })));
     return [...head, element("div", { class: "grid two" }, ...cards)];
   }));
 }
