@@ -125,8 +125,8 @@ class StepDone(Event):
     metrics: Mapping[str, Any]
     """The record of the step, as `metrics.jsonl` has it."""
     work_s: Mapping[str, float]
-    """The seconds of each piece of work in it. Pools work at the same time, so they may add up to more than the step's
-    own."""
+    """The seconds of each piece of work in it, of a loop without those of what runs in it. Pools work at the same time,
+    so they may add up to more than the step's own."""
     result: StepResult
     """The step with its samples, its scores' spread and its trace."""
 

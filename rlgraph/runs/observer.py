@@ -98,6 +98,8 @@ class RunObserver:
         """The seconds of the work that was done since the last step was over."""
         self._open: list[tuple[Node, float]] = []
         """The nodes at work in this process with their start times, the innermost last."""
+        self._inner_s: list[float] = []
+        """For each of them the seconds of the nodes in it, as those of a loop."""
         self._number = 1
         self._lock = threading.RLock()
         # Clocks may be set during a run, but times of a trace must not go back.
@@ -121,17 +123,22 @@ class RunObserver:
             self.interrupts.updates += NODES[node.op].updates
             if not pool:
                 self._open.append((node, self._now()))
+                self._inner_s.append(0.0)
             self.publish(WorkStarted(step=self._number, node=node, pool=pool))
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         with self._lock:
+            inner_s = 0.0
             if not pool:
                 _, start = self._open.pop()
+                inner_s = self._inner_s.pop()
+                if self._inner_s:
+                    self._inner_s[-1] += seconds
                 args = {"tokens": tokens} if tokens else {}
                 self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
             # After an update a model has a number in its name: `train actor@2`.
             name = work_name(node).partition("@")[0]
-            self._work_s[name] = self._work_s.get(name, 0.0) + seconds
+            self._work_s[name] = self._work_s.get(name, 0.0) + max(seconds - inner_s, 0.0)
             self.publish(WorkDone(step=self._number, node=node, seconds=seconds, tokens=tokens, pool=pool))
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()

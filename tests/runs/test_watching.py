@@ -13,6 +13,7 @@ from rich.console import Console
 import rlgraph
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventStream, StepDone
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.progress import LinesDisplay
 from rlgraph.runs.progress_bar import BarDisplay
@@ -118,3 +119,21 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     assert len(model.answer(["a>"], max_tokens=3)) == 1
     model.save(tmp_path / "again")
     assert (tmp_path / "again/config.json").exists()
+
+
+def test_seconds_of_work_in_a_loop_count_once() -> None:
+    steps: list[StepDone] = []
+    lines = LinesDisplay(io.StringIO())
+    reads = [lines, lambda event: steps.append(event) if isinstance(event, StepDone) else None]
+    watch = RunObserver(lines, InterruptHandler(lines), stream=EventStream(reads))
+    watch.run_started({"step": 1})
+    loop = Node("minibatch", (), ())
+    watch.node_started(loop)
+    for _ in range(2):
+        watch.node_started(TRAIN)
+        watch.node_done(TRAIN, 2.0, 0)
+    watch.node_done(loop, 5.0, 0)
+    watch.node_started(SAMPLE, "roll")
+    watch.node_done(SAMPLE, 3.0, 9, "roll")
+    watch.step_done(StepResult(1, "step", 8.0))
+    assert steps[0].work_s == {"train": 4.0, "minibatch": 1.0, "generate": 3.0}
