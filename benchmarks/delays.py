@@ -345,12 +345,12 @@ def tell(seed: int, most: float) -> None:
 def delayed(each: Drawn, steps: int, most: float, folder: Path) -> dict[str, Any]:
     """What came of a run: what is wrong with it, if anything, and the ages of its rows."""
     import rlgraph
-    from rlgraph.backends.steps import SilentObserver
+    from rlgraph.runs.events import EventReader, WorkStarted
 
-    class Late(SilentObserver):
+    class Late(EventReader):
         """The controller sleeps, too."""
 
-        def node_started(self, node: Any, pool: str = "") -> None:
+        def work_started(self, event: WorkStarted) -> None:
             sleep(0.5)
 
     tell(each.seed, most)
@@ -364,7 +364,7 @@ def delayed(each: Drawn, steps: int, most: float, folder: Path) -> dict[str, Any
         backend="ray",
         timeout=300,
         progress=False,
-        observer=Late(),
+        on_event=Late(),
         threads=1,
     )
     seconds = time.perf_counter() - began

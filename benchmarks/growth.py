@@ -39,8 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rlgraph.backends.steps import SilentObserver
-from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventReader, WorkDone
 
 WORDS = ["ab", "b", "cdab", "a", "bc", "dddd", "c", "dab", "ba", "ca"]
 USER = """
@@ -111,8 +110,8 @@ def _slope(points: Sequence[tuple[int, float]]) -> float:
     return statistics.median(pairs) * 1e6 if pairs else 0.0
 
 
-class Watch(SilentObserver):
-    """Measures all processes of a run now and then. An observer of the run."""
+class Watch(EventReader):
+    """Measures all processes of a run now and then. A reader of its events."""
 
     def __init__(self, steps: int, until: float, names: Mapping[int, str], allocations: bool) -> None:
         """names: of processes that say who they are."""
@@ -123,8 +122,8 @@ class Watch(SilentObserver):
         self.after: tracemalloc.Snapshot | None = None
         self._quarter, self._last = steps // 4, steps
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        if node.op != "train":
+    def work_done(self, event: WorkDone) -> None:
+        if event.node.op != "train":
             return
         self.steps += 1
         if self.steps % self.every == 0:
@@ -212,7 +211,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
     watch = Watch(given.steps, time.monotonic() + 60 * given.minutes, names, given.allocations)
     began = time.monotonic()
     try:
-        compiled.run(given.steps, out=folder / "run", backend=given.backend, threads=1, progress=False, observer=watch)
+        compiled.run(given.steps, out=folder / "run", backend=given.backend, threads=1, progress=False, on_event=watch)
     except Interrupted:
         pass
     finally:

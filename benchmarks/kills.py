@@ -60,7 +60,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.faults import FAULTS, inject, listening, meets
-from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventReader, WorkDone, WorkStarted
 
 USER = """
 def score(prompts, completions, completion_ids, **columns):
@@ -238,9 +238,9 @@ def write(folder: Path, name: str, programs: Mapping[str, str] = PROGRAMS) -> Pa
     return path
 
 
-class Killed:
+class Killed(EventReader):
     """Counts the moments of a run in this process, and at one of them does something to it, or to another process of
-    it. An observer of the run."""
+    it. A reader of its events."""
 
     def __init__(self, folder: Path, moment: int, victim: float, fault: str) -> None:
         """victim: which kind of process is killed, from 0 to 1; 0: this process. fault: what happens to it."""
@@ -284,18 +284,11 @@ class Killed:
             file.write(f"{self.fault}:{kind}\n")
         inject(self.fault, there[kind][int(1e6 * self.victim) % len(there[kind])])
 
-    def report_progress(self, what: str) -> None: ...
-
-    def node_started(self, node: Node, pool: str = "") -> None:
+    def work_started(self, event: WorkStarted) -> None:
         self._passed()
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def work_done(self, event: WorkDone) -> None:
         self._passed()
-
-    def weights_sent(self, *_: Any) -> None: ...
-
-    def add_span(self, *_: Any, **__: Any) -> int:
-        return 0
 
     def add_flow(self, *_: Any) -> None: ...
 
@@ -339,7 +332,7 @@ def run_in_child(
                 _watched(killed)
             begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
             where: dict[str, Any] = {"resume": folder} if begun else {"out": folder, "overwrite": True}
-            compiled.run(steps, **where, **how, threads=1, save_every=every, progress=False, observer=killed)
+            compiled.run(steps, **where, **how, threads=1, save_every=every, progress=False, on_event=killed)
             os.write(writes, str(killed.count).encode())
             code = 0
         except RlgraphError as error:
@@ -565,9 +558,7 @@ def _load(compiled: Any) -> None:
     from rlgraph.runs.progress import QuietDisplay
     from rlgraph.runs.run import RunObserver
 
-    with open_backend(
-        compiled, RunOptions(threads=1), RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()), None, None)
-    ):
+    with open_backend(compiled, RunOptions(threads=1), RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()))):
         pass
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import rlgraph
 from rlgraph.backends.steps import StepRunner
-from rlgraph.runs import run as runs
+from rlgraph.runs import recorder as runs
 from rlgraph.runs.folder import RunFolder
 
 PROGRAM = """\
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
     chosen = parser.parse_args()
     spent: list[float] = []
-    for owner, name in ((StepRunner, "samples_of"), (runs, "bounded"), (runs, "sample_lines")):
+    for owner, name in ((StepRunner, "shown_rows"), (runs, "bounded"), (runs, "sample_lines")):
         setattr(owner, name, timed(getattr(owner, name), spent))
     RunFolder.append_step = timed_difference(RunFolder.append_step, spent)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:

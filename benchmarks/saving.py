@@ -82,7 +82,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     # The first step makes what the optimizer keeps.
     turns = [*["nothing"] * 2, *(way for _ in range(given.rounds) for way in source.sample(WAYS, len(WAYS)))]
     saved = RunFolder.claim_folder(folder / "run")
-    with open_backend(compiled, options, RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()), None, None)) as (
+    with open_backend(compiled, options, RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()))) as (
         opened,
         models,
     ):

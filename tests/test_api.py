@@ -18,7 +18,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventReader, WorkDone, WorkStarted
 from tests.interrupting import ctrl_c
 
 
@@ -170,24 +170,20 @@ def test_a_failure_saves_what_was_trained(folder: Path) -> None:
     assert (folder / "here/models/actor/config.json").exists()
 
 
-class Signals:
+class Signals(EventReader):
     """Sends Ctrl-C to this process when a node of a kind begins for the second time."""
 
     def __init__(self, op: str) -> None:
         self.op, self.seen, self.done = op, 0, 0
 
-    def report_progress(self, what: str) -> None: ...
-
-    def node_started(self, node: Node, pool: str = "") -> None:
-        if node.op == self.op:
+    def work_started(self, event: WorkStarted) -> None:
+        if event.node.op == self.op:
             self.seen += 1
             if self.seen == 2:
                 ctrl_c()
 
-    def weights_sent(self, *weights: object) -> None: ...
-
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        self.done += node.op == self.op
+    def work_done(self, event: WorkDone) -> None:
+        self.done += event.node.op == self.op
 
 
 @pytest.mark.parametrize(("op", "done", "updates"), [("generate", 1, 1), ("train", 2, 2)])
@@ -195,7 +191,7 @@ def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, upd
     watch = Signals(op)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(rlgraph.Interrupted) as stopped:
-        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, observer=watch)
+        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, on_event=watch)
     run = stopped.value.run
     assert (watch.done, run.models["actor"].updates, len(run.metrics)) == (done, updates, 1)
     assert run.saved == [Path("here/models/actor")]
@@ -211,7 +207,7 @@ def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr(TransformersEngine, "save", save)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, observer=Signals("generate"))
+        rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, on_event=Signals("generate"))
     assert not isinstance(stopped.value, rlgraph.Interrupted)
     assert list((folder / "here/models").iterdir()) == []
 

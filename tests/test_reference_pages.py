@@ -6,11 +6,13 @@ Together 5 s of a core: 1 to make the pages, 4 for the commands, of which two se
 from __future__ import annotations
 
 import io
+import math
 import re
 import runpy
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
@@ -135,7 +137,9 @@ def printed(line: str) -> str:
         return Path(arguments[0]).read_text("utf-8")
     assert name == "rlgraph"
     screen, out = io.StringIO(), io.StringIO()
-    with redirect_stderr(screen), redirect_stdout(out if file else screen):
+    # A slow machine shows that it searches.
+    quiet = patch("rlgraph.passes.placement.search.progress.QUIET_S", math.inf)
+    with quiet, redirect_stderr(screen), redirect_stdout(out if file else screen):
         run_command(arguments)
     if file:
         Path(file.strip()).write_text(out.getvalue(), "utf-8")

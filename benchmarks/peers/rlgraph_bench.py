@@ -90,9 +90,9 @@ def main() -> None:
     mark = clock.Tree()
     os.environ |= mark.env
     import rlgraph
-    from rlgraph.backends.steps import SilentObserver
+    from rlgraph.runs.events import EventReader, WeightsSent, WorkDone
 
-    class Watch(SilentObserver):
+    class Watch(EventReader):
         """What happened until the end of each step; a step ends with its report."""
 
         def __init__(self) -> None:
@@ -100,17 +100,15 @@ def main() -> None:
             self.waits: list[dict[str, float]] = []
             self.seconds: dict[str, list[float]] = {"generate": [], "train": [], "sync": []}
 
-        def node_done(self, node: Any, seconds: float, tokens: int, pool: str = "") -> None:
-            if node.op in self.seconds:
-                self.seconds[node.op].append(seconds)
-            if node.op == "report":
+        def work_done(self, event: WorkDone) -> None:
+            if event.node.op in self.seconds:
+                self.seconds[event.node.op].append(event.seconds)
+            if event.node.op == "report":
                 self.ends.append((time.time(), clock.cpu_s() + mark.cpu_s(), time.process_time(), clock.host_busy()))
                 self.waits.append(mark.core_waits() if options.plan else {})
 
-        def weights_sent(
-            self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
-        ) -> None:
-            self.seconds["sync"].append(seconds)
+        def weights_sent(self, event: WeightsSent) -> None:
+            self.seconds["sync"].append(event.seconds)
 
     folder = Path(tempfile.mkdtemp(prefix="toy"))
     toy.make_model(options.seed).save_pretrained(folder)
@@ -131,7 +129,7 @@ def main() -> None:
         seed=options.seed,
         threads=options.threads,
         progress=False,
-        observer=watch,
+        on_event=watch,
         trace=trace,
         backend="ray" if options.plan else "local",
         device=None if options.plan else options.device,

@@ -14,9 +14,9 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.options import LOCAL, RESTARTS, RunOptions
 
 if TYPE_CHECKING:
-    from rlgraph.backends.steps import Observer
     from rlgraph.explain.explain import Explanation
     from rlgraph.explain.whatif import Sweep
+    from rlgraph.runs.events import Read
     from rlgraph.runs.run import Run
     from rlgraph.viz.lanes import Lanes
 
@@ -195,7 +195,7 @@ class Compiled(Compilation):
         resume: str | Path | None = None,
         changed: bool = False,
         progress: bool = True,
-        observer: Observer | None = None,
+        on_event: Read | None = None,
     ) -> Run:
         """Run the phases before the main step, then the main step `steps` times.
 
@@ -228,7 +228,9 @@ class Compiled(Compilation):
           is as it was there.
         - `changed`: the program, or files that it takes, may be others than were saved.
         - `progress`: whether a bar or lines on stderr show the run.
-        - `observer`: an object that is told what happens.
+        - `on_event`: a function that is called with every event, one after the other: what works, steps with metrics
+          and samples, checkpoints, warnings (`event.kind`, `event.to_json()`). The run waits for it; if it raises, the
+          run says so and goes on without it.
 
         None of these changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of
         a device.
@@ -264,4 +266,4 @@ class Compiled(Compilation):
             resume=resume,
             changed=changed,
         )
-        return run(self, options, out, overwrite, progress, observer)
+        return run(self, options, out, overwrite, progress, on_event)

@@ -21,7 +21,7 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 if TYPE_CHECKING:
     from rlgraph.backends.engines.records import Admission
     from rlgraph.backends.engines.roles import WeightRefresh
-    from rlgraph.backends.samples import Sample
+    from rlgraph.backends.samples import Gathered
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
@@ -63,8 +63,8 @@ class Frame:
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """What its own nodes reported."""
-    samples: tuple[Sample, ...] = ()
-    """Rows of its step to show, once it is over."""
+    shown: Gathered | None = None
+    """What is shown of its step's rows, once it is over."""
     _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
 
     def row_count(self, axis: str) -> int:

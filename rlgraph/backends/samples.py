@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -211,27 +211,58 @@ def _name_in_program(value: str) -> str:
 # Gathering
 
 
-def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsRows) -> Iterator[Sample]:
-    """Yield samples of a finished step's frame, at most so many, in the order of the rows. Of the rows that are not
-    shown only the scores are read."""
+@dataclass(frozen=True)
+class Gathered:
+    """What is shown of a step's rows."""
+
+    samples: tuple[Sample, ...] = ()
+    """Some of them, in the order of the rows."""
+    spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """For each score how those of all rows spread: see `spread_of`. Two tables' scores of one name are told apart by
+    the table's."""
+
+
+def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsRows) -> Gathered:
+    """Return what is shown of a finished step's frame, of at most so many rows. Of the rows that are not shown only the
+    scores are read."""
     here = [table for table in tables if table.value in frame.values and frame.rows[table.axis].ids is not None]
+    samples: list[Sample] = []
+    spreads: dict[str, list[float]] = {}
     for table in here:
-        yield from _rows_of(table, frame, max(1, most // len(here)), read)
+        rows, scores = _rows_of(table, frame, max(1, most // len(here)), read)
+        samples += rows
+        for name, values in scores.items():
+            spreads[f"{table.name}.{name}" if name in spreads else name] = spread_of(values)
+    return Gathered(tuple(samples), {name: spread for name, spread in spreads.items() if spread})
 
 
-def _rows_of(table: SampledTable, frame: Frame, most: int, read: ReadsRows) -> Iterator[Sample]:
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""The shares of rows that lie at or below the numbers of a spread."""
+
+
+def spread_of(values: Any) -> list[float]:
+    """Return how numbers spread, by `QUANTILES`: the least, the middle one, the greatest among them; what is no number
+    is left out. Empty where nothing is left."""
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    return [round(float(number), 6) for number in np.quantile(numbers, QUANTILES)] if len(numbers) else []
+
+
+def _rows_of(table: SampledTable, frame: Frame, most: int, read: ReadsRows) -> tuple[list[Sample], dict[str, Any]]:
     named = {name: value for name, value in table.scores if value in frame.values}
     ids, *numbers = read.values([frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())])
-    scores = {name: values.tolist() for name, values in zip(named, numbers, strict=True)}
-    reward = None if table.reward is None else scores.get(table.reward)
+    scores = dict(zip(named, numbers, strict=True))
+    reward = None if table.reward not in scores else scores[table.reward].tolist()
     places = places_to_keep(ids, reward, most)
     rows = read.texts(_picked(table, frame, np.array(places, dtype=np.int64)))
+    samples = []
     for place, row in zip(places, rows, strict=True):
         given = {name: float(values[place]) for name, values in scores.items()}
         total = row.reward if reward is None else float(reward[place])
         if reward is None and total is not None:
             given = {**given, "reward": total}
-        yield Sample(table.name, ids[place], row.prompt, row.answer, total, given, row.length, row.version)
+        samples.append(Sample(table.name, ids[place], row.prompt, row.answer, total, given, row.length, row.version))
+    return samples, scores
 
 
 def _picked(table: SampledTable, frame: Frame, places: np.ndarray) -> Any:

@@ -19,7 +19,7 @@ from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.regions import LoopPolicy, run_loop
 from rlgraph.backends.replayed import drop_unfinished_steps
-from rlgraph.backends.samples import ReadsRows, Sample, SampledTable, gather, sampled_tables
+from rlgraph.backends.samples import Gathered, ReadsRows, Sample, SampledTable, gather, sampled_tables
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.versions import WeightVersions
@@ -48,6 +48,10 @@ class Observer(TimelineWatcher, Protocol):
         """Tell what the run does now, or how far it is."""
         ...
 
+    def show_note(self, text: str) -> None:
+        """Tell a sentence to whoever looks after the run."""
+        ...
+
     def node_started(self, node: Node, pool: str = "") -> None:
         """A node begins to work on a block."""
         ...
@@ -73,6 +77,8 @@ class SilentObserver:
     """An observer that does nothing."""
 
     def report_progress(self, what: str) -> None: ...
+
+    def show_note(self, text: str) -> None: ...
 
     def node_started(self, node: Node, pool: str = "") -> None: ...
 
@@ -107,6 +113,8 @@ class StepResult:
     """Where steps may overlap, what became of its rows: see `rlgraph.backends.trace_notes`."""
     samples: Sequence[Sample] = ()
     """Some of its rows, as a person reads them."""
+    spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """How the scores of all its rows spread, as `rlgraph.backends.samples.spread_of` says."""
 
 
 class StepRunner:
@@ -146,9 +154,11 @@ class StepRunner:
         """
         began = self.now()
         for frame, extra in self.iter_step_frames(self.upcoming_steps(wanted)):
-            seconds, step = self.now() - began, frame.step
+            seconds, step, shown = self.now() - began, frame.step, frame.shown or Gathered()
             notes = self.trace_notes.pop_step_trace(step)
-            yield StepResult(step.number, step.phase, seconds, frame.metrics, extra, notes, frame.samples)
+            yield StepResult(
+                step.number, step.phase, seconds, frame.metrics, extra, notes, shown.samples, shown.spreads
+            )
             began = self.now()
 
     def upcoming_steps(self, wanted: int | None) -> Iterator[Coming]:
@@ -167,14 +177,14 @@ class StepRunner:
         machine."""
         for frame, left in self.iter_finished_steps(coming):
             self.done, self.last_things = frame.step.number, left
-            frame.samples = self.samples_of(frame)
+            frame.shown = self.shown_rows(frame)
             yield frame, self.finish_step(frame.step, left)
 
-    def samples_of(self, frame: Frame) -> tuple[Sample, ...]:
-        """Return rows of a finished step to be shown. They are read before the step's rows are forgotten."""
+    def shown_rows(self, frame: Frame) -> Gathered:
+        """Return what is shown of a finished step's rows. They are read before the step's rows are forgotten."""
         if not self.most_samples:
-            return ()
-        return tuple(gather(self._sampled[frame.step.phase], frame, self.most_samples, self.row_reader()))
+            return Gathered()
+        return gather(self._sampled[frame.step.phase], frame, self.most_samples, self.row_reader())
 
     @cached_property
     def _sampled(self) -> Mapping[str, Sequence[SampledTable]]:

@@ -28,6 +28,7 @@ from rlgraph.cli import (
     sampled,
     simulating,
     tracing,
+    watching,
 )
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 from rlgraph.cli.namesake import namesake_warning
@@ -49,6 +50,7 @@ __all__ = [
     "simulating",
     "run_command",
     "tracing",
+    "watching",
 ]
 
 

@@ -12,7 +12,6 @@ from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
 from rlgraph.explain.choice import step_lines
 from rlgraph.explain.fused_pipelines import show_fused
-from rlgraph.explain.plan_times import task_seconds
 from rlgraph.explain.tables import pool_size_text
 from rlgraph.explain.transfers import WeightTransfer, size_texts, weight_transfers
 from rlgraph.ir.graph import Graph, Node, Phase
@@ -22,6 +21,7 @@ from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.plan_times import main_step_seconds
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.resharding.describe import format_bytes
@@ -220,17 +220,9 @@ class _LanesBuilder:
     def seconds_by_task(self, step: Sequence[Task]) -> dict[int, float]:
         """Return the seconds of the main step's works by number, with all repetitions; empty if nothing is
         predicted."""
-        if self.compiled.target is not None:
-            choice = self.compiled.choice
-            parts = zip(choice.problem.components, choice.search_result.options, strict=True)
-            return {
-                number: took
-                for component, option in parts
-                for number, took in zip(component.tasks, option.seconds, strict=True)
-            }
-        if not self.predicted:
+        if self.compiled.target is None and not self.predicted:
             return {}
-        return task_seconds(self.compiled, step)
+        return main_step_seconds(self.compiled, step)
 
     # Ways
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
-from rlgraph.explain.plan_times import plan_predictor
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.plan_times import plan_predictor
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.fusing import FusedPipeline
 from rlgraph.passes.cost.peak_memory import in_flight_bytes

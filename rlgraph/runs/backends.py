@@ -20,7 +20,6 @@ from rlgraph.passes.compilation.compile import with_default_dtypes
 from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.folder import recording_folder
-from rlgraph.runs.observer import RunObserver
 from rlgraph.runs.options import RunOptions, backend_spec
 from rlgraph.runs.trained_models import LocalWeights, RemoteWeights, TrainedModel
 
@@ -130,7 +129,7 @@ def open_ray(
         seconds=options.timeout,
         memory=least_bytes_of_all_ranks(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
-        say=observer.display.show_note if isinstance(observer, RunObserver) else observer.report_progress,
+        say=observer.show_note,
     )
     backend.most_samples = max(options.kept_samples, options.show_samples)
     models = {

@@ -4,6 +4,7 @@ program.rlf      the program as it was run; `plan.json` where that was a plan fi
 run.json         how it was run: what was set in it, seed, steps, versions
 graph.txt        its graph after the last pass
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
+events.jsonl     what happened: each step's seconds by work, checkpoints, warnings, how the run ended
 samples.jsonl    some rows of every step, as a person reads them, with the numbers that they were given
 trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
 tensorboard/     the same, where the package `tensorboard` is installed
@@ -30,10 +31,10 @@ from rlgraph.runs.event_files import EventFile
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
 from rlgraph.runs.samples import SAMPLES, cut_rows
 
-METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
+METRICS, TRACE, EVENTS, GRAPH = "metrics.jsonl", "trace.jsonl", "events.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
 CHECKPOINTS = "checkpoints"
-OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, SAMPLES, "tensorboard", "models", CHECKPOINTS)
+OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, EVENTS, SAMPLES, "tensorboard", "models", CHECKPOINTS)
 DEFAULT_PARENT = Path("runs")
 
 
@@ -167,17 +168,19 @@ class RunFolder:
         )
 
     def append_step(
-        self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None, samples: Sequence[str] = ()
+        self,
+        record: Mapping[str, Any],
+        trace: Mapping[str, Any] | None = None,
+        samples: Sequence[str] = (),
+        event: str = "",
     ) -> None:
-        """Append the line of a step, that of its trace, and those of its samples. Raise RunError if the disk is
-        full."""
+        """Append the line of a step, that of its trace, those of its samples, and that of its event. Raise RunError if
+        the disk is full."""
         try:
             self.recreate_if_missing()
-            for name, lines in ((TRACE, [] if trace is None else [json.dumps(trace)]), (SAMPLES, samples)):
-                if lines:
-                    file = self._beside.setdefault(name, self._beside.get(name) or _new(self.path / name))
-                    file.writelines(f"{line}\n" for line in lines)
-                    file.flush()
+            traced = [] if trace is None else [json.dumps(trace)]
+            for name, lines in ((TRACE, traced), (SAMPLES, samples), (EVENTS, [event] if event else [])):
+                self._append_beside(name, lines)
             self._metrics.write(json.dumps(encode_nonfinite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
@@ -192,6 +195,22 @@ class RunFolder:
                     "make room, or take a folder on another disk with `--out`",
                 )
             ) from None
+
+    def append_event(self, line: str) -> None:
+        """Append an event that is no step. A full disk is told of when the next step is written."""
+        with suppress(OSError, ValueError):
+            self._append_beside(EVENTS, [line])
+
+    def _append_beside(self, name: str, lines: Sequence[str]) -> None:
+        """Append lines to a file beside the metrics. Raise OSError."""
+        if not lines:
+            return
+        if name not in self._beside:
+            path = self.path / name
+            self._beside[name] = _at_end(path) if path.exists() else _new(path)
+        file = self._beside[name]
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
 
     def save(self, models: Mapping[str, Saved]) -> list[Path]:
         """Save these models, each one whole or not at all, and return their folders. Raise RunError, also if weights
@@ -316,6 +335,17 @@ def _records(metrics: IO[str]) -> list[dict[str, Any]]:
 def _lines(path: Path) -> IO[str]:
     """Open a file with a line for each step, to append to it."""
     return path.open("r+", encoding="utf-8", errors=_BYTES)
+
+
+def _at_end(path: Path) -> IO[str]:
+    """Open a file with lines to append to it. A line that was half written when the run was killed is ended."""
+    file = _lines(path)
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != "\n":
+            file.write("\n")
+    return file
 
 
 def cut_lines_after(file: IO[str], step: int) -> list[dict[str, Any]]:

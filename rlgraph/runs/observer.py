@@ -1,4 +1,5 @@
-"""The observer of a run: it informs the display, writes the trace, and lets Ctrl-C end a run between two updates."""
+"""The observer of a run: it makes events of what a backend tells, writes the trace, and lets Ctrl-C end a run between
+two updates."""
 
 from __future__ import annotations
 
@@ -12,12 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from rlgraph.ir.graph import Node
 from rlgraph.ops import NODES
+from rlgraph.runs.events import (
+    Event,
+    EventStream,
+    Note,
+    Opening,
+    RunStarted,
+    StepDone,
+    WeightsSent,
+    WorkDone,
+    WorkProgress,
+    WorkStarted,
+)
 from rlgraph.runs.options import LOCAL
-from rlgraph.runs.progress import Display
+from rlgraph.runs.progress import Display, work_name
 from rlgraph.runs.timeline import Timeline
 
 if TYPE_CHECKING:
-    from rlgraph.backends.steps import Observer, StepResult
+    from rlgraph.backends.steps import StepResult
 
 
 class InterruptHandler:
@@ -62,27 +75,31 @@ BETWEEN_SAMPLES_S = 30.0
 
 
 class RunObserver:
-    """The observer of a run, which informs all others. Different pools report their nodes from different threads."""
+    """The observer of a run, which publishes what it is told. Pools report their nodes from different threads."""
 
     def __init__(
         self,
         shown: Display,
         interrupts: InterruptHandler,
-        observer: Observer | None,
-        trace: Timeline | None,
+        trace: Timeline | None = None,
         *,
+        stream: EventStream | None = None,
         show_samples: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """show_samples: how many samples of a step the display shows every so often. now: returns the seconds by which
-        that is decided."""
+        """stream: where events go; to the display alone if not given. show_samples: how many samples of a step the
+        display shows every so often. now: returns the seconds by which that is decided."""
         self._show_samples, self._clock = show_samples, now
         self._samples_shown_s: float | None = None
         self._last = 0
         self.display, self.interrupts, self.trace = shown, interrupts, trace
-        self._listeners: list[Display | Observer] = [shown, observer] if observer else [shown]
+        self.stream = stream or EventStream([shown])
+        self._work_s: dict[str, float] = {}
+        """The seconds of the work that was done since the last step was over."""
         self._open: list[tuple[Node, float]] = []
         """The nodes at work in this process with their start times, the innermost last."""
+        self._inner_s: list[float] = []
+        """For each of them the seconds of the nodes in it, as those of a loop."""
         self._number = 1
         self._lock = threading.RLock()
         # Clocks may be set during a run, but times of a trace must not go back.
@@ -90,8 +107,14 @@ class RunObserver:
         self._began = self._now()
 
     def report_progress(self, what: str) -> None:
-        for listener in self._listeners:
-            listener.report_progress(what)
+        self.publish(Opening(step=self._number, what=what))
+
+    def show_note(self, text: str) -> None:
+        self.publish(Note(step=self._number, text=text))
+
+    def publish(self, event: Event) -> None:
+        """Hand an event to all readers."""
+        self.stream.publish(event)
 
     def node_started(self, node: Node, pool: str = "") -> None:
         self._interrupt()
@@ -100,46 +123,79 @@ class RunObserver:
             self.interrupts.updates += NODES[node.op].updates
             if not pool:
                 self._open.append((node, self._now()))
-            for listener in self._listeners:
-                listener.node_started(node, pool)
+                self._inner_s.append(0.0)
+            self.publish(WorkStarted(step=self._number, node=node, pool=pool))
 
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         with self._lock:
+            inner_s = 0.0
             if not pool:
                 _, start = self._open.pop()
+                inner_s = self._inner_s.pop()
+                if self._inner_s:
+                    self._inner_s[-1] += seconds
                 args = {"tokens": tokens} if tokens else {}
                 self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
-            for listener in self._listeners:
-                listener.node_done(node, seconds, tokens, pool)
+            # After an update a model has a number in its name: `train actor@2`.
+            name = work_name(node).partition("@")[0]
+            self._work_s[name] = self._work_s.get(name, 0.0) + max(seconds - inner_s, 0.0)
+            self.publish(WorkDone(step=self._number, node=node, seconds=seconds, tokens=tokens, pool=pool))
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()
 
     def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
-        with self._lock:
-            # An observer that was written for less is told less.
-            for listener in self._listeners:
-                if hasattr(listener, "node_progress"):
-                    listener.node_progress(node, done, total, unit, tokens, pool)
+        self.publish(
+            WorkProgress(step=self._number, node=node, done=done, total=total, unit=unit, tokens=tokens, pool=pool)
+        )
 
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
-        with self._lock:
-            for listener in self._listeners:
-                listener.weights_sent(model, source, destination, seconds, sent_bytes, peak_bytes)
+        self.publish(
+            WeightsSent(
+                step=self._number,
+                model=model,
+                source=source,
+                destination=destination,
+                seconds=seconds,
+                sent_bytes=sent_bytes,
+                peak_bytes=peak_bytes,
+            )
+        )
 
-    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
-        """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
-        self.display.run_started(phases, done)
+    def run_started(
+        self,
+        phases: Mapping[str, int],
+        done: int = 0,
+        program: str = "",
+        predicted_s: Mapping[str, float] | None = None,
+    ) -> None:
+        """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before;
+        predicted_s: the seconds of a step by piece of work."""
+        self.publish(
+            RunStarted(step=done + 1, program=program, phases=phases, done=done, predicted_s=predicted_s or {})
+        )
         self._began, self._number = self._now(), done + 1
         self._last = sum(phases.values())
 
-    def step_done(self, step: StepResult) -> None:
-        """Take note of a finished step. Raise KeyboardInterrupt if an interruption was put off until now."""
+    def step_done(self, step: StepResult, record: Mapping[str, Any] | None = None) -> None:
+        """Take note of a finished step and its record. Raise KeyboardInterrupt if an interruption was put off until
+        now, and RunError if a reader of the run does."""
         now = self._now()
         self.add_span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
+        with self._lock:
+            work_s, self._work_s = self._work_s, {}
         self._began, self._number = now, step.number + 1
-        self.display.step_done(step)
+        self.publish(
+            StepDone(
+                step=step.number,
+                phase=step.phase,
+                seconds=step.seconds,
+                metrics=record or {},
+                work_s=work_s,
+                result=step,
+            )
+        )
         if self._show_samples and step.samples and self._samples_are_due(step.number):
             self._samples_shown_s = self._clock()
             self.display.samples(step, self._show_samples)

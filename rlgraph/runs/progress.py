@@ -18,32 +18,39 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlgraph.errors import count_phrase, escape_controls
 from rlgraph.ir.graph import Node
+from rlgraph.runs.events import (
+    EventReader,
+    Note,
+    Opening,
+    Restarted,
+    RunStarted,
+    StepDone,
+    WeightsSent,
+    WorkDone,
+    WorkProgress,
+    WorkStarted,
+)
 from rlgraph.runs.jsonlines import print_record, with_metrics
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
 
 
-class Display:
-    """A display of a run, which by itself shows nothing; its first five methods are those of the backend's observer."""
-
-    def report_progress(self, what: str) -> None: ...
-    def node_started(self, node: Node, pool: str = "") -> None: ...
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
-    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None: ...
-    def weights_sent(
-        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
-    ) -> None: ...
-    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
-        """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
-
-    def step_done(self, done: StepResult) -> None:
-        """Show a finished step."""
+class Display(EventReader):
+    """A reader of a run's events that shows them to a person; by itself it shows nothing."""
 
     def samples(self, step: StepResult, most: int) -> None:
         """Show so many samples of a finished step, the best and the worst."""
 
-    def show_note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None:
+        """Show a sentence."""
+
+    def note(self, event: Note) -> None:
+        self.show_note(event.text)
+
+    def restarted(self, event: Restarted) -> None:
+        self.show_note(f"{event.error}\n{event.text}")
+
     def close(self) -> None: ...
 
 
@@ -54,9 +61,9 @@ class QuietDisplay(Display):
 class JsonDisplay(Display):
     """A display that prints a line of JSON on stdout for each step."""
 
-    def step_done(self, done: StepResult) -> None:
-        fields = {"type": "step", "step": done.number, "phase": done.phase, "seconds": round(done.seconds, 6)}
-        print_record(with_metrics(fields, done.metrics))
+    def step_done(self, event: StepDone) -> None:
+        fields = {"type": "step", "step": event.step, "phase": event.phase, "seconds": round(event.seconds, 6)}
+        print_record(with_metrics(fields, event.result.metrics))
 
     def samples(self, step: StepResult, most: int) -> None:
         from rlgraph.runs.samples import best_and_worst, to_json
@@ -136,12 +143,12 @@ def shown_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def shown_progress(done: int, total: int, unit: str, tokens: int, seconds: float) -> str:
+def shown_progress(event: WorkProgress, seconds: float) -> str:
     """Return how far a node is: "212 of 512 rows, 1,830 tok/s", "micro-batch 3 of 8"."""
-    if unit != "row":
-        return f"{unit} {done:,} of {total:,}"
-    rate = f", {format_rate(tokens, seconds)}" if tokens else ""
-    return f"{done:,} of {count_phrase(total, unit)}{rate}"
+    if event.unit != "row":
+        return f"{event.unit} {event.done:,} of {event.total:,}"
+    rate = f", {format_rate(event.tokens, seconds)}" if event.tokens else ""
+    return f"{event.done:,} of {count_phrase(event.total, event.unit)}{rate}"
 
 
 def work_name(node: Node) -> str:
@@ -159,20 +166,18 @@ class CountingDisplay(Display):
 
     count: StepCounts | None = None
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+    def work_done(self, event: WorkDone) -> None:
         if self.count is not None:
-            self.count.tokens += tokens
+            self.count.tokens += event.tokens
 
-    def weights_sent(
-        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
-    ) -> None:
+    def weights_sent(self, event: WeightsSent) -> None:
         if self.count is not None:
-            self.count.synced_s += seconds
-            self.count.synced_bytes += sent_bytes
+            self.count.synced_s += event.seconds
+            self.count.synced_bytes += event.sent_bytes
 
-    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
-        self.count = StepCounts(phases)
-        self.count.done = done
+    def run_started(self, event: RunStarted) -> None:
+        self.count = StepCounts(event.phases)
+        self.count.done = event.done
 
     def samples(self, step: StepResult, most: int) -> None:
         from rlgraph.runs.samples import best_and_worst
@@ -197,19 +202,19 @@ class LinesDisplay(CountingDisplay):
         self._node_began_s: dict[tuple[str, str], float] = {}
         """When each node that is at work began, by its name and its pool."""
 
-    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
-        super().run_started(phases, done)
+    def run_started(self, event: RunStarted) -> None:
+        super().run_started(event)
         assert self.count is not None
         self._shown_s = self._step_began_s = self.count.began_s = self.now()
 
-    def node_started(self, node: Node, pool: str = "") -> None:
-        self._node_began_s[node.name, pool] = self.now()
-        self._while_it_goes_on(work_name(node))
+    def work_started(self, event: WorkStarted) -> None:
+        self._node_began_s[event.node.name, event.pool] = self.now()
+        self._while_it_goes_on(work_name(event.node))
 
-    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
+    def work_progress(self, event: WorkProgress) -> None:
         now = self.now()
-        seconds = now - self._node_began_s.get((node.name, pool), now)
-        self._while_it_goes_on(f"{work_name(node)}: {shown_progress(done, total, unit, tokens, seconds)}")
+        seconds = now - self._node_began_s.get((event.node.name, event.pool), now)
+        self._while_it_goes_on(f"{work_name(event.node)}: {shown_progress(event, seconds)}")
 
     def _while_it_goes_on(self, what: str) -> None:
         """Print what a step is doing, if nothing was printed for a while."""
@@ -220,14 +225,14 @@ class LinesDisplay(CountingDisplay):
         ages = [f"{shown_duration(now - self._step_began_s)}", self.count.time_left(now, self._step_began_s)]
         self.show_note("  ".join([self.count.place(self.count.done + 1), what, ", ".join(filter(None, ages))]))
 
-    def report_progress(self, what: str) -> None:
+    def opening(self, event: Opening) -> None:
         # Later openings are about the rounds of a `collect`.
         if self.count is None:
-            self.show_note(what)
+            self.show_note(event.what)
 
-    def step_done(self, done: StepResult) -> None:
+    def step_done(self, event: StepDone) -> None:
         assert self.count is not None
-        self.show_note(self.count.step_line(done))
+        self.show_note(self.count.step_line(event.result))
         self._shown_s = self._step_began_s = self.now()
 
     def show_note(self, text: str) -> None:
@@ -246,12 +251,12 @@ class CellDisplay(LinesDisplay):
         self.line = ""
         self.shown_s = 0.0
 
-    def report_progress(self, what: str) -> None:
-        self._show(what)
+    def opening(self, event: Opening) -> None:
+        self._show(event.what)
 
-    def step_done(self, done: StepResult) -> None:
+    def step_done(self, event: StepDone) -> None:
         assert self.count is not None
-        self._show(self.count.step_line(done))
+        self._show(self.count.step_line(event.result))
 
     def _while_it_goes_on(self, what: str) -> None:
         if self.count is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,11 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rlgraph.errors import escape_controls
-from rlgraph.ir.graph import Node
+from rlgraph.runs.events import Opening, RunStarted, StepDone, WorkDone, WorkProgress, WorkStarted
 from rlgraph.runs.progress import CountingDisplay, format_rate, shown_progress, work_name
-
-if TYPE_CHECKING:
-    from rlgraph.backends.steps import StepResult
 
 
 @dataclass
@@ -69,43 +64,45 @@ class BarDisplay(CountingDisplay):
             )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
 
-    def report_progress(self, what: str) -> None:
-        self.bar.update(self.task, doing=what)
+    def opening(self, event: Opening) -> None:
+        self.bar.update(self.task, doing=event.what)
 
-    def node_started(self, node: Node, pool: str = "") -> None:
-        self._began_s[node.name, pool] = time.monotonic()
+    def work_started(self, event: WorkStarted) -> None:
+        name, pool = work_name(event.node), event.pool
+        self._began_s[event.node.name, pool] = time.monotonic()
         if pool:
             self.bar.update(self.task, doing="")
-            self.pools.setdefault(pool, _Pool()).at_work.append(work_name(node))
+            self.pools.setdefault(pool, _Pool()).at_work.append(name)
         else:
-            self.bar.update(self.task, doing=work_name(node))
+            self.bar.update(self.task, doing=name)
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        super().node_done(node, seconds, tokens, pool)
-        if pool:
-            self.pools[pool].at_work.remove(work_name(node))
-            self.pools[pool].progress.pop(work_name(node), None)
-            if tokens:
-                self.pools[pool].last = format_rate(tokens, seconds)
+    def work_done(self, event: WorkDone) -> None:
+        super().work_done(event)
+        if event.pool:
+            pool, name = self.pools[event.pool], work_name(event.node)
+            pool.at_work.remove(name)
+            pool.progress.pop(name, None)
+            if event.tokens:
+                pool.last = format_rate(event.tokens, event.seconds)
 
-    def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None:
-        now = time.monotonic()
-        seconds = now - self._began_s.get((node.name, pool), now)
-        text = shown_progress(done, total, unit, tokens, seconds)
+    def work_progress(self, event: WorkProgress) -> None:
+        name, pool, now = work_name(event.node), event.pool, time.monotonic()
+        text = shown_progress(event, now - self._began_s.get((event.node.name, pool), now))
         if pool:
-            self.pools.setdefault(pool, _Pool()).progress[work_name(node)] = text
+            self.pools.setdefault(pool, _Pool()).progress[name] = text
         else:
-            self.bar.update(self.task, doing=f"{work_name(node)}: {text}")
+            self.bar.update(self.task, doing=f"{name}: {text}")
 
-    def run_started(self, phases: Mapping[str, int], done: int = 0) -> None:
-        super().run_started(phases, done)
+    def run_started(self, event: RunStarted) -> None:
+        super().run_started(event)
         assert self.count is not None
-        self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, completed=done, doing="")
+        first = next(iter(event.phases))
+        self.bar.update(self.task, description=first, total=self.count.total, completed=event.done, doing="")
 
-    def step_done(self, done: StepResult) -> None:
+    def step_done(self, event: StepDone) -> None:
         assert self.count is not None
-        self.show_note(self.count.step_line(done))
-        self.bar.update(self.task, description=done.phase, completed=done.number)
+        self.show_note(self.count.step_line(event.result))
+        self.bar.update(self.task, description=event.phase, completed=event.step)
 
     def show_note(self, text: str) -> None:
         self.console.print(escape_controls(text), highlight=False, markup=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.plan_times import predicted_work
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import parse_best
@@ -25,17 +26,18 @@ from rlgraph.runs.checkpoint.resuming import (
 )
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
+from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, guest_readers
 from rlgraph.runs.folder import RunFolder, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.options import RunOptions, installed_versions
 from rlgraph.runs.progress import Display, QuietDisplay
-from rlgraph.runs.samples import bounded, sample_lines
+from rlgraph.runs.recorder import Recorder
 from rlgraph.runs.timeline import Timeline, check_writable
 from rlgraph.runs.trained_models import TrainedModel
 
 if TYPE_CHECKING:
-    from rlgraph.backends.steps import Observer, StepResult
+    from rlgraph.backends.steps import StepResult
 
 
 @dataclass
@@ -74,15 +76,16 @@ def run(
     out: str | Path | None,
     overwrite: bool,
     progress: bool,
-    observer: Observer | None,
+    on_event: Read | None,
 ) -> Run:
     """Run a program with its options; see `Compiled.run`."""
     options.need_installed()
+    guest_readers(on_event)
     if options.resume is None:
         folder = RunFolder.claim_folder(Path(out), overwrite) if out is not None else None
     else:
         options, folder = open_resumed_run(options)
-    return run_in_folder(folder, compiled, options, choose_display() if progress else QuietDisplay(), observer)
+    return run_in_folder(folder, compiled, options, choose_display() if progress else QuietDisplay(), on_event)
 
 
 def open_resumed_run(options: RunOptions) -> tuple[RunOptions, RunFolder]:
@@ -96,26 +99,31 @@ def run_in_folder(
     compiled: Compilation,
     options: RunOptions,
     shown: Display,
-    observer: Observer | None = None,
+    on_event: Read | None = None,
 ) -> Run:
     """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process
     goes back to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
     if folder is None:
         options = replace(options, keep_samples=0)
+    guests, broken = guest_readers(on_event)
+    recorder = None if folder is None else Recorder(folder, options.kept_samples)
+    stream = EventStream([shown] if recorder is None else [recorder, shown], guests)
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
         while True:
             try:
-                return _once(folder, compiled, options, shown, observer, again=again, may_lose=left > 0)
+                return _once(folder, compiled, options, shown, stream, broken, again=again, may_lose=left > 0)
             except _Lost as lost:
-                assert folder is not None
+                assert folder is not None and recorder is not None
                 folder, left, again = RunFolder.open_for_resume(folder.path), left - 1, True
                 last = newest_step(folder.path)
                 options = replace(options, resume=None if last is None else folder.path)
                 where = "begins anew" if last is None else f"goes on from step {last}"
                 more = f"{left} more time{'s' * (left != 1)} if need be" if left else "for the last time"
-                shown.show_note(f"{lost.error}\nthe run {where} by itself, {more}")
+                recorder.folder, broken = folder, []
+                text = f"the run {where} by itself, {more}"
+                stream.publish(Restarted(step=last or 0, error=str(lost.error), text=text))
     finally:
         shown.close()
 
@@ -133,28 +141,34 @@ def _once(
     compiled: Compilation,
     options: RunOptions,
     shown: Display,
-    observer: Observer | None,
+    stream: EventStream,
+    notes: Sequence[str],
     *,
     again: bool,
     may_lose: bool,
 ) -> Run:
-    """Run once. again: the run has begun before. may_lose: raise `_Lost` if a process is lost, and report nothing."""
+    """Run once. notes: what is told first. again: the run has begun before. may_lose: raise `_Lost` if a process is
+    lost, and report nothing."""
     result = Run(folder=folder.path if folder else None)
-    if folder:
-        folder.note = shown.show_note
     with InterruptHandler(shown) as interrupts:
         timeline = Timeline() if options.trace else None
-        watch = RunObserver(shown, interrupts, observer, timeline, show_samples=options.show_samples)
+        watch = RunObserver(shown, interrupts, timeline, stream=stream, show_samples=options.show_samples)
+        if folder:
+            folder.note = watch.show_note
+        for text in notes:
+            watch.show_note(text)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
                 _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
             watch.write_trace(options.trace)
+            watch.publish(RunEnded(step=len(result.metrics), outcome="finished"))
         except BaseException as error:
             if may_lose and _is_lost(error):
                 raise _Lost(cast(RunError, error)) from None
+            watch.publish(_ended(error, len(result.metrics)))
             if options.resume is None and not again:
                 _give_back(result, folder)
-            with _noted_failures(shown):
+            with _noted_failures(watch):
                 watch.write_trace(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(result) from None
@@ -163,6 +177,12 @@ def _once(
             if folder:
                 folder.close()
     return result
+
+
+def _ended(error: BaseException, steps: int) -> RunEnded:
+    if isinstance(error, KeyboardInterrupt):
+        return RunEnded(step=steps, outcome="interrupted")
+    return RunEnded(step=steps, outcome="failed", text=str(error) or type(error).__name__)
 
 
 def _is_lost(error: BaseException) -> bool:
@@ -219,26 +239,29 @@ def _steps(
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
         for text in resumable.overlong_notes():
-            watch.display.show_note(text)
+            watch.show_note(text)
         if options.save_every is not None:
             # The models are loaded now, so the revisions that the hub gave are known.
             taken = {**taken, **outside.hub_revisions(compiled)}
         if checkpoint is not None:
             assert folder is not None
-            restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.display.show_note)
+            restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.show_note)
             done = checkpoint.step
             result.metrics += folder.cut_after_step(done)
         elif again and folder:
             folder.cut_after_step(0)
-        saver = Saver(folder, compiled, options, taken, resumable) if folder and options.save_every else None
+        saver = None
+        if folder and options.save_every:
+
+            def saved(number: int, path: Path) -> None:
+                watch.publish(CheckpointSaved(step=number, path=path))
+
+            saver = Saver(folder, compiled, options, taken, resumable, saved)
         try:
-            watch.run_started(phases, done)
+            watch.run_started(phases, done, compiled.name, predicted_work(compiled))
             for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
-                if folder:
-                    kept = bounded(step.samples, options.kept_samples)
-                    folder.append_step(result.metrics[-1], step.trace, sample_lines(step.number, kept))
-                watch.step_done(step)
+                watch.step_done(step, result.metrics[-1])
                 if saver:
                     saver.step_done(step.number, result.metrics[-1])
             if saver:
@@ -254,7 +277,7 @@ def _steps(
                     saver.abandon()
                 raise
             _count_updates(result, backend.optimizer_step_counts())
-            _rescue(result, folder, watch.display, saver)
+            _rescue(result, folder, watch, saver)
             if isinstance(error, KeyboardInterrupt):
                 _leave(result)
             raise
@@ -280,25 +303,25 @@ def _leave(result: Run) -> None:
         model.weights.prepare_exit(saved.get(name))
 
 
-def _rescue(result: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
+def _rescue(result: Run, folder: RunFolder | None, watch: RunObserver, saver: Saver | None) -> None:
     """Save what there is after a run that did not come to its end."""
     if folder is None:
         return
     if saver:
-        with _noted_failures(shown):
+        with _noted_failures(watch):
             saver.save()
     left = {
         name: model for name, model in _trained(result).items() if folder.path / "models" / name not in result.saved
     }
     for name, model in left.items():
         # A model that cannot be saved does not keep the others from being saved.
-        with _noted_failures(shown):
+        with _noted_failures(watch):
             result.saved += folder.save({name: model})
     result.folder = folder.path
     for path in result.saved:
-        shown.show_note(f"saved {path}")
+        watch.show_note(f"saved {path}")
     if saver and (last := newest_step(folder.path)) is not None:
-        shown.show_note(f"go on from step {last} with `rlgraph resume {folder.path}`")
+        watch.show_note(f"go on from step {last} with `rlgraph resume {folder.path}`")
 
 
 def _need_folder(folder: RunFolder | None) -> None:
@@ -308,12 +331,12 @@ def _need_folder(folder: RunFolder | None) -> None:
 
 
 @contextmanager
-def _noted_failures(shown: Display) -> Iterator[None]:
+def _noted_failures(watch: RunObserver) -> Iterator[None]:
     """Report a second failure as a note: the first failure of a run is the one to raise."""
     try:
         yield
     except RunError as second:
-        shown.show_note(str(second))
+        watch.show_note(str(second))
 
 
 def _give_back(result: Run, folder: RunFolder | None) -> None:

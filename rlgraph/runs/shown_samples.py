@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from rlgraph.backends.rows import RowId
 from rlgraph.backends.samples import Sample
 from rlgraph.errors import escape_controls
 
@@ -21,10 +22,16 @@ def shown_sample(word: str, sample: Sample, width: int) -> str:
 def heading(word: str, sample: Sample) -> str:
     """Return a line with a sample's numbers."""
     parts = [f"{name} {value:.4g}" for name, value in sample.scores.items()]
-    data, _, place, *number = sample.row
-    row = f"{data} row {place}" + "".join(f", sample {at}" for at in number)
     tokens = f"{sample.length:,} token{'s' * (sample.length != 1)}"
-    return "  ".join([f"{word}:" if word else "", *parts, tokens, f"weights {sample.version}", row]).strip()
+    return "  ".join(
+        [f"{word}:" if word else "", *parts, tokens, f"weights {sample.version}", row_text(sample.row)]
+    ).strip()
+
+
+def row_text(row: RowId) -> str:
+    """Return which row of the data a sample is of, and which of its samples it is."""
+    data, _, place, *number = row
+    return f"{data} row {place}" + "".join(f", sample {at}" for at in number)
 
 
 def shown_texts(sample: Sample, width: int) -> list[str]:

@@ -37,8 +37,8 @@ from rlgraph.passes.cost.fusing import _in_flight
 from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
 from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.time_sharing import device_entries
-from rlgraph.passes.pipelines.timetable import compute_timetable
+from rlgraph.passes.pipelines.time_sharing import device_steps
+from rlgraph.passes.pipelines.timetable import ScheduleEntry, compute_timetable
 from rlgraph.passes.resharding.edges import group_edges
 from tests.suites import few
 
@@ -187,7 +187,8 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
     assert each.lists == best_rule_schedule(Problem(tuple(known)))
     for stage, own in enumerate(each.lists):
         most = [model.micro_batches for model in each.problem.models]
-        here = device_entries([replace(model, name="") for model in _whole(known)], stage, most, most)
+        steps = device_steps([replace(model, name="") for model in _whole(known)], stage, most, most)
+        here = [step for step in steps if isinstance(step, ScheduleEntry)]
         assert [entry.part for entry in here] == [entry.part for entry in own], "what processes take turns by"
     found = simulate(fused)
     assert found.seconds == pytest.approx(fused.plan_file_sections["predicted"]["seconds"], rel=0.03)

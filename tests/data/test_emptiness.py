@@ -28,7 +28,7 @@ def said(folder: Path, data: str) -> list[str]:
     [
         ("q.jsonl", b"", "E0707"),
         ("q.jsonl", b"\n \n", "E0707"),
-        ("q.jsonl.gz", gzip.compress(b""), "E0707"),
+        ("q.jsonl.gz", gzip.compress(b"", mtime=0), "E0707"),
         ("q.json", b" []\n", "E0707"),
         ("q.csv", b"prompt\n", "E0707"),
         ("q.csv", b"", "E0765"),

@@ -37,7 +37,7 @@ class Clock:
 def test_without_a_terminal_a_line_tells_every_so_often_what_a_step_does() -> None:
     clock, stream = Clock(), io.StringIO()
     lines = LinesDisplay(stream, clock)
-    watch = RunObserver(lines, InterruptHandler(lines), None, None)
+    watch = RunObserver(lines, InterruptHandler(lines))
     watch.run_started({"warm": 2, "step": 3}, 1)
     watch.node_started(SAMPLE)
     clock.seconds = BETWEEN_LINES_S - 1
@@ -79,14 +79,15 @@ def test_a_bar_shows_how_far_the_node_is() -> None:
         console.print(bar.live.get_renderable())
         return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
-    bar.run_started({"step": 4}, 2)
-    bar.node_started(SAMPLE)
-    bar.node_progress(SAMPLE, 212, 1512, "row", 0)
+    watch = RunObserver(bar, InterruptHandler(bar))
+    watch.run_started({"step": 4}, 2)
+    watch.node_started(SAMPLE)
+    watch.node_progress(SAMPLE, 212, 1512, "row", 0)
     assert "generate rollout: 212 of 1,512 rows" in drawn() and "2/4" in drawn()
-    bar.node_started(TRAIN, "learn")
-    bar.node_progress(TRAIN, 3, 8, "micro-batch", 0, "learn")
+    watch.node_started(TRAIN, "learn")
+    watch.node_progress(TRAIN, 3, 8, "micro-batch", 0, "learn")
     assert drawn().splitlines()[1].split() == ["learn", "train", "micro-batch", "3", "of", "8"]
-    bar.node_done(TRAIN, 1.0, 0, "learn")
+    watch.node_done(TRAIN, 1.0, 0, "learn")
     assert drawn().splitlines()[1].split() == ["learn", "waits"]
     bar.close()
 

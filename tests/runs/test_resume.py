@@ -26,17 +26,16 @@ from benchmarks import kills
 from rlgraph.backends.engines.base import TrainOptions
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker import saving as process_saving
 from rlgraph.backends.worker.session import Session
 from rlgraph.cli import run_command
 from rlgraph.errors import RunError, UsageMistake
-from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving
 from rlgraph.runs.checkpoint import interval as clock
 from rlgraph.runs.checkpoint.best import REPORTED
 from rlgraph.runs.checkpoint.interval import SaveInterval, parse_interval
 from rlgraph.runs.checkpoint.values import Unsavable, decode_value, encode_value
+from rlgraph.runs.events import EventReader, WorkDone, WorkStarted
 from tests.suites import few
 from tests.waits import NEVER
 
@@ -77,19 +76,22 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
-class Breaks(SilentObserver):
+class Breaks(EventReader):
     """Ends a run at one of its events, as an interruption or a failure does."""
 
     def __init__(self, at: int) -> None:
         self.left = at
 
-    def node_started(self, node: Node, pool: str = "") -> None:
+    def work_started(self, event: WorkStarted) -> None:
+        self.count()
+
+    def work_done(self, event: WorkDone) -> None:
+        self.count()
+
+    def count(self) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
-
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        self.node_started(node)
 
 
 def broken(seed: int, *options: str) -> str:
@@ -183,7 +185,7 @@ def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     again = []
     for at in (37, 58, 84):
         with pytest.raises(KeyboardInterrupt):
-            ran(steps, f"cut-{at}", program, save_every=99, observer=Breaks(at))
+            ran(steps, f"cut-{at}", program, save_every=99, on_event=Breaks(at))
         if not Path(f"cut-{at}").exists() or not disk.complete_checkpoints(Path(f"cut-{at}/checkpoints")):
             continue
         ran(steps, program=program, resume=f"cut-{at}")
@@ -224,7 +226,7 @@ def test_turns_of_a_chat_are_the_same_in_any_plan_and_from_a_recording(folder: P
     assert {line["turns"] for line in numbers("whole")} != {1.0}
 
 
-class SlowDisk(SilentObserver):
+class SlowDisk(EventReader):
     """Begins to write the models of the first checkpoint when the next step has sampled; notes what happens when."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> None:
@@ -252,9 +254,9 @@ class SlowDisk(SilentObserver):
         self.told.append("written")
         return written
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        if node.op in ("generate", "train"):
-            self.told.append(node.op)
+    def work_done(self, event: WorkDone) -> None:
+        if event.node.op in ("generate", "train"):
+            self.told.append(event.node.op)
         if self.told.count("train") == 2:
             self._waits.set()
         if self.told.count("generate") == 2:
@@ -270,7 +272,7 @@ def test_a_checkpoint_is_written_beside_the_next_step(
     """Which samples meanwhile, and waits before it changes what is written."""
     ran(3, "quick", save_every=1, keep=3, **backend)
     slow = SlowDisk(monkeypatch)
-    ran(3, "slow", save_every=1, keep=3, observer=slow, **backend)
+    ran(3, "slow", save_every=1, keep=3, on_event=slow, **backend)
     weights_and_moments = ["written"] * 2
     assert slow.told[:6] == ["generate", "train", "generate", *weights_and_moments, "train"]
     for step in range(1, 4):
@@ -286,7 +288,7 @@ def test_a_run_that_is_interrupted_while_it_is_saved_has_been_saved(
     whole = ran(3)
     slow = SlowDisk(monkeypatch, interrupts=True)
     with pytest.raises(KeyboardInterrupt):
-        ran(3, "a", save_every=1, observer=slow)
+        ran(3, "a", save_every=1, on_event=slow)
     assert slow.told == ["generate", "train", "generate", "written", "written"]
     assert sorted(path.name for path in Path("a/checkpoints").iterdir()) == ["latest", "step-000000001"]
     monkeypatch.undo()
@@ -582,13 +584,13 @@ def test_a_disk_that_is_full_when_weights_are_written(monkeypatch: pytest.Monkey
 
 
 def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Diverges(SilentObserver):
+    class Diverges(EventReader):
         def __init__(self) -> None:
             self.updates = 0
 
-        def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-            self.updates += node.op == "train"
-            if self.updates == 3 and node.op == "train":
+        def work_done(self, event: WorkDone) -> None:
+            self.updates += event.node.op == "train"
+            if self.updates == 3 and event.node.op == "train":
                 parameter = next(iter(model.parameters()))
                 parameter.data[0] = float("inf")
 
@@ -605,7 +607,7 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
     model: Any = None
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as failed:
         patch.setattr(LocalBackend, "run_steps", steps)
-        compiled.run(5, out="a", threads=1, save_every=1, observer=Diverges())
+        compiled.run(5, out="a", threads=1, save_every=1, on_event=Diverges())
     # The next step has begun to sample with it.
     assert "error[E0731]: `actor` cannot generate: the model's logits are not finite" in str(failed.value)
     err = capsys.readouterr().err
@@ -648,20 +650,20 @@ def test_a_run_whose_folder_is_removed_is_not_lost(
         assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
 
 
-class Others(SilentObserver):
+class Others(EventReader):
     """Other commands amid a run, in its folder."""
 
     def __init__(self, *commands: list[str]) -> None:
         self.commands, self.told = commands, []  # type: ignore[var-annotated]
 
-    def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        if node.op == "train":
+    def work_done(self, event: WorkDone) -> None:
+        if event.node.op == "train":
             self.told += [run_command(words) for words in self.commands]
 
 
 def test_a_folder_belongs_to_the_run_that_is_at_work_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = Others(["run", "tiny.rlf", "--out", "a", "--overwrite"], ["resume", "a"])
-    ran(2, "a", save_every=1, observer=others)
+    ran(2, "a", save_every=1, on_event=others)
     assert others.told == [2] * 4
     assert capsys.readouterr().err.count("error[E0832]: a run is at work in `a`") == 4
     assert len(numbers("a")) == 2

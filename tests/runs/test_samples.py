@@ -13,9 +13,9 @@ from rich.cells import cell_len
 
 import rlgraph
 from rlgraph.backends.samples import Sample
-from rlgraph.backends.steps import SilentObserver, StepResult
+from rlgraph.backends.steps import StepResult
 from rlgraph.cli import run_command
-from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventReader, WorkStarted
 from rlgraph.runs.observer import BETWEEN_SAMPLES_S, InterruptHandler, RunObserver
 from rlgraph.runs.progress import JsonDisplay, LinesDisplay
 from rlgraph.runs.samples import SAMPLES, best_and_worst, from_json, sample_lines, to_json
@@ -43,13 +43,13 @@ def sample(place: int, reward: float | None, answer: str = "a", prompt: Any = "a
     return Sample("rollout", ("prompts", 0, place, 0), prompt, answer, reward, scores, len(answer), 3)
 
 
-class Breaks(SilentObserver):
+class Breaks(EventReader):
     """Ends a run after so many events."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def node_started(self, node: Node, pool: str = "") -> None:
+    def work_started(self, event: WorkStarted) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_a_run_that_goes_on_has_the_samples_of_each_step_once() -> None:
     ran(6, out="whole", keep_samples=5)
     with pytest.raises(KeyboardInterrupt):
         # It is interrupted after steps of which no checkpoint was written.
-        ran(6, out="broken", keep_samples=5, save_every=2, observer=Breaks(30))
+        ran(6, out="broken", keep_samples=5, save_every=2, on_event=Breaks(30))
     left = Path("broken", SAMPLES)
     left.write_text(left.read_text() + '{"step": 5, "table": "ro')
     ran(6, resume="broken")
@@ -161,7 +161,7 @@ def test_samples_are_shown_at_first_at_last_and_every_so_often(capsys: pytest.Ca
         def clock() -> float:
             return now
 
-        watch = RunObserver(display, InterruptHandler(display), None, None, show_samples=2, now=clock)
+        watch = RunObserver(display, InterruptHandler(display), show_samples=2, now=clock)
         watch.run_started({"step": steps})
         for step in range(1, steps + 1):
             now += BETWEEN_SAMPLES_S / 3

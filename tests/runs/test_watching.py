@@ -13,6 +13,7 @@ from rich.console import Console
 import rlgraph
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Node
+from rlgraph.runs.events import EventStream, StepDone
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.progress import LinesDisplay
 from rlgraph.runs.progress_bar import BarDisplay
@@ -25,12 +26,13 @@ SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 def test_a_line_tells_what_weights_cost() -> None:
     stream = io.StringIO()
     lines = LinesDisplay(stream)
-    lines.run_started({"step": 2})
-    lines.node_done(SAMPLE, 0.5, 300, "roll")
-    lines.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
-    lines.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
-    lines.step_done(StepResult(1, "step", 2.0, {"reward": 0.5}))
-    lines.step_done(StepResult(2, "step", 2.0))
+    watch = RunObserver(lines, InterruptHandler(lines))
+    watch.run_started({"step": 2})
+    watch.node_done(SAMPLE, 0.5, 300, "roll")
+    watch.weights_sent("actor", "train", "roll", 0.25, 3_000_000, 1_000)
+    watch.weights_sent("actor", "train", "judge", 0.25, 500_000, 1_000)
+    watch.step_done(StepResult(1, "step", 2.0, {"reward": 0.5}))
+    watch.step_done(StepResult(2, "step", 2.0))
     assert stream.getvalue().splitlines() == [
         "step 1/2  reward 0.5  2 s  150 tok/s  sync 0.5 s, 3.5 MB",
         "step 2/2  2 s",
@@ -39,8 +41,9 @@ def test_a_line_tells_what_weights_cost() -> None:
 
 def test_a_bar_has_a_line_for_each_pool() -> None:
     bar = BarDisplay()
+    watch = RunObserver(bar, InterruptHandler(bar))
     bar.live.stop()
-    bar.run_started({"step": 2})
+    watch.run_started({"step": 2})
 
     def drawn() -> list[str]:
         console = Console(file=io.StringIO(), width=120)
@@ -48,17 +51,17 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
         return [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
     assert len(drawn()) == 1
-    bar.node_started(SAMPLE, "roll")
-    bar.node_started(TRAIN, "train")
+    watch.node_started(SAMPLE, "roll")
+    watch.node_started(TRAIN, "train")
     assert [line.split() for line in drawn()[1:]] == [["roll", "generate"], ["train", "train"]]
-    bar.node_done(SAMPLE, 2.0, 300, "roll")
+    watch.node_done(SAMPLE, 2.0, 300, "roll")
     assert [line.split() for line in drawn()[1:]] == [["roll", "waits", "150", "tok/s"], ["train", "train"]]
     bar.close()
 
 
 def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
     interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
-    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts)
     watch.node_started(TRAIN, "actor")
     watch.node_started(TRAIN, "critic")
     watch.node_started(SAMPLE, "roll")
@@ -74,7 +77,7 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
 def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update() -> None:
     """It was raised where what is raised is lost, as in `__del__`."""
     interrupts = InterruptHandler(LinesDisplay(io.StringIO()))
-    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(LinesDisplay(io.StringIO()), interrupts)
     watch.node_started(SAMPLE, "roll")
     interrupts.seen = True
     for lost in (lambda: watch.node_done(SAMPLE, 1.0, 5, "roll"), lambda: watch.node_started(SAMPLE, "roll")):
@@ -116,3 +119,21 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     assert len(model.answer(["a>"], max_tokens=3)) == 1
     model.save(tmp_path / "again")
     assert (tmp_path / "again/config.json").exists()
+
+
+def test_seconds_of_work_in_a_loop_count_once() -> None:
+    steps: list[StepDone] = []
+    lines = LinesDisplay(io.StringIO())
+    reads = [lines, lambda event: steps.append(event) if isinstance(event, StepDone) else None]
+    watch = RunObserver(lines, InterruptHandler(lines), stream=EventStream(reads))
+    watch.run_started({"step": 1})
+    loop = Node("minibatch", (), ())
+    watch.node_started(loop)
+    for _ in range(2):
+        watch.node_started(TRAIN)
+        watch.node_done(TRAIN, 2.0, 0)
+    watch.node_done(loop, 5.0, 0)
+    watch.node_started(SAMPLE, "roll")
+    watch.node_done(SAMPLE, 3.0, 9, "roll")
+    watch.step_done(StepResult(1, "step", 8.0))
+    assert steps[0].work_s == {"train": 4.0, "minibatch": 1.0, "generate": 3.0}

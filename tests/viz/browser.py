@@ -67,9 +67,9 @@ class Browser:
                 found: dict[str, Any] = answer["result"]
                 return found
 
-    def open(self, page: Path) -> None:
-        """Shows a file, fonts and all."""
-        self.order("Page.navigate", url=page.absolute().as_uri())
+    def open(self, page: Path | str) -> None:
+        """Shows a file or an address, fonts and all."""
+        self.order("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
         while self._next().get("method") != "Page.loadEventFired":
             pass
         self.run("document.fonts.ready.then(() => true)")

@@ -22,7 +22,7 @@ from rlgraph.backends.ray.saves import ClusterCheckpoints
 from rlgraph.backends.ray.shown_rows import ShownRows
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.samples import Sample
+from rlgraph.backends.samples import Gathered
 from rlgraph.backends.saved_models import PendingSave, SavedModel
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.trace_notes import TraceNotes
@@ -110,12 +110,12 @@ class RayBackend(DistributedBackend):
     def row_reader(self) -> ShownRows:
         return ShownRows(self.processes)
 
-    def samples_of(self, frame: Frame) -> tuple[Sample, ...]:
+    def shown_rows(self, frame: Frame) -> Gathered:
         try:
-            return super().samples_of(frame)
+            return super().shown_rows(frame)
         except RunError:
             # The step is over: what was lost with a process is seen where the next step needs it.
-            return ()
+            return Gathered()
 
     # Lost processes
 

@@ -83,11 +83,18 @@ class Saver:
     """The writer of one run's checkpoints."""
 
     def __init__(
-        self, folder: RunFolder, compiled: Compilation, options: RunOptions, now: outside.Digests, backend: Resumable
+        self,
+        folder: RunFolder,
+        compiled: Compilation,
+        options: RunOptions,
+        now: outside.Digests,
+        backend: Resumable,
+        saved: Callable[[int, Path], None] = lambda step, path: None,
     ) -> None:
-        """Make a saver. now: the digests of what the program takes from outside."""
+        """Make a saver. now: the digests of what the program takes from outside; saved: told in another thread of the
+        step whose checkpoint is on the disk, and where."""
         assert options.save_every is not None
-        self.outside = now
+        self.outside, self.saved = now, saved
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
         self.often = parse_interval(options.save_every)
         self.last = backend.done
@@ -204,6 +211,7 @@ class Saver:
             if best is not None:
                 disk.write_text_atomically(self.checkpoints_folder / BEST, f"{best.name}\n")
             disk.prune_checkpoints(self.checkpoints_folder, self.options.keep or KEEP, best)
+            self.saved(taken.number, self.checkpoints_folder / disk.checkpoint_name(taken.number))
         finally:
             taken.release_models()
 

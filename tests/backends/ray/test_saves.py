@@ -20,12 +20,11 @@ from tiny import EPS, data_folder, weights
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
-from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 from rlgraph.runs.checkpoint import disk
+from rlgraph.runs.events import EventReader, WorkStarted
 from tests.waits import until
 
 STEPS = 7
@@ -67,16 +66,16 @@ place actor.generate, slow on play(engine=transformers)
 """
 
 
-class Kills(SilentObserver):
+class Kills(EventReader):
     """Ends a process with SIGKILL when it has been trained so often, and what is written beside the run is on the disk."""
 
     def __init__(self) -> None:
         self.left = self.pid = 0
         self.started = 0
 
-    def node_started(self, node: Node, pool: str = "") -> None:
-        self.left -= node.op == "train"
-        if self.left == 0 and node.op == "train":
+    def work_started(self, event: WorkStarted) -> None:
+        self.left -= event.node.op == "train"
+        if self.left == 0 and event.node.op == "train":
             until(lambda: disk.newest_checkpoint(CHECKPOINTS) is not None)
             os.kill(self.pid, signal.SIGKILL)
 
@@ -114,7 +113,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
     monkeypatch.setattr(backend, "start_processes", start)
     watch.left = 4
     with pytest.raises(RunError, match="is gone"):
-        plans["megatron"].run(STEPS, out="run", save_every=2, max_restarts=0, backend="ray", observer=watch, **how)
+        plans["megatron"].run(STEPS, out="run", save_every=2, max_restarts=0, backend="ray", on_event=watch, **how)
     newest = disk.newest_checkpoint(CHECKPOINTS)
     assert newest is not None and newest.name == "step-000000002"
     files = {path.name for path in (newest / "models/actor").iterdir()}
@@ -123,7 +122,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
     } == files
     # The second time it goes back to step 2 by itself.
     watch.left, watch.started = 2, 0
-    made = plans["transformers"].run(5, resume="run", backend="ray", observer=watch, **how)
+    made = plans["transformers"].run(5, resume="run", backend="ray", on_event=watch, **how)
     for one, other in zip(numbers(made), expected[:5], strict=True):
         assert one == pytest.approx(other, rel=0, abs=1e-5)
     assert watch.left < 0 and watch.started == 2

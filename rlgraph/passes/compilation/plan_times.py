@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.predict import Predictor, task_model
 from rlgraph.passes.cost.task import Task, device_takeovers
+from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.placement.models import model_config
 
 
@@ -33,6 +35,34 @@ def plan_predictor(compiled: Compilation) -> Predictor | None:
     return Predictor(
         plan, {name: model_config(model, shape, program) for name, (model, shape) in shaped.items()}, cluster, constants
     )
+
+
+def main_step_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+    """Return the seconds of the main step's tasks by number, with all repetitions; empty if nothing is predicted."""
+    if compiled.target is not None:
+        choice = compiled.choice
+        parts = zip(choice.problem.components, choice.search_result.options, strict=True)
+        return {
+            number: took
+            for component, option in parts
+            for number, took in zip(component.tasks, option.seconds, strict=True)
+        }
+    return task_seconds(compiled, step)
+
+
+def predicted_work(compiled: Compilation) -> dict[str, float]:
+    """Return the seconds that each piece of a step's work is predicted to take, by its name (`train actor`); empty for
+    a program whose plan nobody chose for a cluster."""
+    if compiled.target is None and "seconds" not in compiled.plan_file_sections.get("predicted", {}):
+        return {}
+    elsewhere = {name for group in compiled.plan.groups for name in group.code}
+    step = phase_tasks(compiled.program, main_phase(compiled.program), assumed_workload(compiled), elsewhere)
+    by_name: dict[str, float] = {}
+    for number, seconds in main_step_seconds(compiled, step).items():
+        task = step[number]
+        name = task.name if task.name.startswith(task.op) else f"{task.op} {task.name}"
+        by_name[name] = by_name.get(name, 0.0) + seconds
+    return by_name
 
 
 def task_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
