@@ -18,8 +18,8 @@ those `transformers` trains there. A row is printed of
     same          whose results with the saved folders are rlgraph's own: the greedy texts of transformers (PEFT where
                   there are adapters) and of vLLM, and the scores and values of transformers; of both runs' folders
 
-PPO's judge is 1000 times the reward model that `reward_model` trains, which is trained first where it is not there.
-Runs are kept in `build/real`, and taken from there the next time; `--anew` begins again.
+PPO's judge is 1000 times a reward model of ten steps, which is trained first where it is not there. Runs are kept in
+`build/real`, and taken from there the next time; `--anew` begins again.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ SIGNS = {"accuracy"}
 """Metrics that count how many numbers are above 0. Before the first update margins are 0, and rounding decides."""
 TRAINED = {"reward_model": ["reward"], "ppo": ["actor", "critic"]}
 """The trained models of those that train another than `actor`."""
+JUDGE_STEPS = 10
 PLAIN, ADAPTED = "5e-6", "2e-4"
 """Learning rates: those that ship are meant for models of fifty times the size, and move this one too little to see."""
 REPLACED = {
@@ -165,7 +166,9 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
     if not data.exists():
         write_data(data)
     if name == "ppo":
-        changes["judge"] = json.dumps(str(run("reward_model", False, "local", steps, out) / "models" / "reward"))
+        # Apart from the runs of `reward_model`, whose steps may be others the next time.
+        judge = run("reward_model", False, "local", JUDGE_STEPS, out / "judge") / "models" / "reward"
+        changes["judge"] = json.dumps(str(judge))
     source = "prompts" if samples else "pairs"
     rows = {"sft": "sft", "grpo": "prompts", "ppo": "prompts"}.get(name, "preferences")
     changes[source] = f'jsonl("{data / rows}.jsonl", batch=4)'
