@@ -171,6 +171,8 @@ class _Placer:
         shape = self.shapes.get(model.name)
         legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
+        if self.program.autocast(model) and (not spec.autocast or split.split_axes):
+            return False
         anything = spec.every_model and not set(split.split_axes) & spec.misfits.keys()
         return anything or legal and spec.can_compute(self.program.dtype(model), self.machine.kind)
 
