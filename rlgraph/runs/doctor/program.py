@@ -67,7 +67,7 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
     device = _device()
     program = with_default_dtypes(compiled.program, device != "cpu")
     for text in product_notes(program, processor_flags()):
-        yield Finding("ok", "products", text)
+        yield Finding("ok", "autocast", text)
     program = with_chosen_products(program, processor_flags())
     for warning in compiled.diagnostics:
         yield finding_of(warning, "program")

@@ -23,7 +23,7 @@ from tests.suites import few
 
 ROWS = Sequences.from_lists(
     [[5, 6, 7, 8, 9, 10], [11, 12, 13], [13, 14, 15, 16, 17, 18, 19, 20, 21]],
-    [[0, 0, 1, 1, 0, 1], [0, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1]],
+    [[flag == "1" for flag in flags] for flags in ("001101", "011", "011111111")],
 )
 LORA = Adapters(rank=4, alpha=8.0)
 
@@ -34,11 +34,12 @@ def opened(autocast: str | None, family: str = "qwen2", adapters: Adapters | Non
 
 def gradient(engine: TransformersEngine) -> Tensor:
     """The direction of the gradient of the mean log-probability."""
-    engine.add_gradients([0], lambda _: MicroBatch([ModelCall("logprobs", ROWS)], lambda answers: answers[0].mean()))
+    engine.add_gradients([0], lambda _: MicroBatch((ModelCall("logprobs", ROWS),), lambda answers: answers[0].mean()))
     flat = torch.cat([part.flatten() for part in engine._gradients if part is not None])
     engine.clear_gradients()
     assert flat.dtype == torch.float32
-    return flat / flat.norm()
+    direction: Tensor = flat / flat.norm()
+    return direction
 
 
 @pytest.mark.parametrize("family", few(FAMILIES, "qwen2", "gpt2"))
@@ -74,7 +75,7 @@ def test_copies_follow_the_weights() -> None:
     narrow = opened("bfloat16")
     before = narrow.logprobs(ROWS)
     first = {name: tensor.detach().clone() for name, tensor in narrow.tensors().items()}
-    micro = MicroBatch([ModelCall("logprobs", ROWS)], lambda answers: -answers[0].mean())
+    micro = MicroBatch((ModelCall("logprobs", ROWS),), lambda answers: -answers[0].mean())
     narrow.train_step([0], lambda _: micro, TrainOptions(lr=0.05), 0)
     after = narrow.logprobs(ROWS)
     fresh = opened("bfloat16")

@@ -136,7 +136,8 @@ class Network:
     def all_outputs(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's own output at every position, [N, T, outputs]."""
         if self._autocast:
-            return self.apply_head(self.hidden_states(ids, positions).flatten(0, 1)).unflatten(0, ids.shape)
+            flat = self.apply_head(self.hidden_states(ids, positions).flatten(0, 1))
+            return flat.view(*ids.shape, -1)
         out: Tensor = _read(self.model, ids, positions).logits
         if out.dim() != 3:
             raise EngineError(
