@@ -227,6 +227,13 @@ class _Placer:
                 engine_span,
                 f"`engine={embedded_engine().name}` does",
             )
+        if self.program.autocast(model) and not spec_of(engine).autocast:
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` has no products in bfloat16 of float32 weights, the `autocast` of `{model.name}`",
+                engine_span,
+                f"`engine={embedded_engine().name}` does",
+            )
         if isinstance(shape, UnsupportedModel):
             yield Diagnostic(
                 "E0912",
