@@ -217,9 +217,23 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         raise context.statement_error(
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
         )
+    _check_autocast(context, record, value)
     _check_lora(context, record, value)
     _check_chat(context, record, value)
     return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
+
+
+def _check_autocast(context: Context, record: Record, call: tree.Call) -> None:
+    """Check that products are asked for in a dtype that there is, of weights that are wider."""
+    autocast, dtype = record.option("autocast"), record.option("dtype")
+    if autocast is None:
+        return
+    place = next((option.value.span for option in call.options if option.name == "autocast"), call.span)
+    if autocast not in dtypes.AUTOCAST:
+        raise context.statement_error("E0403", f'`autocast` is "bfloat16" or "auto", not "{autocast}"', place)
+    if dtype not in (None, "float32"):
+        message = f"`autocast` has products of float32 weights in bfloat16, and these are {dtype}"
+        raise context.statement_error("E0403", message, place, "leave it out, or leave `dtype` out")
 
 
 def _check_lora(context: Context, record: Record, call: tree.Call) -> None:

@@ -109,6 +109,12 @@ _MODEL = (
         None,
         doc="float32, float64 or bfloat16; if not said, bfloat16 on accelerators and else float32",
     ),
+    Attribute(
+        "autocast",
+        "text",
+        None,
+        doc="products of float32 weights in bfloat16; auto: where the processor multiplies that faster",
+    ),
     Attribute("lora", "lora", None, doc="train adapters, `lora(...)`, and not the model itself"),
     Attribute("chat", "chat", None, doc="how conversations are written, `chat(...)`; if not said, as the model's own"),
 )

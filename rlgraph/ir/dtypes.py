@@ -8,3 +8,7 @@ ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "flo
 
 OF_MODELS = ("float32", "float64", "bfloat16")
 """The dtypes that a program may give a model."""
+
+AUTO = "auto"
+AUTOCAST = ("bfloat16", AUTO)
+"""What products of float32 weights may be computed in; `auto` is decided where a run begins."""

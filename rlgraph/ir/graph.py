@@ -329,6 +329,12 @@ class Program:
         """Return the dtype of a model's weights; a copy has that of its original."""
         return str(dict(self.original(model).options).get("dtype") or "float32")
 
+    def autocast(self, model: Model) -> str | None:
+        """Return what products of a model's weights are computed in: None as the weights are, `bfloat16`, or `auto`; a
+        copy has that of its original."""
+        chosen = dict(self.original(model).options).get("autocast")
+        return None if chosen is None else str(chosen)
+
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Return every node with the name of its phase."""
         return ((phase.name, node) for phase in self.phases for node in phase.graph.walk())

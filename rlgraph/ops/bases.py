@@ -18,7 +18,7 @@ def base_models(program: Program) -> dict[str, str]:
     for model in program.models:
         original = program.original(model)
         if has_adapters(program, model.name) or model.name not in changing:
-            key = (original.kind, original.source, program.dtype(model))
+            key = (original.kind, original.source, program.dtype(model), program.autocast(model))
             base_of[model.name] = first.setdefault(key, model.name)
     return base_of
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
+from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.ir.graph import Program
 from rlgraph.ops.work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.compilation.compile import product_notes, with_chosen_products, with_default_dtypes
 from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.folder import recording_folder
@@ -90,7 +92,7 @@ def open_local(
     except EngineError as error:
         raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN)) from None
     # Without a cluster the device decides the dtypes that are still open.
-    program = with_default_dtypes(compiled.program, settings.device != "cpu")
+    program = _with_products(with_default_dtypes(compiled.program, settings.device != "cpu"), observer)
     backend = LocalBackend(program, settings, observer)
     backend.most_samples = max(options.kept_samples, options.show_samples)
     weights = {
@@ -118,7 +120,7 @@ def open_ray(
         _need_moments(compiled)
     from rlgraph.backends.ray.backend import RayBackend
 
-    program = compiled.program
+    program = _with_products(compiled.program, observer)
     backend = RayBackend(
         program,
         compiled.plan,
@@ -142,6 +144,15 @@ def open_ray(
         for model in program.models
     }
     return backend, {name: TrainedModel(name, 0, weights) for name, weights in models.items()}
+
+
+def _with_products(program: Program, observer: Observer) -> Program:
+    """Return the program with the dtype of products decided by this machine's processor, once for all processes: what
+    samples and what trains have to agree. It is said in the run's notes."""
+    flags = processor_flags()
+    for text in product_notes(program, flags):
+        observer.show_note(text)
+    return with_chosen_products(program, flags)
 
 
 def _need_moments(compiled: Compilation) -> None:

@@ -61,6 +61,8 @@ class ModelSpec:
     source: str | RandomSource
     """A local folder, a hub name, or random weights."""
     dtype: str = "float32"
+    autocast: str | None = field(default=None, kw_only=True)
+    """What products of its weights are computed in, `bfloat16`; None: as they are."""
     tokenizer: TokenizerSpec | str | None = None
     """A tokenizer in place of the source's own."""
     generates: bool = True

@@ -146,6 +146,9 @@ class EngineSpec:
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """The dtypes in which it computes, by kind of device; None: any."""
 
+    autocast: bool = False
+    """It has products of float32 weights in bfloat16, where a model asks for that."""
+
     # How it works
 
     packs: bool = False

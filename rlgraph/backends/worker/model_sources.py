@@ -14,6 +14,7 @@ from rlgraph.backends.engines.tokenizers import ByteTokenizer, CharTokenizer, To
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
 from rlgraph.catalog.models.gguf import UnusableGguf
 from rlgraph.errors import Diagnostic, ProgramError, Span
+from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
 from rlgraph.ir.types import Handle
 from rlgraph.ops.bases import weights_change
@@ -25,7 +26,9 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     """Return where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
     chat = dict(program.original(model).options).get("chat")
     written = _chat_options(chat, folders) if isinstance(chat, Record) else None
-    return replace(_source_spec(program, model, folders), chat=written)
+    autocast = program.autocast(model)
+    assert autocast != AUTO, "it is decided where a run begins"
+    return replace(_source_spec(program, model, folders), chat=written, autocast=autocast)
 
 
 def _chat_options(chat: Record, folders: Folders) -> ChatOptions:

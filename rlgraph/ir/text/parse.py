@@ -98,6 +98,8 @@ class _Parser:
             return Model(name, _kind(line.next_token()), None, original, frozen, record.options)
         if record.option("dtype") not in (None, *dtypes.OF_MODELS):
             raise ValueError(f"no model is in {record.option('dtype')!r}")
+        if record.option("autocast") not in (None, *dtypes.AUTOCAST):
+            raise ValueError(f"no products are in {record.option('autocast')!r}")
         return Model(name, _kind(record.name), record.args[0], None, frozen, record.options)
 
     def read_phase(self, line: LineReader) -> Phase:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.catalog.clusters.processor import bfloat16_units
 from rlgraph.dsl.check import Checked, check_all
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.compilation.compilation import Compilation
@@ -72,4 +74,35 @@ def with_default_dtypes(program: Program, accelerated: bool) -> Program:
 
 
 def _with_dtype(options: Mapping[str, Any], default: str) -> dict[str, Any]:
+    if options.get("autocast"):
+        default = "float32"  # Only the products are narrow.
     return {**options, "dtype": options["dtype"] or default} if "dtype" in options else dict(options)
+
+
+def with_chosen_products(program: Program, flags: Collection[str]) -> Program:
+    """Return the program with `autocast="auto"` decided for each model: bfloat16 where a processor with these flags
+    multiplies it faster than float32, and else none."""
+    chosen = "bfloat16" if bfloat16_units(flags) else None
+    models = []
+    for model in program.models:
+        options = dict(model.options)
+        if options.get("autocast") == AUTO:
+            options["autocast"] = chosen
+        models.append(replace(model, options=tuple(options.items())))
+    return replace(program, models=tuple(models))
+
+
+def product_notes(asked: Program, flags: Collection[str]) -> list[str]:
+    """Return in which dtype the products of models are that have `autocast`, in sentences. asked: the program before
+    `auto` is decided."""
+    decided, units = with_chosen_products(asked, flags), bfloat16_units(flags)
+    named: dict[str, list[str]] = {}
+    for model in asked.models:
+        if asked.autocast(model) is None:
+            continue
+        if decided.autocast(decided.model(model.name)):
+            how = f"bfloat16 ({', '.join(units) or 'slow: this processor has no units for it'}), weights float32"
+        else:
+            how = "float32: this processor multiplies bfloat16 no faster"
+        named.setdefault(how, []).append(f"`{model.name}`")
+    return [f"products of {', '.join(names)}: {how}" for how, names in named.items()]

@@ -171,6 +171,8 @@ class _Placer:
         shape = self.shapes.get(model.name)
         legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
+        if self.program.autocast(model) and (not spec.autocast or split.split_axes):
+            return False
         anything = spec.every_model and not set(split.split_axes) & spec.misfits.keys()
         return anything or legal and spec.can_compute(self.program.dtype(model), self.machine.kind)
 
@@ -222,6 +224,13 @@ class _Placer:
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` does not compute in {dtype}, the dtype of `{model.name}`",
+                engine_span,
+                f"`engine={embedded_engine().name}` does",
+            )
+        if self.program.autocast(model) and not spec_of(engine).autocast:
+            yield Diagnostic(
+                "E0912",
+                f"`{engine}` has no products in bfloat16 of float32 weights, the `autocast` of `{model.name}`",
                 engine_span,
                 f"`engine={embedded_engine().name}` does",
             )

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlgraph import __version__
+from rlgraph.catalog.clusters.processor import bfloat16_units, processor_flags
 from rlgraph.runs.doctor.finding import Finding, gigabytes
 from rlgraph.runs.doctor.packages import own_requirements, package_findings
 from rlgraph.runs.options import BACKENDS, LOCAL
@@ -20,8 +21,6 @@ LITTLE_DISK = 2e9
 """Bytes below which a disk counts as nearly full: a checkpoint of a small model takes as many."""
 LITTLE_SHARED = 1e9
 """Bytes of shared memory below which processes that share rows in it are slow or end; Docker gives 64 MB."""
-_TILES = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
-"""Flags of processors that multiply bfloat16 fast, and their names."""
 
 
 def machine_findings() -> Iterator[Finding]:
@@ -44,9 +43,8 @@ def machine_findings() -> Iterator[Finding]:
 def device_findings() -> Iterator[Finding]:
     """Yield the processor's cores, and the GPUs that torch sees."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    flags = _read("/proc/cpuinfo").split("\nflags", 1)[-1].split("\n", 1)[0].split()
-    tiles = [name for flag, name in _TILES.items() if flag in flags]
-    fast = f", fast with bfloat16 ({', '.join(tiles)})" if tiles else ""
+    units = bfloat16_units(processor_flags())
+    fast = f", fast with bfloat16 ({', '.join(units)})" if units else ""
     yield Finding("ok", "cores", f"{cores}{fast}")
     if find_spec("torch") is None:
         yield Finding("note", "devices", "none is looked at without torch, which runs need", LOCAL.how_to_install)

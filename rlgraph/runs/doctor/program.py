@@ -17,6 +17,7 @@ from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.trials import find_trials
 from rlgraph.backends.worker.turn_trials import try_turns
+from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
@@ -26,7 +27,7 @@ from rlgraph.dsl.columns import column_misuses, find_prompt_uses
 from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.ir.graph import External, Model, Program, Record
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import with_default_dtypes
+from rlgraph.passes.compilation.compile import product_notes, with_chosen_products, with_default_dtypes
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
 from rlgraph.runs.doctor.machine import memory, model_cache
@@ -67,6 +68,9 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
     """Yield what a run of the program on this machine would meet before its first step. It runs the user's Python."""
     device = _device()
     program = with_default_dtypes(compiled.program, device != "cpu")
+    for text in product_notes(program, processor_flags()):
+        yield Finding("ok", "autocast", text)
+    program = with_chosen_products(program, processor_flags())
     for warning in compiled.diagnostics:
         yield finding_of(warning, "program")
     opened, workers = _Opened(), Workers()

@@ -142,6 +142,9 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls: query [N, heads, T, size], key and value [N, groups, S, size] to
     [N, T, heads, size]."""
+    if torch.is_autocast_enabled(query.device.type):
+        narrow = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[2] > 1 and value.shape[-1] != query.shape[-1]:
         width, size = max(value.shape[-1], query.shape[-1]), value.shape[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
@@ -33,6 +34,10 @@ class PreallocatedLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append [N, heads, places, head size] to what is stored, and return all of it."""
+        if torch.is_autocast_enabled(key_states.device.type):
+            # Rotated keys are wide, and all of them would be cast for each token.
+            narrow = torch.get_autocast_dtype(key_states.device.type)
+            key_states, value_states = key_states.to(narrow), value_states.to(narrow)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self._length + key_states.shape[-2]

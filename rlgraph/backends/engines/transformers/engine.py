@@ -3,9 +3,9 @@ and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_in_config
 from rlgraph.backends.engines.transformers.attention import use_attention
+from rlgraph.backends.engines.transformers.autocast import forget_narrow_copies, use_autocast
 from rlgraph.backends.engines.transformers.copies import Replicas
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.gradients import sum_gradients
@@ -126,6 +127,10 @@ class TransformersEngine(RankWeights, ScoringMixin):
             logit_numbers,
             cache_tokens,
         )
+        if spec.autocast:
+            if apart is not None:
+                raise EngineError("products in bfloat16 (`autocast`) are for models that each process holds entire")
+            use_autocast(self.model)
         use_onednn_linears(self.model)
         use_manual_norm_gradients(self.model)
         use_attention(self.model, attention)
@@ -277,7 +282,10 @@ class TransformersEngine(RankWeights, ScoringMixin):
         self.offloader.mark_changed()
         if scale != 1:
             torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
-        return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
+        try:
+            return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
+        finally:
+            forget_narrow_copies(self.model)
 
     def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return micro-batches for `train_step`: row indices, as `engines.blocks.plan_micro_batches` cuts them for this
@@ -357,12 +365,14 @@ class TransformersEngine(RankWeights, ScoringMixin):
         return self.offloader.on_device_or_host(self._held if self.spec.adapters is None else self._trained)
 
     def note_weights_written(self) -> None:
-        """Copy the weights into the optimizer's wide copies."""
+        """Copy the weights into the optimizer's wide copies, and give narrow ones up."""
+        forget_narrow_copies(self.model)
         if self.offloader.mark_changed() and self._optimizer is not None:
             self._optimizer.refresh_master_weights()
 
     def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
+        forget_narrow_copies(self.model, base=True)
         lost = () if keep else self.tensors().values()
         copied_tensors = [
             *self._held.values(),
@@ -370,6 +380,18 @@ class TransformersEngine(RankWeights, ScoringMixin):
         ]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
         return self.offloader.sleep(copied_tensors, once=gradients, lost=lost)
+
+    @contextmanager
+    def temporary_weights(self, state: State) -> Iterator[None]:
+        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a
+        time."""
+        # Tensors may lie where those of another state were.
+        forget_narrow_copies(self.model)
+        try:
+            with super().temporary_weights(state):
+                yield
+        finally:
+            forget_narrow_copies(self.model)
 
     @property
     def _held(self) -> dict[str, Tensor]:
@@ -390,7 +412,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
 
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gather_logits} if self._split and self.spec.kind == "causal_lm" else {}
-        return Network(self.model, self.codec.pad_id, **gathered)
+        return Network(self.model, self.codec.pad_id, autocast=self.spec.autocast is not None, **gathered)
 
     def _run_model(self, work: Callable[[], T]) -> T:
         """Run `work`, which calls the model."""

@@ -17,6 +17,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_layers
+from rlgraph.backends.engines.transformers.autocast import NARROW, autocast
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
@@ -44,15 +45,31 @@ class Network:
     """
 
     def __init__(
-        self, model: PreTrainedModel, pad_id: int, gathered: Callable[[Tensor], Tensor] = lambda logits: logits
+        self,
+        model: PreTrainedModel,
+        pad_id: int,
+        gathered: Callable[[Tensor], Tensor] = lambda logits: logits,
+        autocast: bool = False,
     ) -> None:
         """pad_id: what rows are padded with. gathered: from a rank's part of logits to all of them, where the model is
-        split by vocabulary."""
+        split by vocabulary. autocast: whether products before the head are bfloat16; raises EngineError where the head
+        cannot be run alone."""
+        self._autocast = False
         self.model = model
         self.device = model.device
         self._pad_id, self._gathered = pad_id, gathered
         self._backbone: nn.Module = model.base_model
         self._head = self._find_head()
+        if autocast and self._head is None:
+            raise EngineError(
+                f"the head of {type(model).__name__} cannot be run alone, and stays float32: no `autocast`"
+            )
+        self._autocast = autocast
+
+    @property
+    def rounded_to(self) -> torch.dtype:
+        """The dtype to which what the layers compute is rounded."""
+        return NARROW if self._autocast else self.model.dtype
 
     def hidden_at(self, rows: Sequences, places: Tensor, beginnings: Tensor | None = None) -> Tensor:
         """Return what `head` needs at some places, float [M, ...]: int64 [M], which increase, among the tokens of all
@@ -103,18 +120,24 @@ class Network:
         }
         if self._head is None:
             return self._gathered(module(**arguments, logits_to_keep=1).logits[:, -1])
-        return self._gathered(self._head(module(**arguments).last_hidden_state[:, -1]))
+        with autocast(self.device, self._autocast):
+            hidden = module(**arguments).last_hidden_state[:, -1]
+        return self._gathered(self._head(hidden))
 
     def hidden_states(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's states at every position before its head, float [N, T, H]; behind the head where that
         cannot be run alone."""
         if self._head is None:
             return self.all_outputs(ids, positions)
-        out: Tensor = _read(self._backbone, ids, positions).last_hidden_state
+        with autocast(self.device, self._autocast):
+            out: Tensor = _read(self._backbone, ids, positions).last_hidden_state
         return out
 
     def all_outputs(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's own output at every position, [N, T, outputs]."""
+        if self._autocast:
+            flat = self.apply_head(self.hidden_states(ids, positions).flatten(0, 1))
+            return flat.view(*ids.shape, -1)
         out: Tensor = _read(self.model, ids, positions).logits
         if out.dim() != 3:
             raise EngineError(
@@ -140,7 +163,7 @@ class Network:
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         padded = self.decode_step(both, make_cache(self.model.config, 1), positions, mask)[1]
         alone = self.decode_step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
-        return bool((padded - alone).abs().max() <= _tolerance(alone))
+        return bool((padded - alone).abs().max() <= _tolerance(alone.to(self.rounded_to)))
 
     @cached_property
     @torch.no_grad()
@@ -169,7 +192,7 @@ class Network:
         except Exception:
             return False
         alone = [self.hidden_states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
-        coarser = max(alone[0].dtype, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
+        coarser = max(self.rounded_to, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
         return all(
             bool((packed_states - single).abs().max() <= _tolerance(single.to(coarser)))
             for packed_states, single in zip(together, alone, strict=True)

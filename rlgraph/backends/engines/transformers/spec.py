@@ -50,6 +50,7 @@ SPEC = EngineSpec(
     layout=layout,
     experts=True,
     every_model=True,
+    autocast=True,
     packs=True,
     prefix_sharing=SHARES,
     attention={
