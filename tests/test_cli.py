@@ -497,7 +497,9 @@ def test_an_algorithm_that_ships_is_called_by_its_name(
 def test_the_algorithms_that_ship_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_command(["list"]) == 0
     shown = capsys.readouterr().out
-    assert "grpo          Group Relative Policy Optimization (arXiv 2402.03300)" in shown and "safe_rlhf" in shown
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert ["grpo", "Group Relative Policy Optimization (arXiv 2402.03300)"] in lines and "safe_rlhf" in shown
+    assert ["gspo", "Group Sequence Policy Optimization (arXiv 2507.18071)"] in lines
     assert run_command(["list", "grpo"]) == 0
     program = capsys.readouterr().out
     assert program == (Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf").read_text()

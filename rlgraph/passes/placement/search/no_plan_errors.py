@@ -65,9 +65,8 @@ def refusal_diagnostics(
 def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest | None:
     """Return the smallest option with all devices of the component's pool, or of the node group that suits it best."""
     searched = problem.options
-    loose = Options(
-        problem.tasks, replace(problem.constants, reserved=-(1 << 60)), searched.engines, offload=searched.offload
-    )
+    boundless = replace(problem.constants, reserved=-(1 << 60), spare=-(1 << 60))
+    loose = Options(problem.tasks, boundless, searched.engines, offload=searched.offload)
     options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
