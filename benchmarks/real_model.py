@@ -155,13 +155,14 @@ def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool
 
 
 def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
-    """The folder of the run, which is made where it is not there."""
+    """The folder of the run, which is made where it is not there, or is of another program, judge or recording."""
     title = f"{name}-{'lora' if lora else 'full'}"
     folder, recorded = out / f"{title}-{backend}", out / f"{title}-recorded"
     samples = name in SAMPLING_ALGORITHMS
-    if (folder / "models").exists() and len(steps_of(folder)) == steps:
-        return folder
     changes: dict[str, Any] = {"base": f'gguf("{FILE}")'}
+    made_of = [program(name, lora)]
+    if backend == "replayed":
+        made_of.append((recorded / "recording.json").read_text("utf-8"))
     data = out / "data"
     if not data.exists():
         write_data(data)
@@ -169,6 +170,7 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
         # Apart from the runs of `reward_model`, whose steps may be others the next time.
         judge = run("reward_model", False, "local", JUDGE_STEPS, out / "judge") / "models" / "reward"
         changes["judge"] = json.dumps(str(judge))
+        made_of.append((judge.parents[1] / "metrics.jsonl").read_text("utf-8"))
     source = "prompts" if samples else "pairs"
     rows = {"sft": "sft", "grpo": "prompts", "ppo": "prompts"}.get(name, "preferences")
     changes[source] = f'jsonl("{data / rows}.jsonl", batch=4)'
@@ -176,6 +178,9 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
         changes["n"] = "4"
     places = PLACES[name].format(engine="transformers" if lora else "megatron")
     schedule = None if backend == "local" else f"schedule {name}\n{places}"
+    mark, made = folder / "made_of.txt", "\n".join([*made_of, schedule or "", json.dumps(changes)])
+    if len(steps_of(folder)) == steps and mark.exists() and mark.read_text("utf-8") == made:
+        return folder
     compiled = rlgraph.compile(program(name, lora), set=changes, schedule=schedule)
     if backend == "local":
         shutil.rmtree(recorded, ignore_errors=True)
@@ -188,6 +193,7 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
         replay=recorded if backend == "replayed" else None,
         progress=False,
     )
+    mark.write_text(made, "utf-8")
     return folder
 
 
