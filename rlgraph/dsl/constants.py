@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe_meaning, meaning_of
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
-from rlgraph.dsl.words import KEYWORDS
+from rlgraph.dsl.words import RESERVED
 from rlgraph.errors import Span, closest_match, count_phrase, did_you_mean
 from rlgraph.ir.attributes import Attribute, Required, has_attribute_type
 from rlgraph.ir.graph import Const, Constant, Record
@@ -51,7 +51,7 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
         raise reporter.too_early_error(expr, reporter.below[expr.id])
     if meaning is None:
         constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, LiteralConstant))]
-        advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
+        advice = "" if expr.id in RESERVED else f"declare it: `param {expr.id} = ...`, or "
         hint = did_you_mean(expr.id, constants) or f'{advice}quote it: `"{expr.id}"`'
         raise reporter.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
     raise reporter.statement_error(

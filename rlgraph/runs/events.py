@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.ir.graph import Node
-from rlgraph.runs.jsonlines import encode_nonfinite
+from rlgraph.runs.jsonlines import encode_nonfinite, encode_value
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -139,7 +139,7 @@ class StepDone(Event):
             "phase": self.phase,
             "seconds": self.seconds,
             "work_s": {name: round(seconds, 6) for name, seconds in self.work_s.items()},
-            "scores": {name: encode_numbers(spread) for name, spread in self.result.spreads.items()},
+            "scores": {name: [*map(encode_value, spread)] for name, spread in self.result.spreads.items()},
         }
 
 
@@ -288,8 +288,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return str(value) if isinstance(value, Path) else value
-
-
-def encode_numbers(numbers: Sequence[float]) -> list[Any]:
-    """Return numbers with texts for those that JSON lacks."""
-    return [*encode_nonfinite({str(place): number for place, number in enumerate(numbers)}).values()]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
 from rlgraph.ops.work import model_operations
 from rlgraph.runs.folder import RunFolder
@@ -20,6 +24,12 @@ def compiled(text: str, changes: Mapping[str, str], schedule: str, folder: Path)
     path.write_text(text)
     head = next(line for line in text.splitlines() if line.startswith("algorithm")).replace("algorithm", "schedule", 1)
     return rlgraph.compile(path, set=changes, schedule=f"{head}\n{schedule}")
+
+
+def debug_metrics(made: Compiled, folder: Path, steps: int, **settings: Any) -> list[dict[str, float]]:
+    """The metrics of some steps on Ray, whose processes are objects in this one."""
+    with closing(RayBackend(made.program, made.plan, Settings(folder=folder, **settings), debug=True)) as backend:
+        return [dict(step.metrics) for step in backend.run_steps(steps)]
 
 
 def together(program: Program) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import pytest
-from scheduled import compiled
+from scheduled import compiled, debug_metrics
 from tiny import Run, compile_text, data_folder, weights
-
-from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.session import Settings
 
 USER = """
 def siblings(prompts, completions, **columns):
@@ -71,9 +67,8 @@ def test_blocks(folder: Path, block: int) -> None:
 @pytest.mark.parametrize("block", [1, 6])
 def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
     made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
-    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        [step] = list(backend.run_steps(1))
-    assert step.metrics == pytest.approx(whole(folder), rel=1e-12)
+    [metrics] = debug_metrics(made, folder, 1)
+    assert metrics == pytest.approx(whole(folder), rel=1e-12)
 
 
 def test_units(folder: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from scheduled import compiled
+from scheduled import compiled, debug_metrics
 from tiny import Run, compile_text, data_folder, weights
 
-from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 
 TEXT = f"""algorithm reading
@@ -53,8 +50,7 @@ def test_any_block_and_ray_read_the_same(folder: Path) -> None:
     assert 0 < whole["a"] < 1 and 0 < whole["b"] < 1
     found = [dict(seen.metrics) for block in (1, 3) for seen in Run(compile_text(TEXT), folder, block=block).steps(1)]
     made = compiled(TEXT, {}, "pool play = 1 devices\nplace actor on play(engine=transformers)\n", folder)
-    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        found += [dict(step.metrics) for step in backend.run_steps(1)]
+    found += debug_metrics(made, folder, 1)
     assert found == [pytest.approx(whole, rel=1e-9, abs=1e-9)] * 3
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from scheduled import compiled
+from scheduled import compiled, debug_metrics
 from tiny import Run, compile_text, data_folder, weights
 
-from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import claim_folder
-from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 
 ANSWERS = ["ab", "", "dcd", "aabb", "c"]
@@ -87,9 +84,7 @@ def test_any_block_ray_and_a_recording_say_the_same(folder: Path) -> None:
     schedule = "pool play = 2 devices\nplace actor on play(engine=transformers)\npool school = 2 devices\n"
     schedule += "place teacher on school(engine=transformers)\n"
     made = compiled(TEXT, {}, schedule, folder)
-    for block in (None, 3):
-        with closing(RayBackend(made.program, made.plan, Settings(folder=folder, block=block), debug=True)) as backend:
-            found.append([dict(step.metrics) for step in backend.run_steps(2)])
+    found += [debug_metrics(made, folder, 2, block=block) for block in (None, 3)]
     for steps in found:
         assert [pytest.approx(step, rel=1e-9, abs=1e-9) for step in whole] == steps
 

@@ -91,6 +91,12 @@ def scores_of(groups: list[Group]) -> list[list[float]]:
     return [[row.score for row in group] for group in groups]
 
 
+def rows_in(groups: list[Group], part: range) -> range:
+    """The places of the rows of a slice of the groups, among those of all groups."""
+    start = sum(map(len, groups[: part.start]))
+    return range(start, start + sum(map(len, groups[part.start : part.stop])))
+
+
 def dr_grpo(actor: Model, groups: list[Group], *, limit: int, lr: float, parts: int) -> Step:
     """arXiv 2503.20783: A = R - mean; (1/B) sum over answers of (1/limit) sum over tokens."""
     begin(actor)
@@ -273,12 +279,9 @@ def reinforce_pp_baseline(actor: Model, ref: Model, groups: list[Group], *, beta
     rows = [row for group in groups for row in group]
     adv = whiten([[a] * row.length for row, a in zip(rows, flat([*map(centered, scores_of(groups))]), strict=True)])
     ref_logp = [frozen_logprobs(ref, row) for row in rows]
-    first = [0]
-    for group in groups:
-        first.append(first[-1] + len(group))
     for part in slices(len(groups), parts):
         terms: Terms = []
-        for i in range(first[part.start], first[part.stop]):
+        for i in rows_in(groups, part):
             terms.append([])
             for lp, mu, a, q in zip(actor.logprobs(rows[i]), rows[i].mu, adv[i], ref_logp[i], strict=True):
                 kl = (lp - q) ** 2 / 2
@@ -321,16 +324,13 @@ def corrected(
     ]
     weight = [[weigh(x) for x in row] for row in drift]
     adv = flat([group_advantages(scores) for scores in scores_of(groups)])
-    first = [0]
-    for group in groups:
-        first.append(first[-1] + len(group))
     for part in slices(len(groups), parts):
         terms = [
             [
                 -w * clipped(torch.exp(lp - o), adv[i], 0.2, 0.2)
                 for lp, o, w in zip(actor.logprobs(rows[i]), old[i], weight[i], strict=True)
             ]
-            for i in range(first[part.start], first[part.stop])
+            for i in rows_in(groups, part)
         ]
         step.trained("actor", actor.train(token_mean(terms), lr, 1.0))
     step.metrics = {

@@ -159,7 +159,7 @@ def test_a_function_is_shown_and_its_calls_are_answered_in_their_order(opened: C
 
 
 def test_a_wrong_call_is_answered_with_its_error(opened: Callable[..., Environment]) -> None:
-    tools = opened("add", "colour", "breaks", options=", timeout=0.3")
+    tools = opened("add", "colour", "breaks", options=f", timeout={NEVER}")
     wrong = {
         "<tool_call>{'name': 1}</tool_call>": "the call is no JSON: Expecting property name enclosed in double quotes: "
         "line 1 column 2 (char 1)",
@@ -172,11 +172,13 @@ def test_a_wrong_call_is_answered_with_its_error(opened: Callable[..., Environme
         '<tool_call>{"name": "add", "arguments": [1]}</tool_call>': "the arguments are no JSON object: [1]",
         call("breaks", how="raise"): "LookupError: nothing there",
         call("breaks", how="end"): "its process ended with exit code 3",
-        call("breaks", how="hang"): "it did not come back within 0.3 s",
     }
     for answer, error in wrong.items():
         assert replies(tools, answer + call("add", a=1)) == [f"error: {error}", "2"]
     assert replies(tools, call("breaks", how="no")) == ["half a pair: ?"]
+    # Alone: on a busy machine another call may take as long.
+    short = opened("breaks", options=", timeout=0.3")
+    assert replies(short, call("breaks", how="hang")) == ["error: it did not come back within 0.3 s"]
     many = replies(tools, call("add", a=1) * 18)
     assert many == ["2"] * 16 + ["error: only 16 calls of an answer are run"] * 2
 

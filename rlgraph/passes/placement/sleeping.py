@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.errors import NO_SPAN, Diagnostic, Span, quoted_list
 from rlgraph.ir.plan import Group, ModelHolding, Plan
@@ -46,8 +47,10 @@ def sleeping_warnings(plan: Plan, schedule: Schedule) -> Iterator[Diagnostic]:
         samplers = [(model, group) for group in groups for model in group.models if _samples(model, group, plan)]
         if not asleep or not samplers:
             continue
-        holding = plan.holding(samplers[0][0], samplers[0][1].name)
-        cache = f"{holding.kv_bytes / 1e9:g} GB" if holding.kv_bytes else f"what {holding.share or 0.9:g} of it leaves"
+        model, group = samplers[0]
+        holding, reserved = plan.holding(model, group.name), spec_of(group.engine).memory.cache
+        share = holding.share or (reserved.share if isinstance(reserved, ReservedCache) else 1.0)
+        cache = f"{holding.kv_bytes / 1e9:g} GB" if holding.kv_bytes else f"what {share:g} of it leaves"
         message = (
             f"{quoted_list(asleep, 'and')} sleep in turns on `{groups[0].pool}`, and the cache of keys and values has "
             f"{cache}: no cluster is named for which it would be counted what fits on a device together"
