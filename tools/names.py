@@ -19,14 +19,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def names() -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the place and the docstring's first line of every module, class and function without a `_`."""
+    """Yield the name, the place and the docstring's first line of every module, class and function without a `_`.
+
+    A method is named with its class, as a reader meets it.
+    """
     for path in sorted((ROOT / "rlgraph").rglob("*.py")):
         tree, place = ast.parse(path.read_text("utf-8")), str(path.relative_to(ROOT))
         if not path.name.startswith("_"):
             yield f"{path.parent.name}/{path.name}", place, _first(tree)
+        owners = {
+            id(child): f"{node.name}."
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for child in node.body
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                yield f"{node.name} in {path.parent.name}/{path.name}", f"{place}:{node.lineno}", _first(node)
+                name = owners.get(id(node), "") + node.name
+                yield f"{name} in {path.parent.name}/{path.name}", f"{place}:{node.lineno}", _first(node)
 
 
 def _first(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
