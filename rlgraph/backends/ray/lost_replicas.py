@@ -46,10 +46,6 @@ class LostReplicas:
         gone = self._without.get(group.name, ())
         return tuple(copy for copy in range(group.mesh.axis_size("dp")) if copy not in gone)
 
-    def groups_with_losses(self) -> set[str]:
-        """Return the names of the groups that have lost replicas."""
-        return {name for name, copies in self._without.items() if copies}
-
     def count_as_living(self, groups: Collection[str]) -> None:
         """Count all replicas of some groups as living, since new processes have taken their places."""
         for name in groups:

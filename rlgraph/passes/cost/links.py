@@ -46,10 +46,6 @@ class Link:
         """Return the seconds of an all-to-all that depend on its messages."""
         return (ranks - 1) * self.latency
 
-    def send_seconds(self, size: float) -> float:
-        """Return the seconds of one message."""
-        return size / self.bandwidth + self.latency
-
 
 def replicas_link(island: NodeGroup, one: int, copies: int, share: float) -> Link:
     """Return the link between the replicas of a group, each on `one` devices in a row; between several node groups it

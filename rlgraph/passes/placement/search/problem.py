@@ -88,10 +88,6 @@ class Problem:
         """Return whether a task needs what another component made."""
         return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].waits_for)
 
-    def with_lag(self, older: int) -> Problem:
-        """Return the problem with weights which sample so many steps behind."""
-        return Problem(*self.constructor_arguments[:-1], older)
-
     @property
     def constructor_arguments(self) -> Given:
         """The arguments that make another problem like this one."""
