@@ -68,7 +68,7 @@ def activation_bytes(
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
     the whole residual stream.
 
-    micro: as the engine computes it, `Tokens.padded_to_longest` where it pads. recompute: a layer keeps its input
+    micro: as the engine computes it, with its padding. recompute: a layer keeps its input
     alone. fused_norms: norms keep their input or its normal form; without it they are written out and compute in
     float32. network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
     `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written

@@ -38,10 +38,6 @@ class Tokens:
     masks: float = 0.0
     """Numbers of the masks that say what such rows see of the prefixes."""
 
-    def equal_part(self, parts: float) -> Tokens:
-        """Return one of so many equal parts."""
-        return Tokens(self.rows / parts, self.tokens / parts, self.squares / parts, self.scored / parts, self.longest)
-
     def fullest_context_rank(self, ranks: int) -> Tokens:
         """Return what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
         are ranks, and a rank has one from its front and one from its back, in turns. What is scored is at the ends of
@@ -54,11 +50,6 @@ class Tokens:
         rounds, left = divmod(round(self.rows), ranks)
         most = max(sum((pairs + pairs)[start : start + left]) for start in range(ranks))
         return replace(self, tokens=self.tokens / ranks, scored=rounds * scored + most)
-
-    def padded_to_longest(self) -> Tokens:
-        """Return the rows padded to the longest, as engines without packed rows compute them."""
-        width = self.longest
-        return Tokens(self.rows, self.rows * width, self.rows * width * width, self.scored, width)
 
 
 # Parameters

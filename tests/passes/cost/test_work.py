@@ -235,9 +235,3 @@ def test_layers_with_a_window_see_its_last_tokens(context: int, tokens: float) -
     windowed = shape_of({"model_type": "gemma3_text", **SIZES, "sliding_window": 8, "layer_types": types})
     assert attended_tokens(windowed, context) == tokens
     assert attended_tokens(shape_of({"model_type": "llama", **SIZES}), context) == context
-
-
-def test_padding_makes_all_rows_as_long_as_the_longest() -> None:
-    rows = Tokens(3, 9, 35, 4, 5)
-    assert rows.padded_to_longest() == Tokens(3, 15, 75, 4, 5)
-    assert rows.padded_to_longest().equal_part(3) == Tokens(1, 5, 25, pytest.approx(4 / 3), 5)
