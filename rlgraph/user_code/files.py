@@ -73,7 +73,18 @@ def _where(path: str, folders: Folders) -> str:
 
 def _missing_hint(path: str, folders: Folders) -> str:
     """Return a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
-    them."""
+    them; of an address, how it becomes a file."""
+    scheme, _, rest = path.partition("://")
+    if rest and scheme.isalnum():
+        return (
+            f"files are read from disk: `curl -LO {path}` first"
+            if scheme.startswith("http")
+            else (
+                "files are read from disk: copy it here first"
+                if scheme != "hf"
+                else f'a data set of the hub is `hub("{"/".join(rest.removeprefix("datasets/").split("/")[:2])}", batch=64)`'
+            )
+        )
     wanted = [folder / os.path.expanduser(path) for folder in folders.all_folders()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"

@@ -260,6 +260,21 @@ def test_bad_files(declare: Declare, tmp_path: Path, content: bytes, message: st
 
 
 CALLS: list[tuple[str, str, str]] = [
+    (
+        'jsonl("https://h.org/e.jsonl")',
+        "E0703: there is no data file 'https://h.org/e.jsonl' in 'BASE' or in 'HERE'",
+        "files are read from disk: `curl -LO https://h.org/e.jsonl` first",
+    ),
+    (
+        'files("s3://bucket/e.jsonl")',
+        "E0703: there is no data file 's3://bucket/e.jsonl' in 'BASE' or in 'HERE'",
+        "files are read from disk: copy it here first",
+    ),
+    (
+        'files("hf://datasets/openai/gsm8k/main/train.parquet")',
+        "E0703: there is no data file 'hf://datasets/openai/gsm8k/main/train.parquet' in 'BASE' or in 'HERE'",
+        'a data set of the hub is `hub("openai/gsm8k", batch=64)`',
+    ),
     ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl' in 'BASE' or in 'HERE'", "did you mean `d.jsonl`?"),
     (
         'jsonl("zzzzzzzz.jsonl")',
