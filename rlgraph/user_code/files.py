@@ -76,20 +76,21 @@ def _missing_hint(path: str, folders: Folders) -> str:
     them; of an address, how it becomes a file."""
     scheme, _, rest = path.partition("://")
     if rest and scheme.isalnum():
-        return (
-            f"files are read from disk: `curl -LO {path}` first"
-            if scheme.startswith("http")
-            else (
-                "files are read from disk: copy it here first"
-                if scheme != "hf"
-                else f'a data set of the hub is `hub("{"/".join(rest.removeprefix("datasets/").split("/")[:2])}", batch=64)`'
-            )
-        )
+        return _address_hint(path, scheme, rest)
     wanted = [folder / os.path.expanduser(path) for folder in folders.all_folders()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
     near = did_you_mean(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
     return near or next(filter(None, (_nearby(file.parent, file.suffix) for file in wanted)), "")
+
+
+def _address_hint(path: str, scheme: str, rest: str) -> str:
+    """Return how the file of an address is had."""
+    if scheme == "hf":
+        repository = "/".join(rest.removeprefix("datasets/").split("/")[:2])
+        return f'a data set of the hub is `hub("{repository}", batch=64)`'
+    fetched = f"`curl -LO {path}` first" if scheme in ("http", "https") else "copy it here first"
+    return f"files are read from disk: {fetched}"
 
 
 def _nearby(folder: Path, suffix: str) -> str:
