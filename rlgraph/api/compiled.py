@@ -11,7 +11,7 @@ from rlgraph.api.summary import summary_text
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.text.plain import to_plain
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.runs.options import LOCAL, RESTARTS, RunOptions
+from rlgraph.runs.options import LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions
 
 if TYPE_CHECKING:
     from rlgraph.explain.explain import Explanation
@@ -192,6 +192,7 @@ class Compiled(Compilation):
         keep_samples: int | None = None,
         show_samples: int = 0,
         max_restarts: int = RESTARTS,
+        verify_weights: int = VERIFY_WEIGHTS,
         resume: str | Path | None = None,
         changed: bool = False,
         progress: bool = True,
@@ -224,6 +225,8 @@ class Compiled(Compilation):
         - `show_samples`: so many of them are shown every so often.
         - `max_restarts`: how often a run that is saved goes back to its last checkpoint where it has lost a process.
           Any run on Ray replaces processes that only sample, so often.
+        - `verify_weights`: after the first of so many transfers of the same weights both ends are compared, with the
+          backend `ray`; 0 never does.
         - `resume`: the folder of a run that was saved; it goes on there to `steps` steps, with its seed. What is None
           is as it was there.
         - `changed`: the program, or files that it takes, may be others than were saved.
@@ -263,6 +266,7 @@ class Compiled(Compilation):
             keep_samples=keep_samples,
             show_samples=show_samples,
             restarts=max_restarts,
+            verify_weights=verify_weights,
             resume=resume,
             changed=changed,
         )

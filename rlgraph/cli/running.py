@@ -23,7 +23,7 @@ from rlgraph.cli.base import (
 )
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
-from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, RunOptions, backend_spec
+from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions, backend_spec
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
@@ -46,6 +46,14 @@ keep_best_option = click.option(
     "--keep-best",
     metavar="METRIC",
     help="And the one with the highest value of what the program reports; kl:min for the lowest.",
+)
+verify_option = click.option(
+    "--verify-weights",
+    type=click.IntRange(0),
+    default=VERIFY_WEIGHTS,
+    show_default=True,
+    metavar="N",
+    help=f"With {_PROCESSES}: compare both ends after the first of N transfers of the same weights; 0 never does.",
 )
 restarts_option = click.option(
     "--max-restarts",
@@ -140,6 +148,7 @@ changed_option = click.option(
 @keep_samples_option
 @show_samples_option
 @restarts_option
+@verify_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
@@ -206,6 +215,7 @@ def run(
 @keep_samples_option
 @show_samples_option
 @restarts_option
+@verify_option
 @changed_option
 @click.option("--trace", type=click.Path(path_type=Path), metavar="PATH", help="Write a timeline for ui.perfetto.dev.")
 @message_format

@@ -131,6 +131,7 @@ def open_ray(
         seconds=options.timeout,
         memory=least_bytes_of_all_ranks(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
+        verify_every=options.verify_weights,
         say=observer.show_note,
     )
     backend.most_samples = max(options.kept_samples, options.show_samples)

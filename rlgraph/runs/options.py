@@ -87,6 +87,9 @@ RESTARTS = 3
 """The default number of times that a saved run resumes by itself after it has lost a process."""
 
 
+VERIFY_WEIGHTS = 100
+"""The default number of transfers of the same weights of which the first is verified."""
+
 KEEP_SAMPLES = 32
 """The default number of samples of a step that are kept."""
 
@@ -127,6 +130,8 @@ class RunOptions:
     reads it; None keeps none for that."""
     restarts: int = RESTARTS
     """The number of times that a saved run that has lost a process goes back to its last checkpoint by itself."""
+    verify_weights: int = VERIFY_WEIGHTS
+    """Of so many transfers of the same weights the first is verified at both ends; 0 means none is."""
     resume: Path | None = None
     """The folder of the run that is resumed."""
     changed: bool = False

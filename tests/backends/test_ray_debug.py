@@ -16,12 +16,15 @@ from tiny import compile_text, data_folder, shipped, weights
 
 from rlgraph.backends.distributed.offload import OffloadedReplica
 from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.exchange import exchange
+from rlgraph.backends.exchange.exchange import TransferEnd
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.cli import run_command
+from rlgraph.errors import NO_SPAN, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import ModelHolding, Plan
 from rlgraph.passes.compilation import default_plan
@@ -249,3 +252,46 @@ def test_an_engine_that_cannot_is_refused_before_anything_starts(
     assert "E0914" in said and "`actor` and `ref` in the host's memory" in said
     assert "the engine `transformers` does not say that it `sleeps`" in said
     assert run_command(["run", str(file), "--steps", "1", "--out", str(folder / "third")]) == 0
+
+
+def test_weights_that_are_not_what_was_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number of one tensor changes on its way, in the second transfer only: a tenth of a second.
+
+    Who asks for every transfer is told at once, who asks for every tenth is not.
+    """
+    swaps, changes = PROGRAMS["grpo"]
+    text = shipped("grpo", swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    store = exchange._store
+    transfers: list[str] = []
+
+    def damaged(view: torch.Tensor, arriving: torch.Tensor, ema: float | None) -> None:
+        store(view, arriving, ema)
+        if len(transfers) == 2 and view.dim() == 1:
+            view[0] += 1e-3
+
+    send = TransferEnd.run
+
+    def counted(end: TransferEnd, source: Weights, destination: Weights, **options: object) -> object:
+        if destination:
+            transfers.append("")
+        return send(end, source, destination, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exchange, "_store", damaged)
+    monkeypatch.setattr(TransferEnd, "run", counted)
+    for verify_every, found in ((1, True), (10, False)):
+        transfers.clear()
+        backend = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True, verify_every=verify_every)
+        try:
+            if found:
+                with pytest.raises(RunError) as caught:
+                    list(backend.run_steps(STEPS))
+                [told] = caught.value.diagnostics
+                assert told.code == "E0743" and told.span != NO_SPAN
+                assert told.message.startswith("the weights of `actor` that rank 0 of ")
+                assert " are not those that rank 0 of " in told.message and told.message.endswith(" differs")
+            else:
+                list(backend.run_steps(STEPS))
+                assert len(transfers) == 2
+        finally:
+            backend.close()

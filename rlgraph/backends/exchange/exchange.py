@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.changes import DeltaMailbox
+from rlgraph.backends.exchange.digest import MovedPart, part_digests
 from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.messages import ALONE, LocalPieces, Message, local_copies, split_into_messages
@@ -39,6 +40,8 @@ class ExchangeCost:
     """The most bytes of buffers that a round used."""
     start: float = 0.0
     """Seconds since 1970, by the process's clock."""
+    digests: Mapping[MovedPart, int] = field(default_factory=dict)
+    """Of all parts that it sent and received, where these are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,18 @@ class TransferEnd:
 
     @torch.no_grad()
     def run(
-        self, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], *, ema: float | None = None
+        self,
+        source: Mapping[str, Tensor],
+        destination: Mapping[str, Tensor],
+        *,
+        ema: float | None = None,
+        verify: bool = False,
     ) -> ExchangeCost:
         """Write what the destination needs into its tensors, `ema` of the old value and the rest of what arrives.
 
-        The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that
-        is gone or does not answer.
+        The tensors have the layouts' names, a layer's number in place of `*`. verify: digests of what was moved are
+        returned, too; an average has none, since the two ends differ. Raises EngineError naming the peer that is gone
+        or does not answer.
         """
         if ema is not None and self._transfer.has_forwarding:
             raise EngineError(
@@ -120,7 +129,20 @@ class TransferEnd:
             sent += sum(post.travelled_bytes for post in leaving)
             received += sum(post.travelled_bytes for post in arriving)
             peak = max(peak, used)
-        return ExchangeCost(sent, received, time.perf_counter() - began, peak, start)
+        seconds = time.perf_counter() - began
+        digests = dict(self._digests(source, destination)) if verify and ema is None else {}
+        return ExchangeCost(sent, received, seconds, peak, start, digests)
+
+    def _digests(
+        self, source: Mapping[str, Tensor], destination: Mapping[str, Tensor]
+    ) -> Iterator[tuple[MovedPart, int]]:
+        for move, (sender, receiver, hop) in self._routes:
+            forwards = hop > 0 or sender != self._mailbox.place
+            pieces, tensors = (self._needed, destination) if forwards else (self._held, source)
+            ends = self._ways.place_name(sender), self._ways.place_name(receiver)
+            for chunk in range(self._transfer.chunks):
+                boxes = self._transfer.section_boxes(move, chunk)
+                yield from part_digests(ends, chunk, boxes, pieces, tensors, self._dtype)
 
     # Schedule
 

@@ -52,6 +52,7 @@ class RayBackend(DistributedBackend):
         seconds: float = 1800.0,
         memory: int = 0,
         repeats: int = 0,
+        verify_every: int = 1,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Start every process of the plan and load its models.
@@ -59,8 +60,9 @@ class RayBackend(DistributedBackend):
         address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one
         for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the processes
         need together at least. repeats: how often steps are run again automatically after processes that only sample
-        were lost. say: receives a message about each such repeat. Raises ProgramError for what cannot be opened,
-        RunError for a cluster that cannot hold the plan.
+        were lost. verify_every: of so many transfers of the same weights one is verified; 0: none. say: receives a
+        message about each such repeat. Raises ProgramError for what cannot be opened, RunError for a cluster that
+        cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
@@ -88,7 +90,9 @@ class RayBackend(DistributedBackend):
         queues = DeviceQueues(plan, clock)
         self.saves, self._broken = ClusterCheckpoints(plan, self.processes), False
         self.repeats, self.say = repeats, say
-        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.trace_notes, settings.record)
+        self.orders = RayTransport(
+            program, plan, self.processes, queues, observer, self.trace_notes, settings.record, verify_every
+        )
         self.processes.waited = ProgressPoll(plan, self.processes, observer).waited
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.exchange.digest import MovedPart
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray.remote import Address
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, RlgraphError, RunError, Span
@@ -72,6 +73,16 @@ def broken_link_error(
     silent = f"{process_name(who)} does not answer" if who else "processes do not reach each other"
     hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint, notes))
+
+
+def wrong_weights_error(model: str, part: MovedPart, node: Node) -> RunError:
+    """Return the error for weights that are not what was sent."""
+    message = (
+        f"the weights of `{model}` that {part.destination} has are not those that {part.source} sent: "
+        f"{part.description} differs"
+    )
+    hint = "go on from the last checkpoint; if it happens again, look for a damaged device or link"
+    return RunError(Diagnostic("E0743", message, node.span, hint))
 
 
 def unresponsive_error(

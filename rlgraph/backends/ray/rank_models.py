@@ -125,9 +125,11 @@ class RankModels:
         version: int | None = None,
         average: float | None = None,
         update: Step | None = None,
+        verify: bool = False,
     ) -> ExchangeCost:
         """Take part in a transfer: send a model's weights, current or of a version, and write received ones to a model
-        here. update: the step in which this changes the model; None if it is only copied here."""
+        here. update: the step in which this changes the model; None if it is only copied here. verify: return digests
+        of what was moved, too."""
         sent: Mapping[str, Tensor] = {}
         if source is not None:
             state = self.session.models[source]
@@ -135,24 +137,24 @@ class RankModels:
             sent = state.engine.tensors() if past is None else past
         with self.doing(f"the transfer {name}"):
             if destination is None:
-                return self.links.run_exchange(name, sent, {}, average)
+                return self.links.run_exchange(name, sent, {}, average, verify)
             target = self.session.models[destination].engine
             if update is not None:
                 self.session.prepare_change(destination, update)
             with self._written(destination):
-                moved = self.links.run_exchange(name, sent, target.tensors(), average)
+                moved = self.links.run_exchange(name, sent, target.tensors(), average, verify)
                 target.note_weights_written()
         if update is not None:
             self._left(destination)
         return moved
 
-    def refresh_weights(self, name: str, model: str, version: int, number: int) -> ExchangeCost:
+    def refresh_weights(self, name: str, model: str, version: int, number: int, verify: bool = False) -> ExchangeCost:
         """Take part in a transfer to a model that samples, before its next token or in `wait_for_refresh`."""
 
         def receive() -> ExchangeCost:
             engine = self.session.models[model].engine
             with self.doing(f"the transfer {name}"), self._written(model):
-                moved = self.links.run_exchange(name, {}, engine.tensors(), None)
+                moved = self.links.run_exchange(name, {}, engine.tensors(), None, verify)
                 engine.note_weights_written()
             if torch.cuda.is_available():
                 # Another thread may go on with the weights, whose CUDA stream would not wait for these copies.

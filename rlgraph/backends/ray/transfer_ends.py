@@ -89,9 +89,14 @@ class Links:
         )
 
     def run_exchange(
-        self, name: str, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None
+        self,
+        name: str,
+        source: Mapping[str, Tensor],
+        destination: Mapping[str, Tensor],
+        ema: float | None,
+        verify: bool = False,
     ) -> ExchangeCost:
-        return self._exchanges[name].run(source, destination, ema=ema)
+        return self._exchanges[name].run(source, destination, ema=ema, verify=verify)
 
     def pending_messages(self) -> tuple[PendingMessage, ...]:
         """Return the messages that the transfers are at. May be called from any thread."""

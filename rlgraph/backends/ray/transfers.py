@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,8 +11,9 @@ from itertools import count
 from rlgraph.backends.device_queues import DeviceQueues, device_set
 from rlgraph.backends.distributed.transport import Coming, TransferCost, WeightTransfer
 from rlgraph.backends.exchange import exchange
+from rlgraph.backends.exchange.digest import first_difference
 from rlgraph.backends.ray.calls import Calls, Copy, replicas_of
-from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase
+from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase, wrong_weights_error
 from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
@@ -40,13 +42,17 @@ class Transfers:
         observer: Observer,
         sleeping: OffloadCoordinator,
         losses: LostReplicas,
+        verify_every: int = 1,
     ) -> None:
-        self.losses = losses
+        """verify_every: the first of so many transfers to a place is verified; 0 means none is."""
+        self.losses, self.verify_every = losses, verify_every
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
         self.sleeping = sleeping
         self._refreshes = count()
         self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
         """For each transfer, the bytes from each process to each other one, and their carrier."""
+        self._done = Counter[str]()
+        """How often each transfer was begun since it was planned."""
 
     def assign_weights(self, move: WeightTransfer) -> None:
         assert move.node.id is not None and move.update_step is not None
@@ -90,6 +96,7 @@ class Transfers:
         """Forget all transfers, so that they are planned anew among the present processes: some were lost or
         replaced."""
         self._planned.clear()
+        self._done.clear()
 
     def living_receivers(self, move: WeightTransfer) -> list[Copy]:
         """Return the living replicas that get the weights."""
@@ -101,7 +108,9 @@ class Transfers:
 
     def _go(self, move: WeightTransfer) -> Coming:
         name, calls = _name(move), Calls[exchange.ExchangeCost](self.processes)
-        arguments = move.version, move.ema_decay, move.update_step
+        verify = self.verify_every > 0 and self._done[name] % self.verify_every == 0
+        self._done[name] += 1
+        arguments = move.version, move.ema_decay, move.update_step, verify
         for copy in replicas_of(move.sender):
             calls.call_replica(copy, Worker.exchange_weights, name, move.source, None, *arguments)
         receivers = self.living_receivers(move)
@@ -112,7 +121,7 @@ class Transfers:
             assert move.version is not None
             number, settling = next(self._refreshes), Calls[None](self.processes)
             for copy in receivers:
-                calls.call_replica(copy, Worker.refresh_weights, name, move.target, move.version, number)
+                calls.call_replica(copy, Worker.refresh_weights, name, move.target, move.version, number, verify)
             # The sampling goes on long after it has taken the weights, so only the receipt of them is waited for.
             for copy in receivers:
                 settling.call_replica(copy, Worker.wait_for_refresh, move.target, number)
@@ -121,6 +130,9 @@ class Transfers:
         def arrived() -> TransferCost:
             moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
             self.trace_transfer(f"sync {move.source}", name, calls.called_processes, moved)
+            wrong = first_difference(rank_moved.digests for rank_moved in moved)
+            if wrong is not None:
+                raise wrong_weights_error(move.source, wrong, move.node)
             # Processes that start first wait for the others.
             seconds = max(rank_moved.start + rank_moved.seconds for rank_moved in moved) - max(
                 rank_moved.start for rank_moved in moved

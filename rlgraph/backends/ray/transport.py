@@ -43,12 +43,13 @@ class RayTransport:
         observer: Observer,
         notes: TraceNotes,
         record: Path | None = None,
+        verify_every: int = 1,
     ) -> None:
         self.plan, self.processes = plan, processes
         self.sleeping = OffloadCoordinator(processes, observer)
         self.losses = LostReplicas(program, plan, record)
         self.dispatch = Dispatcher(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
-        self.transfers = Transfers(plan, processes, queues, observer, self.sleeping, self.losses)
+        self.transfers = Transfers(plan, processes, queues, observer, self.sleeping, self.losses, verify_every)
         self.losses.lost = lambda group: self.transfers.forget_plans()
         self.folders = ModelFolders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None

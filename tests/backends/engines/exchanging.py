@@ -139,7 +139,7 @@ def exchange(
     end = TransferEnd(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
     first = {name: tensor.clone() for name, tensor in into.items()}
     end.run(tensors, first, ema=ema)
-    moved = end.run(tensors, into, ema=ema)
+    moved = end.run(tensors, into, ema=ema, verify=True)
     assert all(torch.equal(first[name], into[name]) for name in into)
     return moved, into
 
@@ -176,7 +176,7 @@ def exchange_changes(
     for tensors in times:
         for tensor in into.values():
             tensor.fill_(-1)
-        moved = end.run(tensors, into)
+        moved = end.run(tensors, into, verify=True)
         found.append((moved, {name: tensor.clone() for name, tensor in into.items()}))
     return found
 

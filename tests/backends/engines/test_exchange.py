@@ -17,6 +17,7 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
+from rlgraph.backends.exchange.digest import MovedPart, first_difference, tensor_digest
 from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.catalog.models.families import parameters
@@ -156,6 +157,8 @@ def carry_out(
             )
         )
     answers = four.ask(exchange, *jobs)
+    assert first_difference(moved.digests for moved, _ in answers) is None
+    assert ema is not None or bool(transfer.moves) == any(moved.digests for moved, _ in answers)
     return [moved for moved, _ in answers], [tensors for _, tensors in answers]
 
 
@@ -319,10 +322,32 @@ def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtyp
             assert all(torch.equal(expected[name], answers[place][time][1][name]) for name in expected)
         sent.append(sum(each[time][0].sent_bytes for each in answers))
         assert sent[time] == sum(each[time][0].received_bytes for each in answers)
+        assert first_difference(each[time][0].digests for each in answers) is None
     heads = sent[2]
     assert heads < transfer.bound / 1000 and sent[0] == transfer.bound + heads
     assert sent[1] < transfer.bound * (0.01 * (size + 1) + 1 / 255) / size * 1.05 + heads
     assert sent[1] < sent[3] < transfer.bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_digest_is_of_every_bit_and_its_place(dtype: torch.dtype) -> None:
+    """More than one stretch; a tenth of a second each."""
+    tensor = torch.arange(300_000).to(dtype)
+    digest = tensor_digest(tensor)
+    assert digest == tensor_digest(tensor.clone())
+    bits = tensor.view(torch.uint8).clone()
+    for place in (0, 500, len(bits) - 1):
+        for bit in range(8):
+            changed = bits.clone()
+            changed[place] ^= 1 << bit
+            assert tensor_digest(changed.view(dtype)) != digest
+    assert tensor_digest(bits.roll(1).view(dtype)) != digest and tensor_digest(bits.flip(0).view(dtype)) != digest
+
+
+def test_a_part_that_one_end_lacks_differs() -> None:
+    part = MovedPart("rank 0", "rank 1", 0, "w[0:4]")
+    assert first_difference([{part: 1}, {part: 1}]) is None
+    assert first_difference([{part: 1}, {part: 2}]) == first_difference([{part: 1}, {}]) == part
 
 
 @pytest.mark.parametrize("over", few(sorted(SITES), "shared"))
