@@ -229,14 +229,10 @@ def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
 
 def all_groups(found: Sequence[Compared]) -> str:
     """The tables of docs/why/accuracy.md."""
-    parts = []
-    fitted, held = halves(found)
-    if fitted and held:
-        parts.append(f"{len(fitted)} rows that constants were fitted to:\n\n" + group_table(fitted))
-        parts.append(f"{len(held)} rows that none was fitted to:\n\n" + group_table(held))
-    elif found:
-        parts.append(group_table(found))
-    return "\n\n".join(parts)
+    parts = {about: rows for about, rows in zip(PARTS, split_by_fit(found), strict=True) if rows}
+    if len(parts) == 1:
+        return group_table(found)
+    return "\n\n".join(f"{len(rows)} rows {about}:\n\n{group_table(rows)}" for about, rows in parts.items())
 
 
 def all_rows(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
@@ -249,9 +245,23 @@ def all_rows(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
     return "\n\n".join(parts)
 
 
-def halves(found: Sequence[Compared]) -> tuple[list[Compared], list[Compared]]:
-    """Rows that constants may have been fitted to, and others."""
-    return [each for each in found if not each.row.held_out], [each for each in found if each.row.held_out]
+PARTS = (
+    "that constants were fitted to",
+    "that none was fitted to, of those who measured some of the above",
+    "of those who measured none of the above",
+)
+
+
+def split_by_fit(found: Sequence[Compared]) -> tuple[list[Compared], list[Compared], list[Compared]]:
+    """Rows that constants may have been fitted to, others of the same sources, and those of unseen sources."""
+    fitted = [each for each in found if not each.row.held_out]
+    seen = {each.row.series for each in fitted}
+    held = [each for each in found if each.row.held_out]
+    return (
+        fitted,
+        [each for each in held if each.row.series in seen],
+        [each for each in held if each.row.series not in seen],
+    )
 
 
 def group_table(found: Sequence[Compared]) -> str:
@@ -274,9 +284,9 @@ def main() -> None:
         print(json.dumps(each.to_json()))
     for row, reason in left:
         print(json.dumps({"id": row.id, "not_predicted": reason}))
-    for half in halves(found):
-        for group in grouped(half):
-            print(json.dumps(group.to_json() | {"held_out": half[0].row.held_out}))
+    for about, rows in zip(PARTS, split_by_fit(found), strict=True):
+        for group in grouped(rows):
+            print(json.dumps(group.to_json() | {"rows_are": about}))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,11 @@ class Row:
         """Whether no constant was fitted to it."""
         return bool(self.cells["held_out"])
 
+    @property
+    def series(self) -> str:
+        """Who measured it: the letters of its name."""
+        return re.sub(r"\d.*", "", self.id)
+
     def noted(self, pattern: str) -> int:
         """The number that the notes have in such a place; 0 where they have none."""
         found = re.search(pattern, self.cells["notes"])

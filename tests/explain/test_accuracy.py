@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import MEASURED, Compared, all_groups, all_rows, compare, grouped, halves, page
+from benchmarks.accuracy import MEASURED, Compared, all_groups, all_rows, compare, grouped, page, split_by_fit
 from benchmarks.measured import BadRows, Inexpressible, Row, express, read_rows
 from tests.documents import ROOT
 
@@ -106,7 +106,7 @@ def results() -> tuple[list[Compared], list[tuple[Row, str]]]:
 
 
 def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
-    fitted, _ = halves(results[0])
+    fitted, _, _ = split_by_fit(results[0])
     *groups, whole = grouped(fitted)
     assert {group.name: round(group.median, 3) for group in groups if group.median > MOST} == {}
     assert len(groups) == 12
@@ -117,8 +117,9 @@ def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row,
 def test_no_group_that_nothing_was_fitted_to_leaves_its_band(
     results: tuple[list[Compared], list[tuple[Row, str]]],
 ) -> None:
-    _, held = halves(results[0])
-    *groups, whole = grouped(held)
+    _, seen, unseen = split_by_fit(results[0])
+    assert {row.row.series for row in unseen} == {"ME", "VD"}
+    *groups, whole = grouped([*seen, *unseen])
     bands = {group.name: (round(group.median, 3), HELD_OUT.get(group.name, MOST)) for group in groups}
     assert {name: each for name, each in bands.items() if each[0] > each[1]} == {}
     assert len(groups) == 15
