@@ -21,6 +21,8 @@ from rlgraph.passes.placement.query import (
     decomposed_problems,
     is_small,
     make_problem,
+    models_without_adapters,
+    with_adapters,
     with_other_engines,
     without_device_pools,
 )
@@ -29,7 +31,7 @@ from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.fill_kv_caches import fill_caches
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.no_plan_errors import refusal_diagnostics
+from rlgraph.passes.placement.search.no_plan_errors import ADAPTER_RANK, refusal_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import Problem
@@ -149,8 +151,10 @@ def _choose(
 
 def no_plan_error(question: PlacementQuery) -> ProgramError:
     """Return the error that says why nothing fits, and what would, as far as that is found within `search_seconds`.
-    What is proposed needs no offloading."""
+    What is proposed needs no offloading, adapters aside."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
+
+    adaptable = models_without_adapters(question)
 
     def fit(tried: PlacementQuery) -> bool:
         return any(any_plan_fits(variant, ends) for variant in (tried, *with_other_engines(tried)))
@@ -161,6 +165,8 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             question.schedule,
             lambda cluster: fit(replace(plain, cluster=cluster)),
             lambda: fit(replace(plain, schedule=without_device_pools(question.schedule))),
+            adaptable,
+            lambda: fit(with_adapters(question, adaptable, ADAPTER_RANK)),
         )
     )
 

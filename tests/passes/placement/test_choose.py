@@ -707,6 +707,22 @@ def test_too_large_says_what_where_when_and_what_helps(name: str, capsys: pytest
 
 
 @pytest.mark.parametrize(
+    ("name", "cluster", "models"),
+    [("sft", "1x1:h100", ["actor"]), ("grpo", "1x1:h100", ["actor"]), ("sft", "1x1:l4(memory=8GiB)", [])],
+)
+def test_too_large_says_whether_adapters_would_fit(
+    name: str, cluster: str, models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three seconds in all. What is proposed is tried, and where nothing is, nothing fits."""
+    run = ["compile", str(ALGORITHMS / f"{name}.rlf"), "--cluster", cluster, "--search-seconds", "60"]
+    assert run_command(run) == 1
+    hint = re.search(r"help: it fits here with adapters, `lora=(.*?)` of (.*); without,", capsys.readouterr().err)
+    assert (re.findall(r"`(\w+)`", hint[2]) if hint else []) == models
+    adapters = hint[1] if hint else "lora(rank=16)"
+    assert run_command([*run, "--set", f"actor=causal_lm(base, lora={adapters})"]) == (0 if models else 1)
+
+
+@pytest.mark.parametrize(
     ("cluster", "schedule", "code"),
     [
         ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),
@@ -793,7 +809,7 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
 
 def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
-    for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
+    for seconds, hint in ((0.0, "the time was over"), (inf, "it fits ")):
         refusals = no_plan_error(replace(asked, search_seconds=seconds)).diagnostics
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
 

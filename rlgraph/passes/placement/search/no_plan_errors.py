@@ -24,6 +24,10 @@ MOST_NODES = 4096
 """The largest number of nodes of a cluster that is proposed as a way out."""
 
 
+ADAPTER_RANK = 16
+"""The rank of adapters that are proposed as a way out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Smallest:
     """The option of a component that needs the least memory on a device."""
@@ -34,11 +38,16 @@ class _Smallest:
 
 
 def refusal_diagnostics(
-    problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
+    problem: Problem,
+    schedule: Schedule,
+    fits: Callable[[Cluster], bool],
+    free: Callable[[], bool],
+    adaptable: Sequence[str],
+    adapted: Callable[[], bool],
 ) -> list[Diagnostic]:
     """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
-    whether a plan fits on a cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where
-    they cannot tell."""
+    whether a plan fits on a cluster, `free` whether one does where no pool has a size, and `adapted` whether one does
+    where the models `adaptable` train adapters; all raise OutOfTime where they cannot tell."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
         return [_too_many(wanted, problem.cluster, schedule)]
@@ -49,6 +58,9 @@ def refusal_diagnostics(
         return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
+        if adaptable and adapted():
+            models = quoted_list(adaptable, "and")
+            hint = f"it fits here with adapters, `lora=lora(rank={ADAPTER_RANK})` of {models}; without, {hint}"
     except OutOfTime:
         hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
     errors = []
