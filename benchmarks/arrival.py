@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.ranks import Ranks
@@ -54,7 +54,7 @@ def job(mesh: Mesh, tokens: int, updates: int, times: int) -> list[list[float]]:
 
     # A layer or two at a time, as in models whose layers are larger.
     training.BUCKET = 2_000_000
-    spec = ModelSpec("causal_lm", RandomSource("llama", SIZES, WordTokenizer(" ".join(f"t{at}" for at in range(60)))))
+    spec = ModelSpec("causal_lm", RandomWeights("llama", SIZES, WordTokenizer(" ".join(f"t{at}" for at in range(60)))))
     engines = [MegatronEngine.open(spec, mesh, later=later) for later in (False, True)]
     seconds: list[list[float]] = [[], []]
     # The first time of either makes connections.

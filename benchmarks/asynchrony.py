@@ -244,7 +244,7 @@ def rows(experiment: Experiment) -> Iterator[dict[str, Any]]:
                 "gain": rate / first,
                 "published": case.published,
                 "phases": {phase: seconds(found, phase) for phase in ("generates", "scores", "trains")},
-                "bound_s": found.bound,
+                "bound_s": found.least_step_seconds,
                 "idle": {each.pool: each.idle / (each.busy + each.idle) for each in found.pools if each.pool != "host"},
             }
 

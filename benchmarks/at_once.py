@@ -25,8 +25,8 @@ from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.processes import Losing, Processes
-from rlgraph.backends.ray.remote import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.requests import AxisRows, RankRequest, Receipt, pickle_message, unpickle_request
+from rlgraph.backends.ray.row_refs import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
@@ -36,7 +36,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program, program_axes, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.ir.types import Handle, axis_of
+from rlgraph.ir.types import StateHandle, axis_of
 
 NODE = 8
 """Devices of a machine."""
@@ -126,7 +126,7 @@ class AtOnce(Processes):
         self.seconds += time.thread_time() - began
         return answers
 
-    def pack(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
+    def pack_rows(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
         self._count("pack", parcels)
         return [("rows", who)] * len(parcels)
 
@@ -181,7 +181,7 @@ class AtOnce(Processes):
             return []
         things = [value for phase in self.program.phases for value in phase.graph.inputs]
         kinds = [value.type for value in things]
-        return [kind.name for kind in kinds if isinstance(kind, Handle) and kind.kind != "model"]
+        return [kind.name for kind in kinds if isinstance(kind, StateHandle) and kind.kind != "model"]
 
     def _fire(self, who: Address, told: bytes, *arrived: Any) -> bytes:
         order = unpickle_request(told)
@@ -214,7 +214,7 @@ class AtOnce(Processes):
         there = {told.axis: told.row_count for told in order.rows} | dict(part or {})
         made, sizes = [], dict[str, int | None]()
         for value in node.outputs:
-            if isinstance(value.type, Handle) and value.type.kind == "model":
+            if isinstance(value.type, StateHandle) and value.type.kind == "model":
                 continue
             axis = axis_of(value.type)
             if axis is None:

@@ -36,11 +36,11 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.errors import ProgramError
-from rlgraph.ir.plan import Tail
+from rlgraph.ir.plan import TailMove
 from rlgraph.passes.compilation import stream_blocks as streamed
 from rlgraph.passes.compilation import tails as moved
-from rlgraph.passes.compilation.finalists import refine_blocks_and_tails
-from rlgraph.passes.compilation.overlap import make_simulator as in_time
+from rlgraph.passes.compilation.finalists import refine_block_sizes_and_tail_moves
+from rlgraph.passes.compilation.overlap_simulation import make_simulator as in_time
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
@@ -53,10 +53,10 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, devices_used_per_node_group
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack_pools, devices_used_per_node_group
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.strategy import Strategy
-from rlgraph.passes.placement.tails import sampling_replicas
+from rlgraph.passes.placement.tails import sampling_replica_count
 
 MOST = 400
 """Plans of a problem; others are drawn again."""
@@ -109,7 +109,7 @@ def coarse() -> Iterator[None]:
 def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[PlacementChoice]:
     """All plans that fit: what is read apart from training, partitions, sizes of pools, options with any number of
     copies; on one device also who sleeps, where steps do not overlap. None where there are more than `most`."""
-    asleep = choice.question.cluster.devices == 1 and not choice.problem.staleness_steps
+    asleep = choice.question.cluster.device_count == 1 and not choice.problem.staleness_steps
     asked = replace(choice.question, offload=asleep)
     problems = list(zip(*decomposed_problems(asked), strict=True))
     if sum(prod(map(len, own)) for each in problems for *_, own in shares(*each)) > most:
@@ -126,14 +126,16 @@ def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[Place
                     yield replace(choice, question=question, problem=problem, search_result=found)
 
 
-def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
+def shares(
+    question: PlacementQuery, problem: PlacementProblem
+) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
     """Partitions with sizes of their pools, and the options of each component."""
     islands = problem.cluster.islands
     for blocks in candidate_partitions(problem, question):
         for devices in product(*(allowed_pool_sizes(problem.pool_node_group(block)) for block in blocks)):
             taken = zip(devices_used_per_node_group(islands, blocks, devices), islands, strict=True)
-            room = all(count <= island.devices for count, island in taken)
-            if room and can_pack(islands, blocks, devices):
+            room = all(count <= island.device_count for count, island in taken)
+            if room and can_pack_pools(islands, blocks, devices):
                 own: list[list[Option]] = [[] for _ in problem.components]
                 for block, count in zip(blocks, devices, strict=True):
                     for number in block.components:
@@ -143,21 +145,21 @@ def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks,
                 yield blocks, devices, own
 
 
-def options(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
+def options(problem: PlacementProblem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
     made = problem.options
     yield from _alike(problem, component, island, devices)
     if id(component) in made.parts:
         _, *halves = made.parts[id(component)]
         for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
-            yield from made.separate_options_of_trainer(component, trainer, [reader])
+            yield from made.separate_reading_options_of_trainer(component, trainer, [reader])
 
 
-def _alike(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
+def _alike(problem: PlacementProblem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
     """With one split for all that it does."""
     made = problem.options
     if island.inner:
         # A pool over several islands has all but the last of them whole.
-        yield from _alike(problem, component, island.inner, island.inner.devices)
+        yield from _alike(problem, component, island.inner, island.inner.device_count)
     for split in made.legal_deployments(component, island):
         for full in made.deployments_with_settings(component, split):
             for strategy, copies in _tried(made, component, made.strategy_with_caches(component, full), devices):
@@ -168,11 +170,11 @@ def _alike(problem: Problem, component: Component, island: NodeGroup, devices: i
 def _tried(made: Options, component: Component, plain: Strategy, devices: int) -> Iterator[tuple[Strategy, int]]:
     """With any number of copies, and in several parts with any that are faster than fewer, and by 1% than one part."""
     yield from ((plain, copies) for copies in range(plain.beyond + 1, plain.most_replicas(devices) + 1))
-    every = range(plain.most_replicas(plain.deployment.island.devices), 0, -1)
+    every = range(plain.most_replicas(plain.deployment.island.device_count), 0, -1)
     for several in made.chunked_strategies(component, plain):
         yield from (
             (several, copies)
-            for copies in several.record_replica_counts(every)
+            for copies in several.improving_replica_counts(every)
             if copies <= plain.most_replicas(devices)
         )
 
@@ -191,11 +193,11 @@ def streaming(choice: PlacementChoice) -> Iterator[PlacementChoice]:
     asked = choice.question
     plan, [line] = plan_from_search(asked, choice.problem, choice.search_result), asked.schedule.streams
     sizes: list[int | None] = [*streamed.block_sizes_to_try(choice, line)]
-    tails: list[tuple[Tail, ...]] = [()]
+    tails: list[tuple[TailMove, ...]] = [()]
     if asked.schedule.tails:
-        copies = sampling_replicas(line.table, plan, asked.program)
+        copies = sampling_replica_count(line.table, plan, asked.program)
         powers = [2**power for power in range(copies.bit_length()) if 2**power <= copies / 2]
-        tails += [(Tail(line.table, under, on),) for under, on in product(moved.SHARES, powers)]
+        tails += [(TailMove(line.table, under, on),) for under, on in product(moved.SHARES, powers)]
     else:
         sizes.append(None)
     for rows, tail in product(sizes, tails):
@@ -255,7 +257,11 @@ def beside_all(
     least = min(seconds(each, LONG) for each in best)
     alone = choose_placement(replace(choice.question, read_separately=()))
     assert alone
-    return len(tried), seconds(choice, LONG) / least - 1, seconds(refine_blocks_and_tails(alone), LONG) / least - 1
+    return (
+        len(tried),
+        seconds(choice, LONG) / least - 1,
+        seconds(refine_block_sizes_and_tail_moves(alone), LONG) / least - 1,
+    )
 
 
 def compare(cases: int, seed: int) -> None:

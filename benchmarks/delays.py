@@ -251,7 +251,7 @@ def _imported(group: Any) -> str:
 
 
 def _started(ray: Any) -> Any:
-    from rlgraph.backends.places import TOGETHER
+    from rlgraph.backends.lock_places import TOGETHER
     from rlgraph.backends.ray import cluster, worker
 
     threads = {worker.ROWS: 4, worker.ORDERS: worker.SORTS, worker.SAMPLES: 2 * TOGETHER}
@@ -285,9 +285,9 @@ def _again() -> type:
                 distributed.destroy_process_group()
             super().__init__(spec)
 
-        def pass_on(self, *told: Any) -> list[Any]:
+        def call_other_ranks(self, *told: Any) -> list[Any]:
             sleep()
-            return super().pass_on(*told)
+            return super().call_other_ranks(*told)
 
         def patience(self, seconds: float) -> None:
             """Waits no longer for another process in a transfer."""

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 
 
 import rlgraph
-from rlgraph.backends.exchange.changes import DeltaSender
+from rlgraph.backends.exchange.deltas import DeltaSender
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
 

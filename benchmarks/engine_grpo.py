@@ -51,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from rlgraph.backends.engines.base import MicroBatch, Sampling, TrainOptions
     from rlgraph.backends.engines.sequences import Sequences
-    from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+    from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
     from rlgraph.backends.engines.tokenizers import WordTokenizer
     from rlgraph.backends.engines.transformers.engine import TransformersEngine
 
@@ -66,7 +66,7 @@ def main() -> None:
     }
     words = WordTokenizer(" ".join(f"t{i}" for i in range(3, toy.VOCAB)))
     engine = TransformersEngine.open(
-        ModelSpec("causal_lm", RandomSource("qwen2", shape, words, options.seed)), threads=options.threads
+        ModelSpec("causal_lm", RandomWeights("qwen2", shape, words, options.seed)), threads=options.threads
     )
     prompts = Sequences.from_lists(toy.prompt_ids(options.prompts))
     sampling = Sampling(options.new, min_tokens=options.new)

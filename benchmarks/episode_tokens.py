@@ -22,10 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlgraph.backends.engines.chat import special_names
+from rlgraph.backends.engines.chat import special_token_texts
 from rlgraph.backends.engines.errors import ConversationError, EngineError
-from rlgraph.backends.engines.tokenizers import Codec, special_structure
-from rlgraph.backends.engines.turns import without_end
+from rlgraph.backends.engines.tokenizers import Codec, special_tokens_in
+from rlgraph.backends.engines.turns import without_end_of_turn
 
 WORDS = [
     "guess",
@@ -77,13 +77,13 @@ def drawn_conversation(draw: random.Random, names: tuple[str, ...], tools: bool)
 
 def end_of_turn(codec: Codec) -> int:
     """Return the token that the template ends an answer with, which is what a model samples there."""
-    return codec.encode_turn([{"role": "user", "content": "a"}], [[{"role": "user", "content": "b"}]])[0]
+    return codec.encode_between_answers([{"role": "user", "content": "a"}], [[{"role": "user", "content": "b"}]])[0]
 
 
 def takes_tools(codec: Codec) -> bool:
     """Return whether the template writes what a tool returns."""
     try:
-        codec.encode_turn([{"role": "user", "content": "a"}], [[{"role": "tool", "content": "b"}]])
+        codec.encode_between_answers([{"role": "user", "content": "a"}], [[{"role": "tool", "content": "b"}]])
     except EngineError:
         return False
     return True
@@ -97,9 +97,9 @@ def episode(codec: Codec, asked: Messages, pairs: Pairs, end: int) -> tuple[list
     for answer, reply in pairs:
         tokens += [*codec.encode_text(answer), end]
         replies.append(reply)
-        piece = codec.encode_turn(asked, replies)
+        piece = codec.encode_between_answers(asked, replies)
         written += piece
-        tokens += without_end(piece, tokens)
+        tokens += without_end_of_turn(piece, tokens)
     codec.check_episode(written, asked, replies)
     return tokens, str(codec.tokenizer.decode(tokens))
 
@@ -107,7 +107,7 @@ def episode(codec: Codec, asked: Messages, pairs: Pairs, end: int) -> tuple[list
 def cause(codec: Codec, made: list[int], whole: list[int], pairs: Pairs) -> str:
     """Return why an episode is not the rendering of its conversation, in words."""
     texts = [str(codec.tokenizer.decode(ids)) for ids in (made, whole)]
-    if special_structure(codec.tokenizer, made) != special_structure(codec.tokenizer, whole):
+    if special_tokens_in(codec.tokenizer, made) != special_tokens_in(codec.tokenizer, whole):
         return "OTHER SPECIAL TOKENS"
     if texts[0] == texts[1]:
         return "a token reaches over the border of an answer"
@@ -128,7 +128,7 @@ def main() -> None:
     for name, _, folder in (argument.partition("=") for argument in arguments if argument != "--count"):
         causes: Counter[str] = Counter()
         codec = Codec(opened(folder))
-        names, end, tools = special_names(codec.tokenizer), end_of_turn(codec), takes_tools(codec)
+        names, end, tools = special_token_texts(codec.tokenizer), end_of_turn(codec), takes_tools(codec)
         plain: Counter[bool] = Counter()
         for number in range(count):
             asked, pairs = drawn_conversation(random.Random(number), names, tools)

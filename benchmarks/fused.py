@@ -51,12 +51,12 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import measured
 from rlgraph.passes.pipelines.fuse import FusedSchedule, search_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem, read_problem
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem, problem_from_json
 from rlgraph.passes.pipelines.timetable import compute_timetable
 from rlgraph.viz.gantt import gantt_svg
-from rlgraph.viz.marks import with_fonts
 from rlgraph.viz.pipeline import draw_pipeline
 from rlgraph.viz.png import svg_to_png
+from rlgraph.viz.svg_elements import with_fonts
 
 PUBLISHED = {
     0: (("33B", 8, 32, 5, 1.95), ("13B", 4, 16, 4, 2.0), 708, 19.7),
@@ -70,11 +70,11 @@ PUBLISHED = {
 makespan and the peak that they found."""
 
 
-def published(number: int) -> Problem:
+def published(number: int) -> PipelineProblem:
     """A backward takes twice as long as a forward."""
     large, small = PUBLISHED[number][:2]
     (name, stages, batches, seconds, memory), (other, fewer, few, short, less) = large, small
-    return Problem(
+    return PipelineProblem(
         (
             PipelineModel(name, stages, batches, seconds, 2 * seconds, memory=memory),
             PipelineModel(other, fewer, few, short, 2 * short, copies=stages // fewer, memory=less, reverse=True),
@@ -82,7 +82,7 @@ def published(number: int) -> Problem:
     )
 
 
-def timed(asked: Problem, options: argparse.Namespace) -> tuple[FusedSchedule | None, float]:
+def timed(asked: PipelineProblem, options: argparse.Namespace) -> tuple[FusedSchedule | None, float]:
     """What is found, and the seconds that it took."""
     began = perf_counter()
     return search_schedule(asked, options.work, options.within, options.seed), perf_counter() - began
@@ -128,7 +128,7 @@ def arguments() -> argparse.Namespace:
     return found
 
 
-def drawn(name: str, asked: Problem, found: FusedSchedule) -> str:
+def drawn(name: str, asked: PipelineProblem, found: FusedSchedule) -> str:
     """What each stage does when, as SVG."""
     names = ", ".join(dict.fromkeys(model.name for model in asked.models))
     notes = [
@@ -138,7 +138,7 @@ def drawn(name: str, asked: Problem, found: FusedSchedule) -> str:
         f"{found.serial_peak:g}" + ("" if asked.capacity is None else f"; there is room for {asked.capacity:g}"),
     ]
     chart = draw_pipeline(
-        asked, found.lists, compute_timetable(asked, found.lists), f"{names} on {asked.stages} stages", notes
+        asked, found.lists, compute_timetable(asked, found.lists), f"{names} on {asked.stage_count} stages", notes
     )
     return gantt_svg(name, "what each stage does when", [chart])
 
@@ -151,7 +151,7 @@ def main() -> None:
     options = arguments()
     if options.problem:
         try:
-            asked = read_problem(json.loads(Path(options.problem).read_text("utf-8")))
+            asked = problem_from_json(json.loads(Path(options.problem).read_text("utf-8")))
         except (OSError, ValueError) as error:
             sys.exit(f"{options.problem}: {error}")
         found, seconds = timed(asked, options)

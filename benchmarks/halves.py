@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import SIZES
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.ranks import Ranks
@@ -44,7 +44,7 @@ def job(over: Mesh) -> dict[str, Any]:
     from rlgraph.backends.engines.megatron.shim import redirect_cuda_to_cpu
 
     words = WordTokenizer(" ".join(f"t{number}" for number in range(60)))
-    engine = MegatronEngine.open(ModelSpec("causal_lm", RandomSource("llama", SIZES, words)), over)
+    engine = MegatronEngine.open(ModelSpec("causal_lm", RandomWeights("llama", SIZES, words)), over)
     layers = engine.model.decoder.layers
     packed = engine._pipeline._angles.packed_rows([TOKENS] * ROWS, None, torch.device("cpu"))
     start, gradient = torch.randn(2, ROWS * TOKENS, 1, SIZES["hidden_size"])

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from rlgraph.catalog.clusters.devices import device_names, known_devices
+from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.configs import known_models as model_names
@@ -460,9 +460,9 @@ def _device(text: str) -> str:
         raise Inexpressible("it does not say on which devices (`gpu`)")
     plain = re.sub(r"\b(nvidia|amd|instinct|sxm\d?|hgx|pcie|nvl)\b", " ", text.lower())
     plain = re.sub(r"[\s-]+", "-", plain.strip()).strip("-")
-    if plain in device_names():
-        return device_names()[plain]
-    near = get_close_matches(plain, device_names(), 1)
+    if plain in device_names_by_alias():
+        return device_names_by_alias()[plain]
+    near = get_close_matches(plain, device_names_by_alias(), 1)
     hint = f"; did it mean `{near[0]}`?" if near else ""
     raise Inexpressible(f"`{text}` is no device of the table{hint}")
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.pipelines.bounds import serial_seconds
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
 from rlgraph.passes.pipelines.timetable import compute_timetable
 from tests.backends.engines.ranks import Ranks
 
@@ -52,7 +52,7 @@ def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], fl
     words = WordTokenizer(" ".join(f"t{number}" for number in range(60)))
     engines = [
         MegatronEngine.open(
-            ModelSpec(kind, RandomSource("llama", SIZES, words), dtype=dtype), mesh, turned=kind == "value_lm"
+            ModelSpec(kind, RandomWeights("llama", SIZES, words), dtype=dtype), mesh, turned=kind == "value_lm"
         )
         for kind in KINDS
     ]
@@ -86,7 +86,7 @@ def measured(counts: list[int], times: int = 5) -> Iterator[dict[str, Any]]:
             fast = ranks.run(make_mesh(pp=STAGES), job, "float32", count, times)
             exact = ranks.run(make_mesh(pp=STAGES), job, "float64", count, 1)
             serial, fused = (max(each[0][way] for each in fast) for way in range(2))
-            problem = Problem(
+            problem = PipelineProblem(
                 tuple(PipelineModel(kind, STAGES, count, 1, 2, reverse=kind == "value_lm") for kind in KINDS)
             )
             yield {

@@ -34,7 +34,7 @@ from planners.shapes import SHAPES, named
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import component_partitions
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.search import Search, SearchResult
 
 SIZES = ("7B", "13B", "34B", "70B")
@@ -55,7 +55,7 @@ def main() -> None:
     {"searches": searches, "shapes": shapes, "systems": systems}[options.table](options)
 
 
-def found(problem: Problem, gap: float, among: Sequence[Blocks] | None = None) -> SearchResult | None:
+def found(problem: PlacementProblem, gap: float, among: Sequence[Blocks] | None = None) -> SearchResult | None:
     """Our search, among all partitions or among some."""
     every = list(component_partitions(problem.components, problem.cluster, ()))
     return Search(problem, [blocks for blocks in every if among is None or blocks in among], gap).run()

@@ -33,7 +33,7 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs, simulate_plan
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import model_work_of
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor

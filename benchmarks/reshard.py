@@ -1,7 +1,7 @@
 """Moving weights between layouts, beside what else there is: bytes on the wire and time, in memory that processes share
 and on gloo over the loopback device.
 
-    shared    our plan, carried out by `TransferEnd`, through memory that both processes have mapped: as on one machine
+    shared    our plan, carried out by `TransferEndpoint`, through memory that both processes have mapped: as on one machine
     planned   the same over gloo, as between machines
     floor     the fewest bytes, as flat buffers with isend and irecv: no packing and no unpacking
     gather    every parameter gathered in full on every rank that takes part, then cut
@@ -38,9 +38,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
-from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEndpoint
 from rlgraph.backends.exchange.mailbox import GlooLink
-from rlgraph.backends.exchange.shared import SharedMemoryLink
+from rlgraph.backends.exchange.shared_memory import SharedMemoryLink
 from rlgraph.ir.layout import LocalTensor, ParameterShape, TensorPiece, even_range, full_box
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import plan_resharding
@@ -173,7 +173,7 @@ def planned(
     )
     links = dict.fromkeys(range(WORLD), SharedMemoryLink(mailbox, torch.device("cpu"))) if shared else {}
     ends = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
-    end = TransferEnd(transfer, mailbox, **ends, dtype=DTYPE, links=links)
+    end = TransferEndpoint(transfer, mailbox, **ends, dtype=DTYPE, links=links)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
     def run() -> ExchangeCost:

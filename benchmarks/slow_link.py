@@ -55,7 +55,7 @@ def row(model: str, cluster: str, goal: str) -> dict[str, Any]:
     seconds = made.plan_file_sections["predicted"]["seconds"]
     dollars = seconds * choice.problem.dollars_per_second(choice.search_result.blocks, choice.search_result.devices)
     batch = next(task for task in choice.problem.tasks if task.op == "generate").batches
-    where = [choice.plan.role("actor", op) for op in ("train", "generate")]
+    where = [choice.plan.group_of_role("actor", op) for op in ("train", "generate")]
     pools = {pool.name: pool for pool in choice.plan.pools}
     devices = [f"{pools[group.pool].devices} {device(pools[group.pool].first, choice)}" for group in where]
     return {

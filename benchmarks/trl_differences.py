@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.conversations import row_example
+from rlgraph.conversations import example_of_row
 from tests.conversations.files import FILES, USES, Row
 
 
@@ -27,7 +27,7 @@ def encoded(codec: Codec, row: Row, algorithm: str, side: str | None) -> list[li
     try:
         if algorithm == "grpo":
             return [codec.encode_prompt(row["prompt"]), []]
-        ids, learned = codec.encode_example(row_example(row, side))
+        ids, learned = codec.encode_example(example_of_row(row, side))
     except EngineError as error:
         return str(error)
     return [ids, [] if algorithm == "reward_model" else [place for place, flag in enumerate(learned) if flag]]

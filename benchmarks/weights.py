@@ -41,9 +41,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.process_groups import RendezvousStore, join_process_group, open_store
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
-from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.exchange.exchange import TransferEndpoint
 from rlgraph.backends.ray.transfer_ends import Links
 from rlgraph.ir.layout import LocalTensor, TensorPiece
 from rlgraph.ir.mesh import make_mesh
@@ -101,7 +101,7 @@ class End:
             "all", "planned", transfer, ends.get("source", ()), ends.get("destination", ()), torch.float32
         )
         self.parcels = Parcels(self.place)
-        self.stored = TransferEnd(transfer, self.parcels, **ends)  # type: ignore[arg-type]
+        self.stored = TransferEndpoint(transfer, self.parcels, **ends)  # type: ignore[arg-type]
 
     # What the trainer's weights are
 
@@ -327,7 +327,7 @@ def main() -> None:
         "tie_word_embeddings": False,
     }
     words = WordTokenizer(" ".join(f"t{number}" for number in range(options.vocab - 3)))
-    spec = ModelSpec("causal_lm", RandomSource("qwen2", sizes, words, 0))
+    spec = ModelSpec("causal_lm", RandomWeights("qwen2", sizes, words, 0))
     ray.init(
         address="local",
         num_cpus=PLACES,

@@ -113,9 +113,9 @@ class Column:
         return f"{WORDS[kind]} in {place}" if place else WORDS[kind]
 
 
-def declared_column(value: Any) -> Column:
+def column_of_value(value: Any) -> Column:
     """Return a column of the kind of this value, which is known without reading rows."""
-    fields = {name: declared_column(inner) for name, inner in value.items()} if isinstance(value, Mapping) else None
+    fields = {name: column_of_value(inner) for name, inner in value.items()} if isinstance(value, Mapping) else None
     return Column({value_kind(value): ""}, fields=fields)
 
 

@@ -34,7 +34,7 @@ _PAIRED = {"chosen": "rejected", "rejected": "chosen"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowFormat:
     """The columns of rows that are read as tokens."""
 
     answer: str
@@ -51,11 +51,11 @@ class Shape:
 
 
 SHAPES = (
-    Shape("messages"),
-    Shape("conversations"),
-    Shape("completion", "prompt"),
-    Shape("response", "prompt"),
-    Shape("text"),
+    RowFormat("messages"),
+    RowFormat("conversations"),
+    RowFormat("completion", "prompt"),
+    RowFormat("response", "prompt"),
+    RowFormat("text"),
 )
 """What `encode(rows)` looks for, in this order."""
 
@@ -79,7 +79,7 @@ class OddRow(ValueError):
     """A row that is no example."""
 
 
-def shape_of(columns: Collection[str], answer: str | None = None) -> Shape | None:
+def format_of_columns(columns: Collection[str], answer: str | None = None) -> RowFormat | None:
     """Return the shape of rows with these columns; None where they have none. answer: the column of the answers, if
     the program names it."""
     if answer is None:
@@ -87,37 +87,39 @@ def shape_of(columns: Collection[str], answer: str | None = None) -> Shape | Non
     if answer not in columns:
         return None
     if "prompt" in columns:
-        return Shape(answer, "prompt")
+        return RowFormat(answer, "prompt")
     paired = _PAIRED.get(answer, "")
-    return Shape(answer, paired=paired if paired in columns else "")
+    return RowFormat(answer, paired=paired if paired in columns else "")
 
 
-def row_shape(row: Mapping[str, Any], answer: str | None = None) -> Shape | None:
+def format_of_row(row: Mapping[str, Any], answer: str | None = None) -> RowFormat | None:
     """Return the shape of a row, by the columns in which it has a value."""
-    return shape_of([name for name, value in row.items() if value is not None], answer)
+    return format_of_columns([name for name, value in row.items() if value is not None], answer)
 
 
-def row_example(row: Mapping[str, Any], answer: str | None = None, *, last: bool = False) -> Example:
+def example_of_row(row: Mapping[str, Any], answer: str | None = None, *, last: bool = False) -> Example:
     """Return what a row shows. answer: the column of the answers, if the program names it; last: only the last turn
     carries loss. Raises OddRow."""
-    shape = row_shape(row, answer)
+    shape = format_of_row(row, answer)
     if shape is None:
         what = f"no column `{answer}`" if answer else "no `messages`, no `prompt` with a `completion`, and no `text`"
         raise OddRow(f"it has {what}")
-    return shaped_example(row, shape, last=last)
+    return example_of_format(row, shape, last=last)
 
 
-def shaped_example(row: Mapping[str, Any], shape: Shape, *, last: bool = False, whole: bool = True) -> Example:
+def example_of_format(row: Mapping[str, Any], shape: RowFormat, *, last: bool = False, whole: bool = True) -> Example:
     """Return what a row of a shape shows. whole: with the row's tools and the options of its template. Raises
     OddRow."""
-    said = content(row.get(shape.answer), shape.answer)
-    given = content(row.get(shape.prompt), shape.prompt) if shape.prompt else None
+    said = parse_content(row.get(shape.answer), shape.answer)
+    given = parse_content(row.get(shape.prompt), shape.prompt) if shape.prompt else None
     if shape.paired:
-        given, said = _common_beginning(said, content(row.get(shape.paired), shape.paired))
-    return example(said, given, tools_of(row) if whole else (), options_of(row) if whole else {}, last=last)
+        given, said = _common_beginning(said, parse_content(row.get(shape.paired), shape.paired))
+    return make_example(
+        said, given, tools_of(row) if whole else (), template_options_of(row) if whole else {}, last=last
+    )
 
 
-def example(
+def make_example(
     answer: Content,
     prompt: Content | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -137,7 +139,7 @@ def example(
     return Example(answer, prompt, tools, options or {}, last)
 
 
-def content(value: Any, column: str) -> Content:
+def parse_content(value: Any, column: str) -> Content:
     """Return the value of a column as a text or as messages. Raises OddRow."""
     if isinstance(value, str):
         return value
@@ -161,7 +163,7 @@ def tools_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return tools
 
 
-def options_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def template_options_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the chat template is given for a row alone."""
     options = row.get(TEMPLATE_OPTIONS)
     if not options:

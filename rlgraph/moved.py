@@ -11,7 +11,7 @@ from typing import Any
 MOVED = {
     "rlgraph.engines": "rlgraph.backends.engines",
     "rlgraph.engines.base": "rlgraph.backends.engines.base",
-    "rlgraph.engines.blocks": "rlgraph.backends.engines.blocks",
+    "rlgraph.engines.blocks": "rlgraph.backends.engines.micro_batches",
     "rlgraph.engines.optimizer": "rlgraph.backends.engines.optimizer",
     "rlgraph.engines.sampling": "rlgraph.backends.engines.sampling",
     "rlgraph.engines.sequences": "rlgraph.backends.engines.sequences",

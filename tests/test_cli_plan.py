@@ -324,13 +324,13 @@ def test_the_transfers_of_the_schedule_that_ships(
 
 def test_bytes_are_what_the_destination_lacks() -> None:
     """One copy of the model on the other pool: all its weights arrive, each once."""
-    from rlgraph.explain.transfers import plan_transfer
+    from rlgraph.explain.transfers import plan_weight_transfer
 
     compiled = rlgraph.compile("small.rlf", schedule="small.rls")
     shape = compiled.placed.shapes["actor"]
     assert isinstance(shape, Shape)
     plan = compiled.plan
-    moves = plan_transfer(plan, plan.group("learn.megatron"), plan.group("play.vllm"), shape, "causal_lm", 4)
+    moves = plan_weight_transfer(plan, plan.group("learn.megatron"), plan.group("play.vllm"), shape, "causal_lm", 4)
     # Norms are on both ranks of vLLM, everything else on one.
     norms = (2 * shape.layers + 1) * shape.hidden
     assert moves.bound == moves.moved == 4 * (parameter_count(shape) + norms)
@@ -338,13 +338,13 @@ def test_bytes_are_what_the_destination_lacks() -> None:
 
 
 def test_in_one_pool_nothing_that_is_there_is_moved() -> None:
-    from rlgraph.explain.transfers import plan_transfer
+    from rlgraph.explain.transfers import plan_weight_transfer
 
     shared = "schedule small\npool one = 2 devices\nplace actor.train on one(engine=megatron, tp=2)\nplace actor.generate on one(engine=vllm, tp=2)\n"
     compiled = rlgraph.compile("small.rlf", schedule=shared)
     shape, plan = compiled.placed.shapes["actor"], compiled.plan
     assert isinstance(shape, Shape)
-    moves = plan_transfer(plan, plan.group("one.megatron"), plan.group("one.vllm"), shape, "causal_lm", 4)
+    moves = plan_weight_transfer(plan, plan.group("one.megatron"), plan.group("one.vllm"), shape, "causal_lm", 4)
     # Both split alike but for the vocabulary, which vLLM pads.
     vocabulary = 2 * shape.vocab * shape.hidden
     assert moves.moved == moves.bound <= 4 * vocabulary

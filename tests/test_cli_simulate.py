@@ -176,9 +176,9 @@ def test_every_program_that_ships(name: str) -> None:
     program = rlgraph.compile(ALGORITHMS / f"{name}.rlf", swaps, devices=8)
     found = simulate(program, read_cluster("1x8:h100-80gb"), workload=Workload(kept=0.5))
     assert found.seconds > 0 and found.tokens > 0
-    inside = sum(work.seconds_within(found.last, found.ends[-1]) for work in found.path)
+    inside = sum(work.seconds_within(found.last_step_start, found.ends[-1]) for work in found.critical_path)
     assert inside == pytest.approx(found.seconds)
-    assert any(work.op == "train" for work in found.path)
+    assert any(work.op == "train" for work in found.critical_path)
 
 
 def test_a_plan_file_is_simulated_as_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_a_plan_file_would_predict_is_not_worked_out(
     def overlapped(choice: PlacementChoice) -> float:
         raise AssertionError("it is simulated twice")
 
-    monkeypatch.setattr("rlgraph.passes.compilation.overlap.simulate_seconds", overlapped)
+    monkeypatch.setattr("rlgraph.passes.compilation.overlap_simulation.simulate_step_seconds", overlapped)
     assert told(capsys, *PPO, *CLUSTER)[0] == 0
 
 

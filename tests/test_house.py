@@ -91,18 +91,18 @@ PLUGINS: dict[str, set[str]] = {
     "rlgraph/ops/optimizers.py": set(),
     "rlgraph/ops/tensor.py": set(),
     "rlgraph/ops/reference.py": set(),
-    "rlgraph/passes/rewrites/common.py": {"rlgraph.passes.rewrites.units"},
-    "rlgraph/passes/rewrites/dead.py": {"rlgraph.passes.rewrites.units"},
-    "rlgraph/passes/rewrites/fold.py": {"rlgraph.passes.rewrites.units"},
-    "rlgraph/passes/rewrites/reuse.py": {"rlgraph.passes.rewrites.units"},
-    "rlgraph/passes/rewrites/split.py": {"rlgraph.passes.rewrites.units"},
-    "rlgraph/passes/rewrites/granularity.py": {"rlgraph.passes.rewrites.units"},
+    "rlgraph/passes/rewrites/common_subexpressions.py": {"rlgraph.passes.rewrites.splittable_units"},
+    "rlgraph/passes/rewrites/dead.py": {"rlgraph.passes.rewrites.splittable_units"},
+    "rlgraph/passes/rewrites/fold.py": {"rlgraph.passes.rewrites.splittable_units"},
+    "rlgraph/passes/rewrites/reuse_logprobs.py": {"rlgraph.passes.rewrites.splittable_units"},
+    "rlgraph/passes/rewrites/split_losses.py": {"rlgraph.passes.rewrites.splittable_units"},
+    "rlgraph/passes/rewrites/granularity.py": {"rlgraph.passes.rewrites.splittable_units"},
 }
 """Files that can be added and taken away one by one, and the siblings that each may import."""
 
 
 def home(module: str) -> str:
-    """Where a module lives: of `rlgraph.passes.cost.time` that is `passes.cost`."""
+    """Where a module lives: of `rlgraph.passes.cost.latency` that is `passes.cost`."""
     parts = module.split(".")[1:]
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((each for each in names if each in FLOORS), "")

@@ -24,7 +24,7 @@ from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.schedule import Schedule
 from rlgraph.passes.compilation import default_plan
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 
 PROGRAM = """\
 algorithm a
@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_v
 
 def shapes(source: str, folder: Path = Path()) -> dict[str, Shape | UnsupportedModel]:
     program, _ = check(Source("a.rlf", PROGRAM.format(source=source)))
-    return default_plan.read_model_shapes(program, Folders(folder))
+    return default_plan.read_model_shapes(program, SearchFolders(folder))
 
 
 def random(family: str, fields: dict[str, Any]) -> str:
@@ -217,7 +217,7 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
     source = random("llama", SMALL)
     program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
     with pytest.raises(ProgramError) as caught:
-        default_plan.place_program(program, Schedule(), Folders(tmp_path), default_plan.local_machine(1))
+        default_plan.place_program(program, Schedule(), SearchFolders(tmp_path), default_plan.local_machine(1))
     assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
         ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
         (

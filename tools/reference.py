@@ -24,7 +24,7 @@ import rlgraph
 from rlgraph.cli import rlgraph as commands
 from rlgraph.cli.listing import shipped_algorithms
 from rlgraph.dsl import tree
-from rlgraph.dsl.flat import flat_source
+from rlgraph.dsl.inline_uses import inline_used_programs
 from rlgraph.dsl.parse import parse
 from rlgraph.errors import Source
 
@@ -100,7 +100,7 @@ def command_table(pages: Mapping[Path, str]) -> str:
 
 def algorithm_page(name: str, text: str) -> str:
     """Return the page of an algorithm that ships."""
-    source = flat_source(Source(f"{name}.rlf", text))
+    source = inline_used_programs(Source(f"{name}.rlf", text))
     program = parse(source)
     comments = {comment.line: comment.text.lstrip("# ") for comment in program.comments}
     title = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line[0] == "#", text.splitlines()))

@@ -14,13 +14,13 @@ from benchmarks.gpu.measure import Row, Setting
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
 from rlgraph.backends.engines.transformers.layout import layout as trained
 from rlgraph.backends.engines.vllm.layout import layout as sampled
-from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.exchange.exchange import TransferEndpoint
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.sites import open_links, site_of_process
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import TensorSite, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.message_carriers import TensorSite, peer_carriers
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import plan_resharding
 
@@ -71,7 +71,7 @@ def end(
     mailbox = GlooLink(place, (0, 1), connect_to_store(address, SECONDS), seconds=SECONDS)
     links = open_links(mailbox, there, device, "links")
     sides: Any = {"source" if place == 0 else "destination": layout}
-    exchange = TransferEnd(transfer, mailbox, **sides, dtype=torch.bfloat16, links=links, ways=there)
+    exchange = TransferEndpoint(transfer, mailbox, **sides, dtype=torch.bfloat16, links=links, ways=there)
     tensors = numbered(layout, device)
     if place:
         for tensor in tensors.values():

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import ByteTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.configs import known_config
@@ -75,7 +75,7 @@ def config(name: str, setting: Setting) -> dict[str, Any]:
 
 def spec(fields: Mapping[str, Any], dtype: str, kind: ModelKind = "causal_lm", family: str = "qwen2") -> ModelSpec:
     """A model of random weights, the same on every device and in every engine."""
-    return ModelSpec(kind, RandomSource(family, fields, ByteTokenizer()), dtype)
+    return ModelSpec(kind, RandomWeights(family, fields, ByteTokenizer()), dtype)
 
 
 def engine(

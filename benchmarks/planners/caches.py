@@ -15,4 +15,4 @@ def settled(options: Iterable[Option]) -> Iterator[Option]:
     for option in options:
         low, high = option.strategy.cache, option.high.cache
         for number in sorted({low + (high - low) * part // (SIZES - 1) for part in range(SIZES)}):
-            yield option if option.has_one_cache else option.with_cache_range(number, number)
+            yield option if option.has_fixed_cache else option.with_cache_range(number, number)

@@ -19,15 +19,15 @@ from planners.caches import settled
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding, work
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.optimizer import optimizer_bytes
+from rlgraph.passes.cost.latency import latency_model
+from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import latency_model
+from rlgraph.passes.cost.predict import memory_footprint
 from rlgraph.passes.cost.weights import weight_sync_cost
-from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.strategies import MICROS
 
 WIDTH = 2049
@@ -45,29 +45,32 @@ class Piece:
     deployment: Deployment
 
 
-def deepspeed(problem: Problem) -> float:
+def deepspeed(problem: PlacementProblem) -> float:
     """Seconds of a step as DeepSpeed-Chat places it; infinite where it does not fit."""
-    blocks = (Block(tuple(range(len(problem.components))), 0),)
-    return _best(problem, blocks, (problem.cluster.devices,), gathered=True)
+    blocks = (PartitionBlock(tuple(range(len(problem.components))), 0),)
+    return _best(problem, blocks, (problem.cluster.device_count,), gathered=True)
 
 
-def openrlhf(problem: Problem) -> float:
+def openrlhf(problem: PlacementProblem) -> float:
     """The same of OpenRLHF: what trains or generates gets twice the devices of what only reads."""
     shares = [1 if component.work == "read" else 2 for component in problem.components]
-    devices = _shared(problem.cluster.devices, shares)
-    return _best(problem, tuple(Block((number,), 0) for number in range(len(shares))), devices, gathered=True)
+    devices = _shared(problem.cluster.device_count, shares)
+    return _best(problem, tuple(PartitionBlock((number,), 0) for number in range(len(shares))), devices, gathered=True)
 
 
-def nemo(problem: Problem) -> float:
+def nemo(problem: PlacementProblem) -> float:
     """The same of NeMo-Aligner; infinite where there is no critic."""
-    near = tuple(number for number, component in enumerate(problem.components) if component.model in ("actor", "ref"))
+    near = tuple(
+        number for number, component in enumerate(problem.components) if component.model_name in ("actor", "ref")
+    )
     far = tuple(number for number in range(len(problem.components)) if number not in near)
     if not any(problem.components[number].work == "train" for number in far):
         return inf
-    half = problem.cluster.devices // 2
+    half = problem.cluster.device_count // 2
     tensors = (1, 2, 4, 8)
     return min(
-        _best(problem, (Block(near, 0), Block(far, 0)), (half, half), gathered=False, tensor=tp) for tp in tensors
+        _best(problem, (PartitionBlock(near, 0), PartitionBlock(far, 0)), (half, half), gathered=False, tensor=tp)
+        for tp in tensors
     )
 
 
@@ -82,7 +85,9 @@ def _power_below_a_machine(count: int) -> int:
     return count if count >= 8 else 1 << (count.bit_length() - 1)
 
 
-def _best(problem: Problem, blocks: Blocks, devices: tuple[int, ...], gathered: bool, tensor: int = 0) -> float:
+def _best(
+    problem: PlacementProblem, blocks: Blocks, devices: tuple[int, ...], gathered: bool, tensor: int = 0
+) -> float:
     """The fastest choice of knobs, one component after the other in the memory that is left; all is trained with
     `tensor`."""
     chosen: dict[int, Piece] = {}
@@ -105,7 +110,12 @@ def _best(problem: Problem, blocks: Blocks, devices: tuple[int, ...], gathered: 
 
 
 def _pool(
-    problem: Problem, order: Sequence[int], before: Mapping[int, Piece], devices: int, gathered: bool, tensor: int
+    problem: PlacementProblem,
+    order: Sequence[int],
+    before: Mapping[int, Piece],
+    devices: int,
+    gathered: bool,
+    tensor: int,
 ) -> dict[int, Piece] | None:
     """Of the components of one pool; None where they do not fit together."""
     room = usable_device_bytes(problem.cluster.islands[0], problem.constants)
@@ -128,7 +138,7 @@ def _pool(
 
 
 def _pieces(
-    problem: Problem, number: int, devices: int, gathered: bool, tensor: int, chosen: Mapping[int, Piece]
+    problem: PlacementProblem, number: int, devices: int, gathered: bool, tensor: int, chosen: Mapping[int, Piece]
 ) -> Iterator[Piece]:
     """The options of a component's work. Without ZeRO, what generates is split as what is chosen for training, once
     that is."""
@@ -150,7 +160,7 @@ def _pieces(
             yield _staged(problem, component, option, trained)
 
 
-def _staged(problem: Problem, component: Component, option: Option, trained: Deployment) -> Piece:
+def _staged(problem: PlacementProblem, component: Component, option: Option, trained: Deployment) -> Piece:
     """Generating with the stages of training: a token passes one after the other, and each has its share of the weights
     and of the cache."""
     tasks = [problem.tasks[number] for number in component.tasks]
@@ -162,7 +172,7 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
         for task in tasks
     ]
     weights = (
-        work.stage_parameters(component.config.shape, component.config.kind, 1)
+        work.stage_parameter_count(component.config.shape, component.config.kind, 1)
         * component.config.item_bytes
         / trained.tp
     )
@@ -170,11 +180,11 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
     return Piece(tuple(passes), held, option.peak - option.resident, deployment)
 
 
-def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piece]:
+def _zero(problem: PlacementProblem, component: Component, devices: int) -> Iterator[Piece]:
     """ZeRO's third stage: all weights, gradients and moments are shared out, and gathered for each micro-batch. Copies
     on one machine use its adapters together. As everywhere in the cost model, computing hides no communication."""
     island, constants = problem.cluster.islands[0], problem.constants
-    weights = work.stage_parameters(component.config.shape, component.config.kind, 1)
+    weights = work.stage_parameter_count(component.config.shape, component.config.kind, 1)
     reach = island.device.link if devices <= island.per_node else island.network * island.per_node
     gather = weights * component.config.item_bytes * (devices - 1) / devices / (reach * constants.collective)
     trains = component.work == "train"
@@ -188,19 +198,19 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
                 mine = sum(batch.rows_of_fullest_replica(devices) for batch in batches)
                 sent = gather * (3 if op == "train" else 1) * passes.micro_batch_count(mine)
                 update = (
-                    optimizer_bytes().bytes_moved * weights / devices / island.device.bandwidth
+                    optimizer_bytes_per_weight().memory_traffic_bytes * weights / devices / island.device.bandwidth
                     if op == "train"
                     else 0.0
                 )
                 seconds.append(passes.seconds(mine) + sent + update)
-                active = max(active, footprint(op, component.config, deployment, batches).active.total)
+                active = max(active, memory_footprint(op, component.config, deployment, batches).active.total)
             layer = weights / component.config.shape.layers * component.config.item_bytes
             held = weights * (component.config.item_bytes + (16 if trains else 0)) / devices
             times = [problem.tasks[number].repetitions for number in component.tasks]
             yield Piece(tuple(s * t for s, t in zip(seconds, times, strict=True)), held, active + 2 * layer, deployment)
 
 
-def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gathered: bool) -> float:
+def _sync(problem: PlacementProblem, source: Piece, target: Piece, together: bool, gathered: bool) -> float:
     """Weights from training to generation."""
     if not gathered:
         return 0.0
@@ -210,10 +220,10 @@ def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gather
         ).seconds
     # Each device gathers all weights and keeps its share (HybridFlow, table 2).
     island, config = problem.cluster.islands[0], _config(problem)
-    size = work.stage_parameters(config.shape, config.kind, 1) * config.item_bytes
+    size = work.stage_parameter_count(config.shape, config.kind, 1) * config.item_bytes
     reach = island.device.link if source.deployment.dp <= island.per_node else island.network * island.per_node
     return size / (reach * problem.constants.transfer) + problem.constants.sync
 
 
-def _config(problem: Problem) -> ModelConfig:
+def _config(problem: PlacementProblem) -> ModelConfig:
     return problem.components[problem.sync_pairs[0][0]].config

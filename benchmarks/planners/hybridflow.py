@@ -16,18 +16,18 @@ from math import inf
 from planners.caches import settled
 from planners.plans import Chosen, fastest_that_fit
 
-from rlgraph.passes.placement.search.colocation import Block
+from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 Sets = tuple[tuple[str, ...], ...]
 
 
-def hybridflow(problem: Problem) -> Chosen | None:
+def hybridflow(problem: PlacementProblem) -> Chosen | None:
     """The plan that its cost prefers; None if nothing fits."""
     search = _Algorithm1(problem)
     best, kept = inf, None
-    for sets in partitions(list(dict.fromkeys(component.model for component in problem.components))):
+    for sets in partitions(list(dict.fromkeys(component.model_name for component in problem.components))):
         least = [search.least(own) for own in sets]
         if None in least:
             continue
@@ -70,12 +70,12 @@ class _Fitted:
 
 
 class _Algorithm1:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
         (island,) = problem.cluster.islands
         self.island = island
         self.unit = island.per_node if island.nodes > 1 else 1
-        self.units = island.devices // self.unit
+        self.units = island.device_count // self.unit
         self.known: dict[tuple[tuple[str, ...], int], _Fitted | None] = {}
 
     def least(self, models: tuple[str, ...]) -> int | None:
@@ -92,7 +92,7 @@ class _Algorithm1:
     def fit(self, models: tuple[str, ...], units: int) -> _Fitted | None:
         problem, devices = self.problem, units * self.unit
         # Training first, generation in the memory that is left.
-        numbers = [at for at, component in enumerate(problem.components) if component.model in models]
+        numbers = [at for at, component in enumerate(problem.components) if component.model_name in models]
         numbers.sort(key=lambda at: ("train", "read", "generate").index(problem.components[at].work))
         options = {number: self.legal(number, devices) for number in numbers}
         chosen = fastest_that_fit(problem, self.island, options)
@@ -126,9 +126,10 @@ class _Algorithm1:
 
     def plan(self, sets: Sets, allocation: Sequence[int]) -> Chosen:
         numbers = {
-            models: tuple(at for at, p in enumerate(self.problem.components) if p.model in models) for models in sets
+            models: tuple(at for at, p in enumerate(self.problem.components) if p.model_name in models)
+            for models in sets
         }
-        blocks = tuple(Block(numbers[models], 0) for models in sets)
+        blocks = tuple(PartitionBlock(numbers[models], 0) for models in sets)
         options: dict[int, Option] = {}
         for models, units in zip(sets, allocation, strict=True):
             found = self.fitted(models, units)

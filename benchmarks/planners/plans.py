@@ -9,7 +9,7 @@ from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Chosen:
     options: tuple[Option, ...]
     """For each component."""
 
-    def seconds(self, problem: Problem) -> float:
+    def seconds(self, problem: PlacementProblem) -> float:
         """Of a step."""
         colocation = problem.make_colocation(self.blocks)
         syncs = [
@@ -34,7 +34,7 @@ class Chosen:
         ]
         return problem.step_seconds({at: option.seconds for at, option in enumerate(self.options)}, syncs, colocation)
 
-    def fits(self, problem: Problem) -> bool:
+    def fits(self, problem: PlacementProblem) -> bool:
         return all(
             problem.can_share_pool(
                 [self.options[number] for number in block.components], problem.pool_node_group(block)
@@ -44,7 +44,7 @@ class Chosen:
 
 
 def fastest_that_fit(
-    problem: Problem, island: NodeGroup, options: Mapping[int, Sequence[Option]]
+    problem: PlacementProblem, island: NodeGroup, options: Mapping[int, Sequence[Option]]
 ) -> dict[int, Option] | None:
     """One component of a pool after the other gets its fastest option beside what is chosen and the least of what is
     not."""

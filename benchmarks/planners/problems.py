@@ -24,8 +24,8 @@ from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.search.components import Component, make_components
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.problem import Problem
-from rlgraph.user_code.files import Folders
+from rlgraph.passes.placement.search.problem import PlacementProblem
+from rlgraph.user_code.files import SearchFolders
 
 MODELS = {
     "7B": "meta-llama/Llama-2-7b-hf",
@@ -97,9 +97,11 @@ class Case:
         program = compiled.program
         fixed = Lengths((float(TOKENS),))
         found = phase_tasks(program, main_phase(program), Workload(fixed, fixed))
-        return found, make_components(program, compiled.schedule, read_model_shapes(program, Folders(Path())), found)
+        return found, make_components(
+            program, compiled.schedule, read_model_shapes(program, SearchFolders(Path())), found
+        )
 
-    def problem(self, kind: type[Options] = Options) -> Problem:
+    def problem(self, kind: type[Options] = Options) -> PlacementProblem:
         """With nothing worked out yet."""
         found, own = self.work
-        return Problem(own, self.cluster, kind(found, GPU, ENGINES), "time")
+        return PlacementProblem(own, self.cluster, kind(found, GPU, ENGINES), "time")

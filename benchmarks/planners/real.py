@@ -16,10 +16,10 @@ from math import exp, inf
 from planners.caches import settled
 from planners.plans import Chosen
 
-from rlgraph.passes.placement.search.colocation import Block
+from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import allowed_pool_sizes
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 BETAS = (3.0, 30.0, 300.0)
 TOO_MUCH = 3.0
@@ -38,7 +38,7 @@ class Walked:
     moves: int
 
 
-def real(problem: Problem, limit: float, seed: int = 0) -> Walked:
+def real(problem: PlacementProblem, limit: float, seed: int = 0) -> Walked:
     """The best plan that fits of those that were seen within some seconds."""
     begin = time.perf_counter()
     walk = _Walk(problem, random.Random(seed))
@@ -60,7 +60,7 @@ def real(problem: Problem, limit: float, seed: int = 0) -> Walked:
 
 
 class _Walk:
-    def __init__(self, problem: Problem, dice: random.Random) -> None:
+    def __init__(self, problem: PlacementProblem, dice: random.Random) -> None:
         self.problem, self.dice = problem, dice
         (self.island,) = problem.cluster.islands
         self.sizes = allowed_pool_sizes(self.island)
@@ -74,9 +74,9 @@ class _Walk:
         return self.known[key]
 
     def first(self) -> Chosen:
-        whole, count = self.island.devices, len(self.problem.components)
+        whole, count = self.island.device_count, len(self.problem.components)
         options = tuple(min(self.options(number, whole), key=lambda o: sum(o.seconds)) for number in range(count))
-        return Chosen((Block(tuple(range(count)), 0),), (whole,), options)
+        return Chosen((PartitionBlock(tuple(range(count)), 0),), (whole,), options)
 
     def value(self, state: Chosen) -> float:
         return state.seconds(self.problem) * (1.0 if state.fits(self.problem) else TOO_MUCH)
@@ -107,7 +107,7 @@ class _Walk:
 
     def made(self, state: Chosen, pools: list[tuple[set[int], int]]) -> Chosen | None:
         """With other pools; components whose devices change keep their split as far as that can be."""
-        over = sum(devices for _, devices in pools) - self.island.devices
+        over = sum(devices for _, devices in pools) - self.island.device_count
         if over > 0:
             # The largest pool gives what is missing.
             largest = max(range(len(pools)), key=lambda place: pools[place][1])
@@ -122,7 +122,7 @@ class _Walk:
                 if not there:
                     return None
                 options[number] = min(there, key=lambda o, old=options[number]: (*_unlike(o, old), sum(o.seconds)))
-        blocks = tuple(Block(tuple(sorted(own)), 0) for own, _ in pools)
+        blocks = tuple(PartitionBlock(tuple(sorted(own)), 0) for own, _ in pools)
         return Chosen(blocks, tuple(devices for _, devices in pools), tuple(options))
 
 

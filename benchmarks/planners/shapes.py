@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.search import SearchResult
 
 
-def models(problem: Problem, blocks: Blocks) -> list[set[str]]:
+def models(problem: PlacementProblem, blocks: Blocks) -> list[set[str]]:
     """Those of each pool."""
-    return [{problem.components[number].model for number in block.components} for block in blocks]
+    return [{problem.components[number].model_name for number in block.components} for block in blocks]
 
 
-def paper(problem: Problem, blocks: Blocks) -> bool:
+def paper(problem: PlacementProblem, blocks: Blocks) -> bool:
     """The paper's own plans: all work of a model is on the same devices."""
     found = models(problem, blocks)
     return sum(map(len, found)) == len(set().union(*found))
 
 
-def colocated(problem: Problem, blocks: Blocks) -> bool:
+def colocated(problem: PlacementProblem, blocks: Blocks) -> bool:
     return len(blocks) == 1
 
 
-def split(problem: Problem, blocks: Blocks) -> bool:
+def split(problem: PlacementProblem, blocks: Blocks) -> bool:
     """Actor and reference, and the others."""
     return paper(problem, blocks) and len(blocks) == 2 and {"actor", "ref"} in models(problem, blocks)
 
 
-def standalone(problem: Problem, blocks: Blocks) -> bool:
+def standalone(problem: PlacementProblem, blocks: Blocks) -> bool:
     return paper(problem, blocks) and all(len(own) == 1 for own in models(problem, blocks))
 
 
-SHAPES: dict[str, Callable[[Problem, Blocks], bool]] = {
+SHAPES: dict[str, Callable[[PlacementProblem, Blocks], bool]] = {
     "colocated": colocated,
     "split": split,
     "standalone": standalone,
@@ -43,7 +43,7 @@ SHAPES: dict[str, Callable[[Problem, Blocks], bool]] = {
 """By name; `paper` are all plans that keep a model's work together."""
 
 
-def named(problem: Problem, found: SearchResult | None) -> str:
+def named(problem: PlacementProblem, found: SearchResult | None) -> str:
     """A plan as its pools: `actor ref 64 | critic reward 64`."""
     if found is None:
         return "nothing fits"

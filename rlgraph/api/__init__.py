@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlgraph.errors import Diagnostic, ProgramError, sorted_diagnostics
-from rlgraph.passes.compilation.model_files import absent_models
+from rlgraph.passes.compilation.absent_model_files import absent_model_warnings
 from rlgraph.passes.compilation.read_program import (
     Setting,
     make_column_reader,
-    make_reference_checker,
+    make_python_reference_checker,
     open_program,
     parse_settings,
     settings_as_text,
@@ -57,17 +57,17 @@ def check(
         opened = open_program(program, name)
         texts = settings_as_text(set)
         if opened.source.path.endswith(".rls"):
-            from rlgraph.passes.compilation.schedules import check_schedule
+            from rlgraph.passes.compilation.schedule_files import check_schedule_file
 
-            return check_schedule(opened, texts, programs)
-        folders = opened.folders
+            return check_schedule_file(opened, texts, programs)
+        folders = opened.search_folders
         compiled, warnings = check_program(
             opened.source,
             parse_settings(texts),
             columns=make_column_reader(folders),
-            faults=make_reference_checker(folders),
+            faults=make_python_reference_checker(folders),
         )
-        return sorted_diagnostics([*warnings, *absent_models(compiled, folders)])
+        return sorted_diagnostics([*warnings, *absent_model_warnings(compiled, folders)])
     except ProgramError as error:
         return with_quote_hints(error.diagnostics)
 

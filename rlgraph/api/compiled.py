@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from rlgraph.api.summary import summary_text
 from rlgraph.ir.graph import Graph
-from rlgraph.ir.text.plain import to_plain
+from rlgraph.ir.text.plain_data import to_plain_data
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.options import LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions
 
@@ -72,9 +72,9 @@ class Compiled(Compilation):
 
     def transfers(self) -> str:
         """Return as text what is transferred between the groups of the plan: weights after they changed, and rows."""
-        from rlgraph.explain.transfers import show_transfers
+        from rlgraph.explain.transfers import transfers_text
 
-        return show_transfers(self.program, self.placed)
+        return transfers_text(self.program, self.placed)
 
     # Pictures
 
@@ -107,7 +107,7 @@ class Compiled(Compilation):
         - `embed`: whether the fonts are in it.
         """
         from rlgraph.viz import lanes_svg, svg
-        from rlgraph.viz.marks import with_fonts
+        from rlgraph.viz.svg_elements import with_fonts
 
         if picture == "pipelines":
             drawn = self._pipelines(prefix, True)
@@ -143,7 +143,7 @@ class Compiled(Compilation):
 
     def to_json(self) -> dict[str, Any]:
         """Return the graph as plain data."""
-        return to_plain(self.program)
+        return to_plain_data(self.program)
 
     def show(self, picture: Picture | None = None) -> None:
         """Show the picture in a notebook, and print the graph as text elsewhere; `picture` is as for `to_svg`."""
@@ -158,7 +158,7 @@ class Compiled(Compilation):
     def _shown(self, picture: Picture | None) -> dict[str, str]:
         # Pictures on one page must not share ids, not even with those of an earlier session. A browser takes the HTML,
         # which alone contains the fonts.
-        from rlgraph.viz.marks import with_fonts
+        from rlgraph.viz.svg_elements import with_fonts
 
         prefix = f"rlgraph{uuid4().hex[:12]}-"
         svg = self.to_svg(prefix, picture, embed=False)

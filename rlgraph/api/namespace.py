@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.dsl.define import CompiledDef, compile_def, read_defs
+from rlgraph.dsl.compile_def import CompiledDef, compile_def, read_defs
 from rlgraph.dsl.scope import DefName
 from rlgraph.dsl.tree import Expr
 from rlgraph.errors import Source, did_you_mean

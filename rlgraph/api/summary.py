@@ -9,13 +9,13 @@ from typing import Any
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import count_phrase
-from rlgraph.explain.fused_pipelines import show_fused
+from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ir.text.text import show_constant
+from rlgraph.ir.text.program_text import constant_text
 from rlgraph.ops import NODES, model_of
-from rlgraph.ops.bases import shared_bases
+from rlgraph.ops.shared_base_models import models_by_shared_base
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.rewrites.accumulate import streamed_trainings
 
@@ -34,11 +34,11 @@ def summary_text(compiled: Compilation, *, opened: bool = False) -> str:
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
     if compiled.target is not None:
-        from rlgraph.explain.choice import show_chosen_plan  # the search: only where a cluster is given
+        from rlgraph.explain.chosen_plan import chosen_plan_lines  # the search: only where a cluster is given
 
-        lines += ["", *show_chosen_plan(compiled.choice, compiled.plan_file_sections["predicted"])]
+        lines += ["", *chosen_plan_lines(compiled.choice, compiled.plan_file_sections["predicted"])]
     elif compiled.schedule.span.line:
-        lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
+        lines += ["", *_placement(compiled.plan), *fused_pipeline_lines(compiled.plan, {})]
     if compiled.planned:
         lines += [*_sharing(program, compiled.plan), *_admitted(compiled.plan)]
         lines += _streamed(compiled) if compiled.plan.blocks else []
@@ -93,7 +93,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 def _opened(compiled: Compilation) -> list[str]:
     """Return what each engine is opened with, in the order in which they are."""
-    from rlgraph.passes.placement.contract import contract_lines  # the cost model: only where it is asked for
+    from rlgraph.passes.placement.engine_contracts import contract_lines  # the cost model: only where it is asked for
 
     lines = contract_lines(compiled.contracts)
     shown = align_columns("><<", [(f"  {number}", who, terms) for number, who, terms in lines])
@@ -104,7 +104,7 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Yield which models of a group are one base with several adapters."""
     lending = [group for group in plan.groups if group.models and engine(group.engine).shares_base(group.mesh)]
     for group in lending:
-        for names in shared_bases(program).values():
+        for names in models_by_shared_base(program).values():
             members = [name for name in names if name in group.models]
             if len(members) > 1:
                 yield f"{', '.join(members)} share one base, which {group.name} has once"
@@ -161,7 +161,7 @@ def _name(node: Node) -> str:
 
 
 def _model(model: Model, nodes: list[Node]) -> str:
-    origin = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
+    origin = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(constant_text(model.source))})"
     operations = dict.fromkeys(
         node.op for node in nodes if NODES[node.op].uses_model and model_of(node).split("@")[0] == model.name
     )

@@ -66,7 +66,7 @@ class Clock(Protocol):
         """Return a crew for a graph of so many nodes. When the context is left, all its work has ended."""
         ...
 
-    def lock(self, places: int = 1) -> Lock:
+    def new_lock(self, places: int = 1) -> Lock:
         """Return a lock that so many can have at a time."""
         ...
 
@@ -81,13 +81,13 @@ class InlineClock:
 
     @contextmanager
     def task_pool(self, size: int) -> Iterator[TaskPool]:
-        yield _InLineCrew()
+        yield _InlineTaskPool()
 
-    def lock(self, places: int = 1) -> Lock:
+    def new_lock(self, places: int = 1) -> Lock:
         return ThreadLock(places)
 
 
-class _InLineCrew:
+class _InlineTaskPool:
     """A crew whose work is over when it has begun."""
 
     def submit(self, work: Event) -> None:
@@ -117,13 +117,13 @@ class ThreadClock:
     @contextmanager
     def task_pool(self, size: int) -> Iterator[TaskPool]:
         with ThreadPoolExecutor(max(1, size), "node") as pool:
-            yield _ThreadCrew(pool)
+            yield _ThreadTaskPool(pool)
 
-    def lock(self, places: int = 1) -> Lock:
+    def new_lock(self, places: int = 1) -> Lock:
         return ThreadLock(places)
 
 
-class _ThreadCrew:
+class _ThreadTaskPool:
     """A crew of threads."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:

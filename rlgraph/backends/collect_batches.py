@@ -138,7 +138,7 @@ class CollectBatches:
             frame.values.update(zip(self.names, inputs, strict=True))
 
     @property
-    def has_read_all(self) -> bool:
+    def all_batches_have_rows(self) -> bool:
         """Whether all batches that were begun have read their rows, so that the next one's inputs are known."""
         return self.last is None or all(map(self.last.run.value_is_complete, self.outputs))
 

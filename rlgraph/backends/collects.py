@@ -89,7 +89,7 @@ def collect_soonest(loop: Loop) -> Frame:
     left: list[Frame] = [] if waiting is None else [waiting]
     if waiting is not None and waiting.row_count(axis) >= wanted:
         turn, rest = np.arange(wanted), np.arange(wanted, waiting.row_count(axis))
-        parts.append(loop.run(_batch_again(loop, waiting.slice_rows(axis, turn, data)[0])))
+        parts.append(loop.run_body(_batch_again(loop, waiting.slice_rows(axis, turn, data)[0])))
         left = [waiting.slice_rows(axis, rest, data)[0]]
     again, rounds = len(parts), len(parts)
     kept = sum(part.row_count(axis) for part in parts)
@@ -99,7 +99,7 @@ def collect_soonest(loop: Loop) -> Frame:
             raise _too_few_rows(node, kept, rounds)
         body = _read_together(loop, batches)
         body.soonest = wanted - kept if _by_length_alone(node) else None
-        parts.append(loop.run(body))
+        parts.append(loop.run_body(body))
         kept, rounds = kept + parts[-1].row_count(axis), rounds + batches
         loop.host.report_progress(f"{kept} of {wanted} rows kept")
     joined, top = _joined(loop, parts)
@@ -142,7 +142,7 @@ def _by_length_alone(node: Node) -> bool:
         or any(NODES[body_node.op].chooses is not None for body_node in inner)
     ):
         return False
-    asked = axis_of(node.region.values()[samplers[0].inputs[1]])
+    asked = axis_of(node.region.value_types()[samplers[0].inputs[1]])
     return asked is not None and asked.key == node.attr("axis")
 
 
@@ -203,7 +203,7 @@ def collect_as_they_end(loop: Loop) -> Frame:
         # With `once` no step after this one waits for the batches of earlier steps.
         due = once and any(batch.step_number < number for batch in batches.going)
         done = kept >= wanted and not due if recorded is None else len(ended) == len(recorded[1])
-        if done and not again and batches.has_read_all:
+        if done and not again and batches.all_batches_have_rows:
             break
         if recorded is not None:
             next_ended = recorded[1][len(ended)] if len(ended) < len(recorded[1]) else None

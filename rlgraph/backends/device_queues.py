@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.places import HeldPlaces
+from rlgraph.backends.lock_places import HeldPlaces
 from rlgraph.ir.plan import HOST, Group, Plan
 
 
@@ -47,7 +47,7 @@ class DeviceQueues:
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         sizes = {HOST: 1} | {pool.name: max(1, pool.devices or pool.cpus) for pool in plan.pools}
-        self._locks = {name: clock.lock(size) for name, size in sizes.items()}
+        self._locks = {name: clock.new_lock(size) for name, size in sizes.items()}
 
     @contextmanager
     def acquire_devices(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:

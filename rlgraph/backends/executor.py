@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.blocks import BlockSizes, iter_block_ends, streams_on_by_node, table_blocks_by_node
 from rlgraph.backends.clocks import Clock, InlineClock, TaskPool, report_failure
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.readiness import Readiness, Task
+from rlgraph.backends.row_blocks import BlockSizes, block_tables_by_node, iter_block_ends, streams_blocks_by_node
 from rlgraph.backends.row_order import RowOrder
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, is_model
@@ -154,10 +154,10 @@ class GraphRun:
         """Whether other steps sample beside this one's training."""
         self.under_way = 0
         """Nodes that are fired and not done."""
-        cuts_by_node = table_blocks_by_node(graph, frame.types, self.blocks.tables)
+        cuts_by_node = block_tables_by_node(graph, frame.types, self.blocks.tables)
         self.tasks = [
             Task(node, node_cuts, handed)
-            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, streams_on_by_node(graph), strict=True)
+            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, streams_blocks_by_node(graph), strict=True)
             # Values that the frame has already need not be made.
             if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
@@ -371,7 +371,7 @@ class GraphRun:
                         break
                     number = next(iter(task.early_outputs))
                     before = task.rows_done + sum(rows for part, rows in left.items() if part < number)
-                    complete = self.readiness.complete_values(frame.values)
+                    complete = self.readiness.names_of_complete(frame.values)
                     self.arrival.move_forward(axis, task.rows_done, before, before + sizes[number], complete)
                 del left[number]
                 self.add_next_output(task, axis, number)
@@ -384,7 +384,7 @@ class GraphRun:
         rows, made = task.early_outputs.pop(key)
         start, task.rows_done, task.fired = task.rows_done, task.rows_done + rows, True
         self.frame.add_output(
-            made, {} if rows == self.frame.row_count(axis) else self.first_rows(axis, start, task.rows_done)
+            made, {} if rows == self.frame.row_count(axis) else self.first_row_by_axis(axis, start, task.rows_done)
         )
 
     def move_longest_first(self, task: Task, axis: str) -> None:
@@ -392,7 +392,7 @@ class GraphRun:
         expected = expected_lengths_of(task.node)
         if expected and self.may_reorder_rows(task, axis):
             turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
-            self.arrival.reorder(axis, turn, self.readiness.complete_values(self.frame.values))
+            self.arrival.reorder(axis, turn, self.readiness.names_of_complete(self.frame.values))
 
     def may_reorder_rows(self, task: Task, axis: str) -> bool:
         """Whether rows of an axis that a task has not made may change places: no work has begun on them, and no table
@@ -426,7 +426,7 @@ class GraphRun:
         )
         return next((axis for axis in outer if axis.key == key), None)
 
-    def first_rows(self, axis: str, start: int, end: int) -> dict[str, int]:
+    def first_row_by_axis(self, axis: str, start: int, end: int) -> dict[str, int]:
         """Return, for each axis, the first row of some rows of an axis and of what lies in them."""
         _, places = self.frame.slice_rows(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlgraph.backends.engines.ragged import ragged_positions
-from rlgraph.backends.rows import RemoteEntries, Rows, TableData, join_entries, pick_entries
+from rlgraph.backends.rows import RemoteEntries, Rows, TableData, concat_entries, pick_entries
 from rlgraph.backends.step import Step
-from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, StateHandle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.records import Admission
     from rlgraph.backends.engines.roles import WeightRefresh
-    from rlgraph.backends.samples import Gathered
+    from rlgraph.backends.samples import ShownSamples
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
@@ -63,7 +63,7 @@ class Frame:
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """What its own nodes reported."""
-    shown: Gathered | None = None
+    shown: ShownSamples | None = None
     """What is shown of its step's rows, once it is over."""
     _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -111,7 +111,7 @@ class Frame:
         key, old = rows.axis.key, self.rows.get(rows.axis.key)
         if old is not None:
             parent = None if rows.parent is None or old.parent is None else np.concatenate([old.parent, rows.parent])
-            ids = None if rows.ids is None or old.ids is None else join_entries([old.ids, rows.ids])
+            ids = None if rows.ids is None or old.ids is None else concat_entries([old.ids, rows.ids])
             rows = Rows(rows.axis, old.size + rows.size, parent, ids)
         self.rows[key] = rows
         for pair in [pair for pair in self._indexes if key in pair]:
@@ -128,7 +128,7 @@ class Frame:
             parent = None if rows.parent is None else rows.parent + offset
             self.add_rows(Rows(rows.axis, rows.size, parent, rows.ids))
         for name, value in output.values.items():
-            self.values[name] = join_entries([self.values[name], value]) if name in self.values else value
+            self.values[name] = concat_entries([self.values[name], value]) if name in self.values else value
         self.metrics.update(output.metrics)
 
     def forget_indexes(self) -> None:
@@ -202,7 +202,7 @@ class Frame:
                 )
                 start += part.row_count(above.key) if above else 0
         for name in names:
-            self.values[name] = join_entries([part.values[name] for part in parts])
+            self.values[name] = concat_entries([part.values[name] for part in parts])
 
     def assemble_slices(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
         """Put together what slices of an axis made; `names` maps the slices' values to this frame's.
@@ -218,7 +218,7 @@ class Frame:
                 continue
             for entry_axis in axes_of(kind):
                 self._order(parts, entry_axis if self.knows_row_count(entry_axis) else entry_axis.row_axis, order)
-            value = join_entries([part.values[inner] for part, _ in parts])
+            value = concat_entries([part.values[inner] for part, _ in parts])
             if isinstance(value, RemoteEntries):
                 self.values[outer] = value.pick(order[value_axis.row_axis.key])
             elif isinstance(value, TableData):
@@ -242,7 +242,7 @@ class Frame:
         parents = np.concatenate([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
         order[key] = parents.argsort(kind="stable")
         ids = [part.rows[key].ids for part, _ in parts]
-        row_ids = None if any(part_ids is None for part_ids in ids) else pick_entries(join_entries(ids), order[key])
+        row_ids = None if any(part_ids is None for part_ids in ids) else pick_entries(concat_entries(ids), order[key])
         if key not in self.rows:
             self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], row_ids))
 
@@ -256,6 +256,6 @@ class Frame:
         return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
 
 
-def is_handle(kind: Type) -> bool:
+def is_step_state(kind: Type) -> bool:
     """Whether a value is a handle of something that lives across steps."""
-    return isinstance(kind, Handle)
+    return isinstance(kind, StateHandle)

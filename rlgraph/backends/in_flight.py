@@ -22,10 +22,10 @@ from typing import Any
 from rlgraph.backends.clocks import TaskPool, report_failure
 from rlgraph.backends.executor import Await, Executor, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program, Value
-from rlgraph.ir.steps import weights_distance
-from rlgraph.ir.types import Handle, is_model
+from rlgraph.ir.step_edges import weights_age_steps
+from rlgraph.ir.types import StateHandle, is_model
 
 Things = Mapping[str, Any]
 """Values of things that live across steps, by name."""
@@ -157,7 +157,7 @@ class InFlightSteps:
         makers: dict[int, _InFlightStep | None] = {}
         for node in step.phase.graph.nodes:
             if handle in node.inputs:
-                version = self.versions.version_at(model, step.frame.step, weights_distance(node, handle))
+                version = self.versions.version_at(model, step.frame.step, weights_age_steps(node, handle))
                 made_in = self.versions.step_that_made(model, version)
                 makers[id(node)] = next(
                     (candidate for candidate in self.under_way if candidate.number == made_in), None
@@ -204,4 +204,4 @@ class InFlightSteps:
 
 def state_name(value: Value) -> str:
     """Return the name of the thing that lives across steps, of a value of it."""
-    return value.type.name if isinstance(value.type, Handle) else value.name.rsplit("@", 1)[0]
+    return value.type.name if isinstance(value.type, StateHandle) else value.name.rsplit("@", 1)[0]

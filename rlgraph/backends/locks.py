@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from rlgraph.backends.places import HeldPlaces, Joins, LockPlaces, always_joins
+from rlgraph.backends.lock_places import HeldPlaces, LockPlaces, MayShare, may_always_share
 
 
 class Lock(ABC):
@@ -33,7 +33,11 @@ class Lock(ABC):
 
     @contextmanager
     def acquire(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
+        self,
+        rank: int = 0,
+        wanted: frozenset[int] | None = None,
+        key: Hashable = None,
+        joins: MayShare = may_always_share,
     ) -> Iterator[int]:
         """Wait for the first free place of the lock, or for all of `wanted` at once, and have it in the context, which
         gives the place, or the first of them. Of those that wait for the same the lowest rank is next, and among
@@ -45,7 +49,11 @@ class Lock(ABC):
 
     @contextmanager
     def acquire_partly_releasable(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
+        self,
+        rank: int = 0,
+        wanted: frozenset[int] | None = None,
+        key: Hashable = None,
+        joins: MayShare = may_always_share,
     ) -> Iterator[HeldPlaces]:
         """Take places as `acquire` does, for a user who may give some back before the others."""
         waiter = self._waiter()
@@ -66,7 +74,7 @@ class Lock(ABC):
             with self._mutex:
                 self._grant(self._places.release(held.places, key))
 
-    def recheck_joins(self) -> None:
+    def recheck_sharing(self) -> None:
         """Ask those who wait again whether they may join now."""
         with self._mutex:
             self._grant(self._places.grant_waiting())

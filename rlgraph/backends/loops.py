@@ -10,13 +10,13 @@ import numpy as np
 from rlgraph.backends.collects import run_collect
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports
-from rlgraph.ops.node_op import StepRule
+from rlgraph.ops.node_op import LoopStepRule
 from rlgraph.ops.nodes import NODES
 
 
 def run_once(loop: Loop) -> Frame:
     """Run the region once, on the rows of the frame; it exports nothing."""
-    loop.run(loop.frame.child_frame())
+    loop.run_body(loop.frame.child_frame())
     return loop.frame
 
 
@@ -33,11 +33,11 @@ def run_minibatches(loop: Loop) -> Frame:
         parts = []
         for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
             body, places = frame.slice_rows(axis, np.sort(chosen), node.captured_values)
-            parts.append((loop.run(body), places))
+            parts.append((loop.run_body(body), places))
     return assemble_exports(node, frame, parts, axis)
 
 
-def _on(steps: StepRule) -> LoopPolicy:
+def _on(steps: LoopStepRule) -> LoopPolicy:
     """Return the policy of a loop that runs on some steps."""
     return LoopPolicy(run_once, lambda node, step: steps.when(step.number, node.attr("steps")))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rlgraph.backends.blocks import TableBlock
-from rlgraph.backends.frame import Frame, NodeOutput, is_handle
+from rlgraph.backends.frame import Frame, NodeOutput, is_step_state
+from rlgraph.backends.row_blocks import BlockTable
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 from rlgraph.ops import model_work_of
@@ -17,7 +17,7 @@ class Task:
     """A node of a graph that runs, and how far it has come."""
 
     node: Node
-    table_blocks: tuple[TableBlock, ...] = ()
+    table_blocks: tuple[BlockTable, ...] = ()
     """The tables whose blocks it takes."""
     output_streams_on: bool = True
     """Whether others go on with a block of what it makes, while it does the next one."""
@@ -50,9 +50,9 @@ class Readiness:
         self.axis_maker: dict[str, Task] = {}
         readers: dict[str, list[Task]] = {}
         for task in tasks:
-            replaced = {v.type for v in task.node.outputs if is_handle(v.type)}
+            replaced = {v.type for v in task.node.outputs if is_step_state(v.type)}
             for name in task.node.inputs:
-                if not is_handle(frame.types[name]):
+                if not is_step_state(frame.types[name]):
                     continue
                 if frame.types[name] in replaced:
                     task.fires_after += readers.get(name, [])
@@ -66,7 +66,7 @@ class Readiness:
         """Whether all these values are complete."""
         return all(self.maker[name].finished for name in names if name in self.maker)
 
-    def complete_values(self, names: Iterable[str]) -> list[str]:
+    def names_of_complete(self, names: Iterable[str]) -> list[str]:
         """Return those of the values that are complete."""
         return [name for name in names if self.all_complete([name])]
 

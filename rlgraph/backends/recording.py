@@ -18,7 +18,7 @@ is asked something else is not answered from the recording. `prompt_tokens` says
 asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the tokens: the
 first 3 of them version 4 here. `batch`, where there is one, is the batch of a `collect` that takes them as they end.
 Numbers are written so that reading them gives the same bits. Each row is there once: what is sampled again replaces
-what was there (`rlgraph.backends.replayed`).
+what was there (`rlgraph.backends.recording_cleanup`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ import torch
 
 from rlgraph.backends.engines.records import Generation
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.recording_cleanup import drop_later_steps, step_file_stem, step_of_file
 from rlgraph.backends.recording_errors import damaged_recording_diagnostic, unwritable_recording_diagnostic
-from rlgraph.backends.replayed import drop_later_steps, step_file_stem, step_of
 from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.ir.graph import Node
 
@@ -71,7 +71,7 @@ def claim_folder(folder: Path, program: str, seed: int, after: int | None = None
                 folder.rmdir()
 
 
-def is_recording(folder: Path) -> bool:
+def has_recording(folder: Path) -> bool:
     """Whether a run has begun to record in a folder."""
     return (folder / HEADER).exists()
 
@@ -155,7 +155,9 @@ class Recorder:
     ) -> None:
         """Keep the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
         chances, sequences = iter(made.logprobs.tolist()), made.sequences
-        responses = zip(sequences.rows(), sequences.scored_rows(), made.finished.tolist(), versions, strict=True)
+        responses = zip(
+            sequences.rows(), sequences.scored_tokens_by_row(), made.finished.tolist(), versions, strict=True
+        )
         lines = []
         for row, prompt, (tokens, response, finished, runs) in zip(ids, prompts, responses, strict=True):
             record = {
@@ -298,7 +300,7 @@ def recorded_lengths(folder: Path) -> Iterator[RecordedLength]:
 
 
 def _steps(folder: Path) -> set[int]:
-    return {step_of(file) for file in folder.glob("step-*.jsonl")}
+    return {step_of_file(file) for file in folder.glob("step-*.jsonl")}
 
 
 def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """This module runs regions: one run on a frame, and a node whose region runs as often as its policy says. It is the
 same on every backend.
 
-A policy is a function: it makes frames, runs the region on each with `Loop.run`, and returns the frame in which the
+A policy is a function: it makes frames, runs the region on each with `Loop.run_body`, and returns the frame in which the
 exported values are, by the names that they have outside. Most policies do not deal with what is carried from one run to
 the next.
 """
@@ -66,7 +66,7 @@ def region_output(
     node: Node, frame: Frame, whole: Frame, carried: Sequence[Any], metrics: Mapping[str, float]
 ) -> NodeOutput:
     """Return the output of a node with a region; `whole` has its exports."""
-    values = dict(zip((value.name for value in node.carried_out), carried, strict=True))
+    values = dict(zip((value.name for value in node.carried_outputs), carried, strict=True))
     rows: dict[str, Rows] = {}
     for _, value in node.exported_values:
         values[value.name] = whole.values[value.name]
@@ -98,7 +98,7 @@ class Loop:
     """The carried values as the last run left them."""
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def run(self, body: Frame) -> Frame:
+    def run_body(self, body: Frame) -> Frame:
         """Run the region once more; its values are in the frame afterwards."""
         return self.run_bodies([body])[0]
 
@@ -126,7 +126,7 @@ class LoopPolicy:
 
 def run_loop(policy: LoopPolicy, node: Node, frame: Frame, host: LoopHost) -> NodeOutput:
     """Run a loop and return its output."""
-    loop = Loop(node, frame, host, [frame.values[name] for name in node.carried_in])
+    loop = Loop(node, frame, host, [frame.values[name] for name in node.carried_input_names])
     exports = policy.run(loop) if policy.runs_in_step(node, frame.step) else frame
     return region_output(node, frame, exports, loop.carried, loop.metrics)
 

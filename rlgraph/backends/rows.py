@@ -29,7 +29,7 @@ class RemoteEntries(ABC):
         """Return some of them; `places` is int64."""
 
     @abstractmethod
-    def join(self, others: Sequence[RemoteEntries]) -> RemoteEntries:
+    def concat(self, others: Sequence[RemoteEntries]) -> RemoteEntries:
         """Return these and the others, one after the other."""
 
 
@@ -105,7 +105,7 @@ class TableData:
             data=tuple(row for part in parts for row in part.data),
             prompts=tuple(prompt for part in parts for prompt in part.prompts),
             sequences=sequences[0].concat(sequences) if sequences else None,
-            columns={name: join_entries([part.columns[name] for part in parts]) for name in first.columns},
+            columns={name: concat_entries([part.columns[name] for part in parts]) for name in first.columns},
         )
 
 
@@ -123,12 +123,12 @@ def pick_entries(value: Any, places: np.ndarray) -> Any:
     return value[_tensor(places)]
 
 
-def join_entries(parts: Sequence[Any]) -> Any:
+def concat_entries(parts: Sequence[Any]) -> Any:
     """Join tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], RemoteEntries):
-        return parts[0].join(parts[1:])
+        return parts[0].concat(parts[1:])
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)
     if isinstance(parts[0], list | tuple):

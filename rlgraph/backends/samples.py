@@ -72,14 +72,14 @@ class RowTexts:
     """What an environment gave for all its turns."""
 
 
-class ReadsRows(Protocol):
+class RowReader(Protocol):
     """Reads the values of a frame, wherever these are."""
 
-    def values(self, values: Sequence[Any]) -> list[Any]:
+    def fetch_values(self, values: Sequence[Any]) -> list[Any]:
         """Return values with all that other processes have of them."""
         ...
 
-    def texts(self, table: Any) -> list[RowTexts]:
+    def fetch_texts(self, table: Any) -> list[RowTexts]:
         """Return what a person reads of the rows of a table."""
         ...
 
@@ -90,8 +90,8 @@ Decode = Callable[[str, Sequence[Sequence[int]]], list[str]]
 
 def sampled_tables(graph: Graph) -> list[SampledTable]:
     """Return the tables of a phase that a model samples, once each, with their scores."""
-    collected = _Collected(graph.values())
-    collected.collect(graph)
+    collected = _SampledValues(graph.value_types())
+    collected.collect_graph(graph)
     types = {value.name: value.type for node in graph.nodes for value in node.outputs}
     listed: dict[str, SampledTable] = {}
     for value, key in collected.tables.items():
@@ -112,7 +112,7 @@ def _lies_on(kind: Type | None, axis: Axis) -> bool:
     return isinstance(kind, Tensor) and kind.axis is not None and kind.axis.key == axis.key
 
 
-class _Collected:
+class _SampledValues:
     """The sampled tables and the scores of a graph, each with what sampled its rows."""
 
     def __init__(self, types: Mapping[str, Type]) -> None:
@@ -128,7 +128,7 @@ class _Collected:
         self.verdicts: dict[str, str] = {}
         """Texts of what judges rows."""
 
-    def collect(self, graph: Graph) -> None:
+    def collect_graph(self, graph: Graph) -> None:
         """Collect those of a graph and of its regions."""
         for node in graph.nodes:
             op = NODES[node.op]
@@ -140,19 +140,19 @@ class _Collected:
                 named = [self.written[name] for name in node.inputs if name in self.written]
                 self.written.update({node.name: named[-1]} if named else {})
             elif op.scores or op.selects and op.chooses is None or op.foreign and not op.part_of:
-                self.collect_given(node)
+                self.collect_given_scores(node)
             elif op.chooses == 0:
                 for source, value in zip(node.inputs[1:], node.outputs, strict=False):
-                    self.follow(source, value.name)
+                    self.track_alias(source, value.name)
             elif op.has_body:
-                self.collect_computed(node)
+                self.collect_computed_scores(node)
             for region in node.regions:
-                self.collect(region)
+                self.collect_graph(region)
             if node.regions:
                 for inside, value in node.exported_values:
-                    self.follow(inside, value.name)
+                    self.track_alias(inside, value.name)
 
-    def follow(self, source: str, name: str) -> None:
+    def track_alias(self, source: str, name: str) -> None:
         """Count a value as what it is a part of."""
         for collected in (self.tables, self.scores):
             if source in collected:
@@ -160,7 +160,7 @@ class _Collected:
         if source in self.computed:
             self.computed.add(name)
 
-    def collect_given(self, node: Node) -> None:
+    def collect_given_scores(self, node: Node) -> None:
         """Collect the floats that the user's code or a reward model gives for rows, or an environment for turns."""
         source = table_of(node)
         table = self.types.get(source)
@@ -175,7 +175,7 @@ class _Collected:
             if (turn is not None and turn.key == kind.axis.key) if NODES[node.op].selects else not kind.axis.inner:
                 self.scores[value.name] = self.tables[source]
 
-    def collect_computed(self, node: Node) -> None:
+    def collect_computed_scores(self, node: Node) -> None:
         """Collect the outputs of a tensor node that are computed of scores row by row."""
         of = {**self.verdicts, **self.scores}
         outputs = {value.name for value in node.outputs}
@@ -212,17 +212,17 @@ def _name_in_program(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ShownSamples:
     """What is shown of a step's rows."""
 
     samples: tuple[Sample, ...] = ()
     """Some of them, in the order of the rows."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """For each score how those of all rows spread: see `spread_of`. Two tables' scores of one name are told apart by
+    """For each score how those of all rows spread: see `quantiles`. Two tables' scores of one name are told apart by
     the table's."""
 
 
-def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsRows) -> Gathered:
+def read_shown_samples(tables: Iterable[SampledTable], frame: Frame, most: int, read: RowReader) -> ShownSamples:
     """Return what is shown of a finished step's frame, of at most so many rows. Of the rows that are not shown only the
     scores are read."""
     here = [table for table in tables if table.value in frame.values and frame.rows[table.axis].ids is not None]
@@ -232,15 +232,15 @@ def gather(tables: Iterable[SampledTable], frame: Frame, most: int, read: ReadsR
         rows, scores = _rows_of(table, frame, max(1, most // len(here)), read)
         samples += rows
         for name, values in scores.items():
-            spreads[f"{table.name}.{name}" if name in spreads else name] = spread_of(values)
-    return Gathered(tuple(samples), {name: spread for name, spread in spreads.items() if spread})
+            spreads[f"{table.name}.{name}" if name in spreads else name] = quantiles(values)
+    return ShownSamples(tuple(samples), {name: spread for name, spread in spreads.items() if spread})
 
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """The shares of rows that lie at or below the numbers of a spread."""
 
 
-def spread_of(values: Any) -> list[float]:
+def quantiles(values: Any) -> list[float]:
     """Return how numbers spread, by `QUANTILES`: the least, the middle one, the greatest among them; what is no number
     is left out. Empty where nothing is left."""
     numbers = np.asarray(values, dtype=np.float64)
@@ -248,13 +248,13 @@ def spread_of(values: Any) -> list[float]:
     return [round(float(number), 6) for number in np.quantile(numbers, QUANTILES)] if len(numbers) else []
 
 
-def _rows_of(table: SampledTable, frame: Frame, most: int, read: ReadsRows) -> tuple[list[Sample], dict[str, Any]]:
+def _rows_of(table: SampledTable, frame: Frame, most: int, read: RowReader) -> tuple[list[Sample], dict[str, Any]]:
     named = {name: value for name, value in table.scores if value in frame.values}
-    ids, *numbers = read.values([frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())])
+    ids, *numbers = read.fetch_values([frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())])
     scores = dict(zip(named, numbers, strict=True))
     reward = None if table.reward not in scores else scores[table.reward].tolist()
-    places = places_to_keep(ids, reward, most)
-    rows = read.texts(_picked(table, frame, np.array(places, dtype=np.int64)))
+    places = choose_shown_rows(ids, reward, most)
+    rows = read.fetch_texts(_picked(table, frame, np.array(places, dtype=np.int64)))
     samples = []
     for place, row in zip(places, rows, strict=True):
         given = {name: float(values[place]) for name, values in scores.items()}
@@ -301,7 +301,7 @@ def _first(scored: Sequence[bool]) -> int:
 # Choosing
 
 
-def places_to_keep(ids: Sequence[RowId], reward: Sequence[float] | None, most: int) -> list[int]:
+def choose_shown_rows(ids: Sequence[RowId], reward: Sequence[float] | None, most: int) -> list[int]:
     """Return the places of at most so many rows, ascending: a quarter of them are the best, a quarter the worst, and
     the rest are those of prompts that depend on nothing but the prompt, so that they come again when it does."""
     count = len(ids)

@@ -17,12 +17,12 @@ from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
+from rlgraph.backends.recording_cleanup import drop_unfinished_steps
 from rlgraph.backends.regions import LoopPolicy, run_loop
-from rlgraph.backends.replayed import drop_unfinished_steps
-from rlgraph.backends.samples import Gathered, ReadsRows, Sample, SampledTable, gather, sampled_tables
+from rlgraph.backends.samples import RowReader, Sample, SampledTable, ShownSamples, read_shown_samples, sampled_tables
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.trace_notes import TraceNotes
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import is_model
 
@@ -114,7 +114,7 @@ class StepResult:
     samples: Sequence[Sample] = ()
     """Some of its rows, as a person reads them."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """How the scores of all its rows spread, as `rlgraph.backends.samples.spread_of` says."""
+    """How the scores of all its rows spread, as `rlgraph.backends.samples.quantiles` says."""
 
 
 class StepRunner:
@@ -134,7 +134,7 @@ class StepRunner:
     """The things as they are before the first step."""
     loops: Mapping[str, LoopPolicy] = LOOPS
     """The policy of each loop, by its operation."""
-    lasting: Sequence[str] = ()
+    extra_state_names: Sequence[str] = ()
     """Names of what it keeps from step to step beside the program's things: `last_state_value` has it, and a run that
     goes on gets it."""
     done = 0
@@ -154,7 +154,7 @@ class StepRunner:
         """
         began = self.now()
         for frame, extra in self.iter_step_frames(self.upcoming_steps(wanted)):
-            seconds, step, shown = self.now() - began, frame.step, frame.shown or Gathered()
+            seconds, step, shown = self.now() - began, frame.step, frame.shown or ShownSamples()
             notes = self.trace_notes.pop_step_trace(step)
             yield StepResult(
                 step.number, step.phase, seconds, frame.metrics, extra, notes, shown.samples, shown.spreads
@@ -177,14 +177,14 @@ class StepRunner:
         machine."""
         for frame, left in self.iter_finished_steps(coming):
             self.done, self.last_things = frame.step.number, left
-            frame.shown = self.shown_rows(frame)
+            frame.shown = self.shown_samples(frame)
             yield frame, self.finish_step(frame.step, left)
 
-    def shown_rows(self, frame: Frame) -> Gathered:
+    def shown_samples(self, frame: Frame) -> ShownSamples:
         """Return what is shown of a finished step's rows. They are read before the step's rows are forgotten."""
         if not self.most_samples:
-            return Gathered()
-        return gather(self._sampled[frame.step.phase], frame, self.most_samples, self.row_reader())
+            return ShownSamples()
+        return read_shown_samples(self._sampled[frame.step.phase], frame, self.most_samples, self.remote_row_reader())
 
     @cached_property
     def _sampled(self) -> Mapping[str, Sequence[SampledTable]]:
@@ -200,10 +200,10 @@ class StepRunner:
 
     @cached_property
     def _flights(self) -> InFlightSteps:
-        return InFlightSteps(self.program, self.executor, self.new_frame, self.versions, self.publish_weights)
+        return InFlightSteps(self.program, self.executor, self.new_frame, self.weight_versions, self.publish_weights)
 
     @cached_property
-    def versions(self) -> WeightVersions:
+    def weight_versions(self) -> WeightVersions:
         """The versions of all models."""
         return WeightVersions(self.program, self.loops)
 
@@ -215,7 +215,7 @@ class StepRunner:
     def new_frame(self, phase: Phase, number: int) -> Frame:
         """Return a frame for a step of a phase."""
         return Frame(
-            phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.values_are_remote
+            phase.graph.value_types(), Step(number, phase.name, self.seed, self._flights.failed), self.values_are_remote
         )
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
@@ -250,8 +250,8 @@ class StepRunner:
     def resume_after(self, number: int, things: Things) -> None:
         """Take a step for the last one that was run, which left these things."""
         self.done, self.last_things = number, {**self.initial_things, **things}
-        for name in self.versions.newest:
-            self.versions.newest[name] = self.versions.version_after(name, number)
+        for name in self.weight_versions.newest:
+            self.weight_versions.newest[name] = self.weight_versions.version_after(name, number)
 
     # What a backend defines
 
@@ -268,7 +268,7 @@ class StepRunner:
         about the machine."""
         raise NotImplementedError
 
-    def row_reader(self) -> ReadsRows:
+    def remote_row_reader(self) -> RowReader:
         """Return what reads the values of a frame."""
         raise NotImplementedError
 

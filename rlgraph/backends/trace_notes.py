@@ -29,9 +29,9 @@ from typing import Any, Literal
 
 from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Ended, Step
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import trains_on_stale_rows
+from rlgraph.ir.step_edges import trains_on_stale_rows
 
 KINDS = ("read", "sampled", "dropped", "trained")
 Kind = Literal["read", "sampled", "dropped", "trained"]

@@ -28,7 +28,7 @@ class _Coroutine:
         self.since, self.cause = since, cause
         """What it waited for last, and when that had come."""
 
-    def inherit_cause(self, other: _Coroutine) -> None:
+    def inherit_wait_cause(self, other: _Coroutine) -> None:
         """Take over the other one's cause if it is later: this one could not go on before the other was here."""
         if other.since >= self.since:
             self.since, self.cause = other.since, other.cause
@@ -62,21 +62,21 @@ class VirtualClock:
         heappush(self._sleeping, (self.now + seconds, next(self._counter), self._current))
         self._wait()
 
-    def lock(self, places: int = 1) -> Lock:
+    def new_lock(self, places: int = 1) -> Lock:
         return _VirtualLock(self, places)
 
     def task_pool(self, size: int) -> AbstractContextManager[TaskPool]:
-        return _VirtualCrew(self)
+        return _VirtualTaskPool(self)
 
     # Causes
 
     @property
-    def cause(self) -> object:
+    def wait_cause(self) -> object:
         """What this greenlet waited for last: it told `note_cause` that itself, or whoever woke it had waited for
         it."""
         return self._current.cause
 
-    def note_cause(self, cause: object) -> None:
+    def note_wait_cause(self, cause: object) -> None:
         """Note that something is done now, and that this greenlet goes on because of it."""
         self._current.since, self._current.cause = self.now, cause
 
@@ -114,7 +114,7 @@ class VirtualClock:
         self._current = waiting
 
     def _wake(self, coroutine: _Coroutine) -> None:
-        coroutine.inherit_cause(self._current)
+        coroutine.inherit_wait_cause(self._current)
         self._ready.append(coroutine)
 
     def _next(self) -> _Coroutine:
@@ -162,7 +162,7 @@ class _VirtualLock(Lock):
                 self.clock._wake(coroutine)
 
 
-class _VirtualCrew:
+class _VirtualTaskPool:
     """A crew of greenlets."""
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -25,7 +25,7 @@ from rlgraph.cli import (
     planfiles,
     profiling,
     running,
-    sampled,
+    samples,
     simulating,
     tracing,
     watching,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlgraph import __version__
-from rlgraph.cli.shown import Format, show_diagnostics
+from rlgraph.cli.diagnostics import Format, show_diagnostics
 from rlgraph.errors import RlgraphError, RunError, UsageMistake
 from rlgraph.ir.plan import LARGEST
 
@@ -67,7 +67,7 @@ reward_option = click.option(
 )
 
 
-def set_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def add_set_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that replace parts of a program: `settings`, `data`, `rewards`."""
     return set_option(data_option(reward_option(command)))
 
@@ -120,7 +120,7 @@ _TARGET = (
 )
 
 
-def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def add_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
     `kept`, `calibration`, `search_seconds`, `search_gap`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)

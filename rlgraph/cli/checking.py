@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, parse_settings, reporting_errors, rlgraph, set_options
-from rlgraph.cli.shown import Format, count_summary, echo_text, show_diagnostics
+from rlgraph.cli.base import FINE, WRONG, add_set_options, message_format, parse_settings, reporting_errors, rlgraph
+from rlgraph.cli.diagnostics import Format, count_summary, echo_text, show_diagnostics
 from rlgraph.errors import Diagnostic, ProgramError
 
 
 @rlgraph.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@set_options
+@add_set_options
 @message_format
 def check(
     files: tuple[str, ...], settings: tuple[str, ...], data: tuple[str, ...], rewards: tuple[str, ...], form: Format
@@ -51,7 +51,7 @@ def check(
 @click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if there is anything to change.")
 def fmt(files: tuple[str, ...], only_check: bool) -> int:
     """Lay programs out as everybody does, in place; `-` is stdin to stdout."""
-    from rlgraph.cli.layout import format_file, format_stdin
+    from rlgraph.cli.formatting import format_file, format_stdin
 
     if "-" in files and len(files) > 1:
         raise click.BadParameter("`-` stands alone", param_hint="'FILE...'")

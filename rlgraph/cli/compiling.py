@@ -12,16 +12,16 @@ import click
 from rlgraph.cli.base import (
     FINE,
     INTERRUPTED,
+    add_set_options,
+    add_target_options,
     devices_option,
     message_format,
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_options,
-    target_options,
 )
+from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.cli.outputs import FORMATS, PICTURES, save_file, write_outputs
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @rlgraph.command("compile")
 @click.argument("files", nargs=-1, metavar="FILE...")
-@set_options
+@add_set_options
 @devices_option
-@target_options
+@add_target_options
 @click.option(
     "--minimize",
     type=click.Choice(["time", "cost"]),

@@ -9,14 +9,14 @@ import click
 from rlgraph.cli.base import (
     FINE,
     WRONG,
+    add_set_options,
     compile_or_load,
     message_format,
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_options,
 )
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics
+from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.runs.doctor.finding import Finding
 from rlgraph.runs.jsonlines import print_record
@@ -28,7 +28,7 @@ _WIDTH = 12
 
 @rlgraph.command()
 @click.argument("file", required=False, metavar="[FILE]")
-@set_options
+@add_set_options
 @message_format
 def doctor(
     file: str | None, settings: tuple[str, ...], data: tuple[str, ...], rewards: tuple[str, ...], form: Format
@@ -85,7 +85,7 @@ def _of_program(file: str, settings: dict[str, str], form: Format) -> Iterator[F
     yield Finding("ok", "program", f"algorithm {compiled.name}")
     if LOCAL.missing_package:
         message = f"no run without the package `{LOCAL.missing_package}`: files, prompts and rewards are not looked at"
-        yield Finding("fails", "packages", message, LOCAL.how_to_install)
+        yield Finding("fails", "packages", message, LOCAL.install_command)
         return
     from rlgraph.runs.doctor.program import program_findings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
-from rlgraph.cli.shown import echo_text
+from rlgraph.cli.diagnostics import echo_text
 from rlgraph.errors import did_you_mean
 from rlgraph.errors.codes import all_codes
 

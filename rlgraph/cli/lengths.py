@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
-from rlgraph.cli.shown import Format, echo_text
+from rlgraph.cli.diagnostics import Format, echo_text
 from rlgraph.runs.jsonlines import print_record
 
 
@@ -47,11 +47,11 @@ def lengths(
     the program's `files(...)` reads it.
     """
     from rlgraph.profiles.lengths import fit_lengths
-    from rlgraph.profiles.token_counts import holds_files
+    from rlgraph.profiles.token_counts import has_row_files
 
     words = {"--prompt": prompt, "--answer": answer, "--limit": limit, "--model": model}
     given = [word for word, value in words.items() if value is not None]
-    if source.is_dir() and given and not holds_files(source):
+    if source.is_dir() and given and not has_row_files(source):
         raise click.UsageError(f"`{given[0]}` goes with files of rows: a recording says it itself")
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")

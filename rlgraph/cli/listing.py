@@ -8,7 +8,7 @@ from importlib.resources import files
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
-from rlgraph.cli.shown import echo_text
+from rlgraph.cli.diagnostics import echo_text
 from rlgraph.errors import did_you_mean
 
 

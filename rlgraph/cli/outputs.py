@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.shown import echo_text
+from rlgraph.cli.diagnostics import echo_text
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled, Picture

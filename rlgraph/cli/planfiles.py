@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
-from rlgraph.cli.shown import Format, echo_text
+from rlgraph.cli.diagnostics import Format, echo_text
 from rlgraph.runs.jsonlines import print_record
 
 

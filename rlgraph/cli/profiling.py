@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
-from rlgraph.cli.shown import Format, echo_text
+from rlgraph.cli.diagnostics import Format, echo_text
 from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.runs.options import LOCAL, require_installed
 

@@ -13,15 +13,15 @@ import click
 
 from rlgraph.cli.base import (
     FINE,
+    add_set_options,
     compile_or_load,
     devices_option,
     message_format,
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_options,
 )
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics
+from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
 from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions, backend_spec
 
@@ -86,7 +86,7 @@ changed_option = click.option(
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
-@set_options
+@add_set_options
 @click.option(
     "--backend",
     type=click.Choice([*BACKENDS]),
@@ -195,7 +195,7 @@ def run(
         if not _was_given(context, "steps"):
             options = replace(options, steps=_steps_of(options.resume, form))
     with reporting_errors(form):
-        options.need_installed()
+        options.check_backend()
         changed = parse_settings(settings, file, data, rewards)
         compiled = compile_or_load(file, changed, schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
@@ -248,7 +248,7 @@ def resume(
             resume=run,
             **given,
         )
-        options.need_installed()
+        options.check_backend()
         schedule = saved.get("schedule")
         if schedule and "\n" not in schedule:
             schedule = Path(schedule)

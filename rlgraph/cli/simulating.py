@@ -9,23 +9,23 @@ import click
 
 from rlgraph.cli.base import (
     FINE,
+    add_set_options,
+    add_target_options,
     compile_or_load,
     message_format,
     parse_settings,
     reporting_errors,
     rlgraph,
-    set_options,
-    target_options,
 )
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics
+from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import print_record
 
 
 @rlgraph.command()
 @click.argument("file", metavar="FILE")
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
-@set_options
-@target_options
+@add_set_options
+@add_target_options
 @click.option(
     "--steps", type=click.IntRange(1), default=1, show_default=True, help="How many, from the middle of a run."
 )

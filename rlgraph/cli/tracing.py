@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
-from rlgraph.cli.shown import Format, echo_text, show_diagnostics
+from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.errors import count_phrase
 from rlgraph.runs.jsonlines import print_record
 

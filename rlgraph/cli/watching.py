@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
-from rlgraph.cli.shown import Format, echo_text
+from rlgraph.cli.diagnostics import Format, echo_text
 from rlgraph.runs.jsonlines import print_record
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, utf8_bytes_bound, value_kind
+from rlgraph.columns import WIDEST, Column, ColumnInspector, column_of_value, utf8_bytes_bound, value_kind
 from rlgraph.data.mixture import Mixture
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, flag_option, int_option, text_option
@@ -161,7 +161,7 @@ def require_full_batch(source: DataSource, name: str) -> DataSource:
     assert count is not None
     if count == 0:
         raise ProgramError(no_rows_error(spec, name))
-    if source.mixture is not None and not all(source.mixture.split(source.row_numbers or ())):
+    if source.mixture is not None and not all(source.mixture.rows_by_source(source.row_numbers or ())):
         hint = "leave that source out of the mixture, or more of its rows in it"
         raise ProgramError(Diagnostic(NO_ROWS, f"of {name} no row of one source is left", spec.span, hint))
     if batch is not None and batch > count:
@@ -216,7 +216,7 @@ def _with_defaults(columns: Mapping[str, Column], defaults: Mapping[str, Any]) -
     for name, value in defaults.items():
         old = columns.get(name)
         if old is None:
-            result[name] = declared_column(value)
+            result[name] = column_of_value(value)
             continue
         first, longest, fields = dict(old.first), old.longest, old.fields
         place = first.pop("missing", None)
@@ -230,7 +230,7 @@ def _with_defaults(columns: Mapping[str, Column], defaults: Mapping[str, Any]) -
         if place is not None:
             first.setdefault(value_kind(value), "")
             longest = max(longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else longest
-            fields = declared_column(value).fields if "object" not in old.first else fields
+            fields = column_of_value(value).fields if "object" not in old.first else fields
         result[name] = Column(first, longest, fields)
     return result
 

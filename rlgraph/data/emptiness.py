@@ -8,7 +8,7 @@ from rlgraph.data.base import NO_ROWS
 from rlgraph.data.sources import RUN_CODE, open_source, source_files
 from rlgraph.data.tables import parquet_has_rows
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import NOT_INSTALLED, CallSpec
 
 _LARGEST_BYTES = 1 << 16
@@ -18,7 +18,7 @@ _PACKED_BYTES = 64
 _EMPTY_JSON = (b"", b"[]", b"{}")
 
 
-def no_rows_errors(spec: CallSpec, folders: Folders) -> list[Diagnostic]:
+def no_rows_errors(spec: CallSpec, folders: SearchFolders) -> list[Diagnostic]:
     """Return what a run says of a `data` declaration whose files are here and have no rows; nothing where that is not
     seen at once, or where the user's Python makes the rows."""
     paths = [] if spec.kind in RUN_CODE else source_files(spec, folders)

@@ -13,7 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
 from rlgraph.data.tables import StreamedRows
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import (
     CallSpec,
     flag_option,
@@ -40,7 +40,7 @@ class HubRows:
         return dict(self.dataset[index])
 
 
-def check(spec: CallSpec) -> None:
+def check_arguments(spec: CallSpec) -> None:
     """Raise an error for wrong arguments."""
     single_text_argument(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
     refuse_unknown_options(spec, OPTIONS)
@@ -49,7 +49,7 @@ def check(spec: CallSpec) -> None:
     flag_option(spec, "streaming", False)
 
 
-def open_source(spec: CallSpec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: SearchFolders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is cached."""
     del folders  # hub names are not paths
     require_package("datasets", spec.span)
@@ -82,13 +82,13 @@ def _columns(spec: CallSpec, loaded: Any, name: str) -> dict[str, Column]:
     return columns_of_table(spec, table, name)
 
 
-def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: SearchFolders) -> dict[str, Column] | None:
     """Return None: the columns are not known without loading."""
     del spec, folders
     return None
 
 
-def files(spec: CallSpec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: SearchFolders) -> list[Path]:
     """Return no files: those of the hub are not the user's."""
     del spec, folders
     return []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError, count_phrase, quoted_list
-from rlgraph.user_code.files import NO_FILE, Folders, find_file
+from rlgraph.user_code.files import NO_FILE, SearchFolders, find_file
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec
 
 NO_FORMAT = "E0762"
@@ -46,7 +46,7 @@ _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """A file with rows."""
 
     shown: str
@@ -54,7 +54,7 @@ class Listed:
     file: Path
 
     @property
-    def packed(self) -> str:
+    def compression(self) -> str:
         """The ending that says how the file is compressed; empty if it is not."""
         ending = self.file.suffix.lower()
         return ending if ending in PACKED else ""
@@ -62,19 +62,19 @@ class Listed:
     @property
     def format(self) -> str:
         """The format by the file's ending; empty if that says none."""
-        name = self.file.name[: len(self.file.name) - len(self.packed)]
+        name = self.file.name[: len(self.file.name) - len(self.compression)]
         kind = FORMATS.get(Path(name).suffix.lower(), "")
         # These compress their columns, and are read from the end.
-        return "" if self.packed and kind in ("parquet", "arrow") else kind
+        return "" if self.compression and kind in ("parquet", "arrow") else kind
 
 
-def names_of(listed: Sequence[Listed]) -> str:
+def names_of(listed: Sequence[ListedFile]) -> str:
     """Return what messages call all the files."""
     more = f" and {count_phrase(len(listed) - 1, 'more file')}" if len(listed) > 1 else ""
     return f"'{listed[0].shown}'{more}"
 
 
-def list_files(spec: CallSpec, folders: Folders, split: str | None) -> list[Listed]:
+def list_files(spec: CallSpec, folders: SearchFolders, split: str | None) -> list[ListedFile]:
     """Return the files in the order of the list, those of a folder or a glob in the order of their names. Raises
     ProgramError where there are none, or where they are of several formats or splits."""
     paths = spec.args[0]
@@ -103,16 +103,16 @@ def _folder(spec: CallSpec) -> str:
     return f"{path.rstrip('/')}/" if isinstance(path, str) and not _is_glob(path) else ""
 
 
-def _of_path(spec: CallSpec, path: str, folders: Folders, split: str | None) -> list[Listed]:
+def _of_path(spec: CallSpec, path: str, folders: SearchFolders, split: str | None) -> list[ListedFile]:
     place = folders.find_path(path)
     if _is_glob(path) and not place.exists():
         names = next(filter(None, (_matches(folder, path) for folder in folders.all_folders())), [])
         if not names:
             where = " or in ".join(f"'{folder.absolute()}'" for folder in folders.all_folders())
             raise ProgramError(Diagnostic(NO_FILE, f"no file matches '{path}' in {where}", spec.argument_span(0)))
-        return _of_split(spec, path, [Listed(name, folders.find_path(name)) for name in names], split)
+        return _of_split(spec, path, [ListedFile(name, folders.find_path(name)) for name in names], split)
     if place.is_dir():
-        inside = [Listed(f"{path.rstrip('/')}/{name}", place / name) for name in sorted(_inside(place))]
+        inside = [ListedFile(f"{path.rstrip('/')}/{name}", place / name) for name in sorted(_inside(place))]
         tables = [file for file in inside if file.format not in ("", "text")]
         chosen = tables or [file for file in inside if file.format]
         if not chosen:
@@ -123,7 +123,7 @@ def _of_path(spec: CallSpec, path: str, folders: Folders, split: str | None) -> 
                 )
             )
         return _of_split(spec, path, chosen, split)
-    return [Listed(path, find_file(path, folders, spec.argument_span(0), "data file"))]
+    return [ListedFile(path, find_file(path, folders, spec.argument_span(0), "data file"))]
 
 
 def _is_glob(path: str) -> bool:
@@ -145,7 +145,7 @@ def _inside(folder: Path) -> Iterator[str]:
             yield name.as_posix()
 
 
-def _of_split(spec: CallSpec, path: str, listed: Sequence[Listed], split: str | None) -> list[Listed]:
+def _of_split(spec: CallSpec, path: str, listed: Sequence[ListedFile], split: str | None) -> list[ListedFile]:
     """Return the files of a split. Where none is named, there has to be one only: nobody means to train on the test
     set."""
     splits = [_split(file.shown.removeprefix(path)) for file in listed]

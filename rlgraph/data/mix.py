@@ -17,10 +17,10 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data import sources
 from rlgraph.data.base import DataSource, Rows, make_source, require_full_batch
-from rlgraph.data.joined import join_rows
+from rlgraph.data.concatenated import concatenate_rows
 from rlgraph.data.mixture import Mixture
 from rlgraph.errors import Diagnostic, ProgramError, count_phrase
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, refuse_unknown_options
 from rlgraph.user_code.worker import Workers
 
@@ -32,7 +32,7 @@ _NEARLY = 1e-6
 """By how much the sum of weights may miss 1: a third has no end."""
 
 
-def check(spec: CallSpec) -> None:
+def check_arguments(spec: CallSpec) -> None:
     """Raise an error for wrong arguments, those of its sources too."""
     if len(spec.args) < 2 or not all(isinstance(part, Mapping) for part in spec.args):
         hint = "as in `mix(a, b, weights=[0.8, 0.2], batch=64)`, where `a` and `b` are `data`"
@@ -52,7 +52,7 @@ def check(spec: CallSpec) -> None:
         sources.check_source(part)
 
 
-def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
+def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None = None) -> DataSource:
     """Open the sources, and put their rows one behind the other."""
     parts = [sources.open_source(part, folders, workers) for part in _parts(spec)]
     rows: list[Rows] = []
@@ -70,21 +70,21 @@ def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None
     ]
     columns = merged_columns([(_shown(part.spec), part.columns or {}) for part in parts])
     name = " and ".join(_shown(part.spec) for part in parts)
-    made = make_source(spec, join_rows(rows), name, columns)
+    made = make_source(spec, concatenate_rows(rows), name, columns)
     counts = [part.row_count or 0 for part in parts]
     weights = _weights(spec) or [Fraction(count, sum(counts)) for count in counts]
     mixture = Mixture(ends, weights, [part.shuffle for part in parts])
     return require_full_batch(replace(made, kept=kept if len(kept) < ends[-1] else None, mixture=mixture), name)
 
 
-def columns(spec: CallSpec, folders: Folders) -> Mapping[str, Column] | None:
+def columns(spec: CallSpec, folders: SearchFolders) -> Mapping[str, Column] | None:
     """Return what the columns of all sources hold; None where one of them is not known yet."""
     known = [(_shown(part), sources.source_columns(part, folders)) for part in _parts(spec)]
     found = [(name, columns) for name, columns in known if columns is not None]
     return merged_columns(found) if len(found) == len(known) else None
 
 
-def files(spec: CallSpec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: SearchFolders) -> list[Path]:
     """Return the files of all sources."""
     return [file for part in _parts(spec) for file in sources.source_files(part, folders)]
 

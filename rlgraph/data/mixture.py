@@ -24,7 +24,7 @@ class Mixture:
     shuffled: Sequence[bool]
     """For each source whether its rows are read in another order each time."""
 
-    def split(self, numbers: Sequence[int]) -> list[list[int]]:
+    def rows_by_source(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return these numbers of rows by source."""
         starts = [0, *self.ends[:-1]]
         return [[n for n in numbers if start <= n < end] for start, end in zip(starts, self.ends, strict=True)]
@@ -49,11 +49,11 @@ class Turns:
         self._shares = [int(weight * self._period) for weight in self.weights]
         self._owed = [0] * len(self.weights)
 
-    def source(self, place: int) -> int:
+    def source_at(self, place: int) -> int:
         """Return the number of the source that the row at this place of the mixture is of."""
         return self._known(place % self._period + 1)[place % self._period]
 
-    def counts(self, place: int) -> list[int]:
+    def counts_before(self, place: int) -> list[int]:
         """Return how many rows of each source come before this place."""
         whole, rest = divmod(place, self._period)
         begun = self._known(rest)[:rest]

@@ -15,9 +15,7 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, RunError
-from rlgraph.user_code.files import Folders
-from rlgraph.user_code.imported import imported_files
-from rlgraph.user_code.report import (
+from rlgraph.user_code.code_diagnostics import (
     CodeTarget,
     failed_call_error,
     load_signature,
@@ -25,6 +23,8 @@ from rlgraph.user_code.report import (
     require_arguments,
     user_options,
 )
+from rlgraph.user_code.files import SearchFolders
+from rlgraph.user_code.imported_files import imported_files
 from rlgraph.user_code.spec import CallSpec, seconds_option, single_text_argument
 from rlgraph.user_code.worker import CodeFailure, Worker, Workers
 
@@ -97,13 +97,13 @@ class GeneratorRows:
             raise RunError(Diagnostic(NO_COLUMN, message, self.target.span, hint))
 
 
-def check(spec: CallSpec) -> None:
+def check_arguments(spec: CallSpec) -> None:
     """Raise an error for wrong arguments; options that may be the function's own are not looked at."""
     single_text_argument(spec, "a file and a function in it", 'python("tasks.py:make", batch=64)')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
 
 
-def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
+def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None = None) -> DataSource:
     """Call the function, and return its rows as a data source."""
     target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
     worker = (workers or Workers()).worker_for(target.code)
@@ -123,7 +123,7 @@ def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None
     return make_source(spec, rows, f"`{target.name}`")
 
 
-def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: SearchFolders) -> dict[str, Column] | None:
     """Return None: the columns are not known without running the user's code."""
     del spec, folders
     return None
@@ -146,6 +146,6 @@ def checked_row(target: CodeTarget, row: Any, index: int) -> Row:
     raise RunError(Diagnostic(NOT_A_ROW, message, target.span, 'as in {"prompt": "2 + 2 =", "answer": "4"}'))
 
 
-def files(spec: CallSpec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: SearchFolders) -> list[Path]:
     """Return the function's file and the files beside it that it imports."""
     return imported_files(spec.args[0], folders, spec.span)

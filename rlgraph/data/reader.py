@@ -56,10 +56,10 @@ class BatchReader:
         """Return rows of several sources, which take turns. The mixture has no epochs: each source has its own."""
         assert isinstance(self.source.rows, Rows) and self.source.row_numbers is not None
         self._turns = self._turns or Turns(mixture.weights)
-        numbers = mixture.split(self.source.row_numbers)
-        counts, ids = self._turns.counts(cursor.position), []
+        numbers = mixture.rows_by_source(self.source.row_numbers)
+        counts, ids = self._turns.counts_before(cursor.position), []
         for place in range(cursor.position, cursor.position + wanted):
-            part = self._turns.source(place)
+            part = self._turns.source_at(place)
             epoch, position = divmod(counts[part], len(numbers[part]))
             shuffled = self.source.shuffle and mixture.shuffled[part]
             ids.append(RowId(epoch, self._order_of_part(part, epoch, numbers[part], shuffled)[position]))

@@ -14,7 +14,7 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, int_option, require_package, single_text_argument
 
 BAD_TASK = "E0713"
@@ -48,7 +48,7 @@ class GymRows:
         return {**row, "task": self.task, "index": number}
 
 
-def check(spec: CallSpec) -> None:
+def check_arguments(spec: CallSpec) -> None:
     """Raise an error for wrong arguments; the task's own options are checked when it is opened."""
     single_text_argument(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
     int_option(spec, "size", 500)
@@ -56,7 +56,7 @@ def check(spec: CallSpec) -> None:
     int_option(spec, "start", 0, least=0)
 
 
-def open_source(spec: CallSpec, folders: Folders) -> DataSource:
+def open_source(spec: CallSpec, folders: SearchFolders) -> DataSource:
     """Create the data set of the task."""
     del folders
     require_package("reasoning_gym", spec.span)
@@ -78,7 +78,7 @@ def open_source(spec: CallSpec, folders: Folders) -> DataSource:
     return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'", _columns())
 
 
-def columns(spec: CallSpec, folders: Folders) -> dict[str, Column] | None:
+def columns(spec: CallSpec, folders: SearchFolders) -> dict[str, Column] | None:
     """Return the columns, which all tasks share."""
     del spec, folders
     return _columns()
@@ -99,7 +99,7 @@ def _config(spec: CallSpec, config_class: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}
 
 
-def files(spec: CallSpec, folders: Folders) -> list[Path]:
+def files(spec: CallSpec, folders: SearchFolders) -> list[Path]:
     """Return no files: none is read."""
     del spec, folders
     return []

@@ -13,7 +13,7 @@ from types import ModuleType
 from rlgraph.columns import Column
 from rlgraph.data.base import DataSource, columns_with_defaults, overlong_option
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec, flag_option, int_option
 from rlgraph.user_code.worker import Workers
 
@@ -23,7 +23,7 @@ RUN_CODE = ("python", "mix")
 """Sources that run the user's Python, or have others which do."""
 
 
-def open_source(spec: CallSpec, folders: Folders, workers: Workers | None = None) -> DataSource:
+def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None = None) -> DataSource:
     """Open the source that `spec` describes; its relative paths begin in `folders`.
 
     `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where the user's
@@ -49,7 +49,7 @@ def check_source(spec: CallSpec) -> None:
     flag_option(spec, "shuffle", False)
 
 
-def source_columns(spec: CallSpec, folders: Folders) -> Mapping[str, Column] | None:
+def source_columns(spec: CallSpec, folders: SearchFolders) -> Mapping[str, Column] | None:
     """Return the columns that the data will have, and what they hold as far as that is seen at once; None where it is
     not known without much work or the user's code.
 
@@ -63,7 +63,7 @@ def source_columns(spec: CallSpec, folders: Folders) -> Mapping[str, Column] | N
     return None if result is None else columns_with_defaults(spec, result)
 
 
-def source_files(spec: CallSpec, folders: Folders) -> list[Path]:
+def source_files(spec: CallSpec, folders: SearchFolders) -> list[Path]:
     """Return the user's files that the data are read from or made by. Nothing is run, and the files need not exist."""
     try:
         check_source(spec)

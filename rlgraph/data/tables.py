@@ -13,8 +13,8 @@ from typing import Any
 
 from rlgraph.columns import Column
 from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source, no_rows_error
-from rlgraph.data.listing import Listed, names_of
-from rlgraph.data.packed import UNPACKING, opened
+from rlgraph.data.compressed import UNPACKING, open_decompressed
+from rlgraph.data.listing import ListedFile, names_of
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.user_code.spec import CallSpec, require_package
 
@@ -71,13 +71,13 @@ class StreamedRows:
                 self._rows, self.position = iter(self.dataset.skip(start)), start
             rows = [dict(row) for _, row in zip(range(count), self._rows, strict=False)]
         except Exception as error:  # network, formats: `datasets` documents no common class
-            message = f"{self.path} cannot be read on from row {self.position}: {reason(error)}"
+            message = f"{self.path} cannot be read on from row {self.position}: {root_cause_text(error)}"
             raise RunError(Diagnostic(NOT_LOADED, message, self.span)) from None
         self.position += len(rows)
         return rows
 
 
-def reason(error: BaseException) -> str:
+def root_cause_text(error: BaseException) -> str:
     """Return what was at the root of an error of `datasets`, in a line."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
@@ -85,7 +85,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_datasets() -> Iterator[None]:
     """Keep `datasets` from drawing progress bars over those of the run, and from logging what is going to be said."""
     import datasets
 
@@ -100,10 +100,10 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def open_tables(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool = False) -> DataSource:
+def open_tables(spec: CallSpec, listed: Sequence[ListedFile], kind: str, streaming: bool = False) -> DataSource:
     """Read the files. kind: one of `BUILDERS`. Raises ProgramError."""
     require_package("datasets", spec.span)
-    if any(file.packed == ".zst" for file in listed):
+    if any(file.compression == ".zst" for file in listed):
         require_package("zstandard", spec.span)
     name = names_of(listed)
     if kind in ("csv", "tsv", "text", "parquet") and not any(_has_rows(file, kind) for file in listed):
@@ -119,7 +119,7 @@ def open_tables(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: 
     return make_source(spec, TableRows(name, spec.argument_span(0), table), name, columns_of_table(spec, table, name))
 
 
-def _load(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool) -> Any:
+def _load(spec: CallSpec, listed: Sequence[ListedFile], kind: str, streaming: bool) -> Any:
     import datasets
 
     options: dict[str, Any] = {}
@@ -129,18 +129,18 @@ def _load(spec: CallSpec, listed: Sequence[Listed], kind: str, streaming: bool) 
         options = {"features": datasets.Features(texts), "na_filter": False}
         options |= {"sep": "\t" if kind == "tsv" else ","}
     paths = [str(file.file.absolute()) for file in listed]
-    with quiet():
+    with quiet_datasets():
         return datasets.load_dataset(BUILDERS[kind], data_files=paths, split="train", streaming=streaming, **options)
 
 
 @contextmanager
-def _problems(spec: CallSpec, listed: Sequence[Listed], kind: str) -> Iterator[None]:
+def _problems(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> Iterator[None]:
     try:
         yield
     except ProgramError:
         raise
     except Exception as error:  # formats, disks: `datasets` documents no common class
-        name, why = names_of(listed), reason(error).rstrip(".")
+        name, why = names_of(listed), root_cause_text(error).rstrip(".")
         verb = "is" if len(listed) == 1 else "are"
         what = {"text": "text in UTF-8", "csv": "csv table", "tsv": "table"}.get(kind, f"{kind} table")
         hint = "use `files(...)` for it" if listed[0].format not in ("", kind) else ""
@@ -149,7 +149,7 @@ def _problems(spec: CallSpec, listed: Sequence[Listed], kind: str) -> Iterator[N
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
 
 
-def _headers(spec: CallSpec, listed: Sequence[Listed], kind: str) -> list[str]:
+def _headers(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> list[str]:
     """Return the names in the first line of csv files, which have to be the same in all. Raises ProgramError."""
     beginnings = [_first_rows(file, kind) for file in listed]
     headers = [header for header, _ in beginnings]
@@ -172,18 +172,18 @@ def _headers(spec: CallSpec, listed: Sequence[Listed], kind: str) -> list[str]:
     return headers[0]
 
 
-def _first_rows(listed: Listed, kind: str) -> tuple[list[str], list[str]]:
+def _first_rows(listed: ListedFile, kind: str) -> tuple[list[str], list[str]]:
     """Return the cells of the first line of a csv file, and of the first row behind it."""
-    with opened(listed) as handle:
+    with open_decompressed(listed) as handle:
         rows = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), delimiter="\t" if kind == "tsv" else ",")
         return next(rows, []), next(rows, [])
 
 
-def _has_rows(listed: Listed, kind: str) -> bool:
+def _has_rows(listed: ListedFile, kind: str) -> bool:
     """Whether a file has rows, of lines any behind those that name columns. What is wrong with it is said later."""
     if kind == "parquet":
         return parquet_has_rows(listed.file)
-    with suppress(*UNPACKING, ValueError, csv.Error), opened(listed) as handle:
+    with suppress(*UNPACKING, ValueError, csv.Error), open_decompressed(listed) as handle:
         if kind == "text":
             return bool(handle.read(1))
         lines = filter(bytes.strip, handle)
@@ -216,7 +216,7 @@ def _typed(table: Any) -> Any:
     return pa.table(columns, names=table.column_names)
 
 
-def table_columns(listed: Listed, kind: str) -> dict[str, Column] | None:
+def table_columns(listed: ListedFile, kind: str) -> dict[str, Column] | None:
     """Return what a table's own description says of its columns; None where that has to be read first."""
     with suppress(*UNPACKING, ValueError):
         if kind == "text":
@@ -226,7 +226,7 @@ def table_columns(listed: Listed, kind: str) -> dict[str, Column] | None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if listed.packed:
+        if listed.compression:
             return None
         with listed.file.open("rb") as handle:
             return columns_of_schema(pq.read_schema(handle) if kind == "parquet" else pa.ipc.open_stream(handle).schema)

@@ -7,28 +7,28 @@ from rlgraph.dsl.scope import Reporter
 from rlgraph.dsl.tails import generating_nodes
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Program
-from rlgraph.ir.schedule import Admit
+from rlgraph.ir.schedule import AdmitLine
 from rlgraph.ir.types import Table
 
 LONGEST = "longest"
 """Rows go by how long the answers to their prompts were before."""
 
 
-def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: str, by: str) -> Admit:
+def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: str, by: str) -> AdmitLine:
     """Return what a line says of a table of the program."""
     samplers = generating_nodes(reporter, program, line, "E0975", "there is no row of it to begin with")
     rule = next((option.value for option in line.options if option.name == "by"), None)
     quoted = isinstance(rule, tree.String)
     if rule is None or (by == LONGEST and not quoted):
-        return Admit(table, span=line.span)
+        return AdmitLine(table, span=line.span)
     kinds = {outside.name: outside.kind for outside in program.outside} | {
         model.name: "model" for model in program.models
     }
     if kinds.get(by) == "func" and not quoted:
-        return Admit(table, "function", by, line.span)
+        return AdmitLine(table, "function", by, line.span)
     functions = [name for name, kind in kinds.items() if kind == "func"]
     for phase in program.phases:
-        types = phase.graph.values()
+        types = phase.graph.value_types()
         for node in phase.graph.walk():
             if node.op not in {sampler.op for sampler, _ in samplers} or node.name.split(".")[0] != table:
                 continue
@@ -39,4 +39,4 @@ def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: s
                 choices = [LONGEST, *functions, *columns]
                 expected = "a column of their data, a function of the program, or `longest`"
                 raise reporter.statement_error("E0975", message, rule.span, did_you_mean(by, choices) or expected)
-    return Admit(table, "column", by, line.span)
+    return AdmitLine(table, "column", by, line.span)

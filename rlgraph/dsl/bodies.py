@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.loops import assigned_names, check_collect, check_minibatch, check_on_steps, check_train
-from rlgraph.dsl.reports import check_report
-from rlgraph.dsl.scope import Invalid, StatementError
-from rlgraph.dsl.statements import check_assign, check_keep, check_minimize, check_push, check_store, check_update
+from rlgraph.dsl.loops import assigned_names, emit_collect, emit_minibatch, emit_on_steps, emit_train
+from rlgraph.dsl.reports import emit_report
+from rlgraph.dsl.scope import InvalidName, StatementError
+from rlgraph.dsl.statements import emit_assign, emit_keep, emit_minimize, emit_push, emit_store, emit_update
 
 
-def write_body(context: Context, body: Sequence[tree.Stmt]) -> None:
+def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
     """Write the nodes of a body into the current block."""
     context.block.later = dict(assigned_names(body))
     for statement in body:
@@ -35,7 +35,7 @@ def _forget(context: Context, statement: tree.Stmt) -> None:
     wrong = {name for name, _ in assigned_names([statement]) if name not in context.declared}
     if isinstance(statement, tree.Collect) and statement.table.id in context.phase.collected:
         wrong.add(statement.table.id)
-    context.block.scope.update(dict.fromkeys(wrong, Invalid()))
+    context.block.scope.update(dict.fromkeys(wrong, InvalidName()))
 
 
 def _statement(context: Context, statement: tree.Stmt) -> None:
@@ -48,26 +48,26 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
         )
     match statement:
         case tree.Assign():
-            check_assign(context, statement)
+            emit_assign(context, statement)
         case tree.Store():
-            check_store(context, statement)
+            emit_store(context, statement)
         case tree.Minimize():
-            check_minimize(context, statement)
+            emit_minimize(context, statement)
         case tree.Report():
-            check_report(context, statement)
+            emit_report(context, statement)
         case tree.Keep():
-            check_keep(context, statement)
+            emit_keep(context, statement)
         case tree.Push():
-            check_push(context, statement)
+            emit_push(context, statement)
         case tree.Update():
-            check_update(context, statement)
+            emit_update(context, statement)
         case tree.Train():
-            check_train(context, statement)
+            emit_train(context, statement)
         case tree.Minibatch():
-            check_minibatch(context, statement)
+            emit_minibatch(context, statement)
         case tree.Collect():
-            check_collect(context, statement)
+            emit_collect(context, statement)
         case tree.OnSteps():
-            check_on_steps(context, statement)
+            emit_on_steps(context, statement)
         case tree.Return():
             raise context.statement_error("E0505", "`return` ends a `def`", statement.span)

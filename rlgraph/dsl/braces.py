@@ -18,10 +18,10 @@ Sign = tuple[str, int, int, bool]
 backslash."""
 
 
-def read_pieces(signs: Sequence[Sign], span_at: Callable[[int, int], Span]) -> tuple[str | tree.Slot, ...]:
+def split_braced_text(signs: Sequence[Sign], span_at: Callable[[int, int], Span]) -> tuple[str | tree.BracedName, ...]:
     """Return what a text with braces is made of, in its order; nothing for a text without a name in braces and without
     a lone brace. span_at: the place of a part of the literal."""
-    pieces: list[str | tree.Slot] = []
+    pieces: list[str | tree.BracedName] = []
     plain = ""
     place = 0
     while place < len(signs):
@@ -46,7 +46,7 @@ def read_pieces(signs: Sequence[Sign], span_at: Callable[[int, int], Span]) -> t
         place = end
     if plain:
         pieces.append(plain)
-    return tuple(pieces) if any(isinstance(piece, tree.Slot) for piece in pieces) else ()
+    return tuple(pieces) if any(isinstance(piece, tree.BracedName) for piece in pieces) else ()
 
 
 def _brace(signs: Sequence[Sign], place: int) -> str:
@@ -57,22 +57,22 @@ def _brace(signs: Sequence[Sign], place: int) -> str:
     return character if itself and character in "{}" else ""
 
 
-def _slot(signs: Sequence[Sign], closed: bool, span_at: Callable[[int, int], Span]) -> tree.Slot:
+def _slot(signs: Sequence[Sign], closed: bool, span_at: Callable[[int, int], Span]) -> tree.BracedName:
     """Return what stands between two braces, with these; or a brace without the other one."""
     span = span_at(signs[0][1], signs[-1][2])
     if not closed:
         other = "}" if signs[0][0] == "{" else "{"
-        return tree.Slot(None, "", f"this brace has no `{other}`", span)
+        return tree.BracedName(None, "", f"this brace has no `{other}`", span)
     inside = "".join(sign[0] for sign in signs[1:-1])
     named, _, how = inside.partition(":")
     path = named.strip()
     if not _PATH.fullmatch(path):
         wrong = f"`{path}` in braces is no name" if path else "there is no name in these braces"
-        return tree.Slot(None, "", wrong, span)
+        return tree.BracedName(None, "", wrong, span)
     start = 1 + named.index(path)
     value: tree.Expr | None = None
     for part in re.finditer(r"[^.]+", path):
         first, last = signs[start + part.start()], signs[start + part.end() - 1]
         at = span_at(first[1], last[2])
         value = tree.Name(part[0], at) if value is None else tree.Attribute(value, part[0], at, value.span.span_to(at))
-    return tree.Slot(value, how, "", span)
+    return tree.BracedName(value, how, "", span)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.bodies import write_body
+from rlgraph.dsl.bodies import emit_body
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
@@ -20,10 +20,10 @@ from rlgraph.dsl.loss_checks import row_choice_errors
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
-from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, ModelName, StatementError, StateName
+from rlgraph.dsl.scope import ExternalName, InvalidName, Meaning, ModelName, StatementError, StateName
 from rlgraph.dsl.use import Read, resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
-from rlgraph.ir.graph import External, Program, Record
+from rlgraph.ir.graph import ConstructorCall, External, Program
 from rlgraph.ir.schedule import Schedule
 
 
@@ -51,11 +51,11 @@ def check(
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
     """
-    checked = check_all(source, changes, columns=columns, faults=faults, read=read)
+    checked = check_with_schedule(source, changes, columns=columns, faults=faults, read=read)
     return checked.program, checked.warnings
 
 
-def check_all(
+def check_with_schedule(
     source: Source,
     changes: Mapping[str, tree.Expr] | None = None,
     *,
@@ -97,7 +97,7 @@ def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
 
 def new_context(columns: Columns = lambda record: None, faults: Faults = lambda word, record, options: []) -> Context:
     """Return a context with what the language itself defines."""
-    return Context(evaluator=evaluate_expression, writer=write_body, columns=columns, faults=faults, scope=prelude())
+    return Context(evaluator=evaluate_expression, writer=emit_body, columns=columns, faults=faults, scope=prelude())
 
 
 def _program(context: Context, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
@@ -113,9 +113,9 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
             declare(context, item, changes)
         except StatementError:
             if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
-                context.scope[item.name] = Invalid()
+                context.scope[item.name] = InvalidName()
     wrong = [item.name for item in declared if isinstance(item, tree.Def) and report_unknown_names(context, item)]
-    context.scope.update({name: Invalid() for name in wrong})
+    context.scope.update({name: InvalidName() for name in wrong})
     algorithms = [item for item in declared if isinstance(item, tree.Algorithm)]
     if not algorithms:
         context.report(
@@ -131,7 +131,7 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
     outside = [meaning.outside for meaning in meanings if isinstance(meaning, ExternalName)]
     # What is only read as a part of a mixture is opened by it.
     outside = [thing for thing in outside if thing.name not in context.parts - context.data_columns.keys()]
-    outside += [External("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(context.collected)]
+    outside += [External("buffer", f"{name}.surplus", ConstructorCall("surplus")) for name in sorted(context.collected)]
     return Program(
         algorithms[0].name if algorithms else "program",
         tuple(meaning.model for meaning in meanings if isinstance(meaning, ModelName)),

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlgraph.columns import Column, column_at
-from rlgraph.conversations import Shape, shape_of
+from rlgraph.conversations import RowFormat, format_of_columns
 from rlgraph.dsl.misuses import (
     ColumnUse,
+    braced_column_error,
     comparison_error,
-    entry_error,
     key_error,
     missing_column_error,
+    missing_part_error,
     mixed_keys_error,
-    no_part,
     number_error,
     prompt_error,
 )
 from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
-from rlgraph.ir.types import DType, Handle, Table, Tensor, Type
+from rlgraph.ir.types import DType, StateHandle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
 from rlgraph.ops.nodes import prompt_column_of, rows_per_input, sampling_node
 
@@ -44,7 +44,7 @@ class PromptUse:
     model: str
     chosen: bool
     """Whether these are only some of the rows: others were left out before."""
-    shape: Shape | None = None
+    shape: RowFormat | None = None
     """The columns of rows whose answers the model does not generate; `column` is that of their prompts, or of the
     answers where there is none."""
     whole: bool = False
@@ -150,7 +150,7 @@ class _UseWalk:
     """From which data the rows of each buffer are."""
     keys: dict[str, list[ColumnUse]] = field(default_factory=dict)
     """The columns that are keys of each keyed state."""
-    encoded: dict[str, tuple[str, Shape, bool, bool]] = field(default_factory=dict)
+    encoded: dict[str, tuple[str, RowFormat, bool, bool]] = field(default_factory=dict)
     """For each table that is made of texts or conversations the data source, the columns that it is made of, whether
     it is made of whole rows, and whether only last turns carry loss."""
     chosen: set[str] = field(default_factory=set)
@@ -165,7 +165,7 @@ class _UseWalk:
     def walk_phases(self) -> None:
         """Walk all phases."""
         for phase in self.program.phases:
-            self.types = phase.graph.values()
+            self.types = phase.graph.value_types()
             self.makers = {v.name: (node, at) for node in phase.graph.walk() for at, v in enumerate(node.outputs)}
             self.walk_graph(phase.graph)
 
@@ -229,7 +229,7 @@ class _UseWalk:
             self._texts(name, node.span, ("text", "messages"))
         sides = [self.columns[name] for name in node.inputs if name in self.columns]
         if len(sides) == len(node.inputs) and len({side.source for side in sides}) == 1:
-            shape = Shape(sides[-1].name, sides[0].name if len(sides) > 1 else "")
+            shape = RowFormat(sides[-1].name, sides[0].name if len(sides) > 1 else "")
             self.encoded[output] = sides[0].source, shape, False, attribute_value(node, "turns") == "last"
 
     def _encode_rows(self, node: Node, source: str) -> None:
@@ -239,7 +239,7 @@ class _UseWalk:
         if not known:
             return
         answer = attribute_value(node, "answer")
-        shape = shape_of(known, answer)
+        shape = format_of_columns(known, answer)
         if shape is None:
             what = f"no column `{answer}`" if answer else "no columns that `encode` knows"
             hint = f"it has {quoted_list([*known], 'and')}: name them, `encode(rows.prompt, rows.response)`"
@@ -258,7 +258,7 @@ class _UseWalk:
         """Check the columns that stand in a text."""
         for use in (self.columns[name] for name in node.inputs if name in self.columns):
             if not self._note(missing_column_error(use)):
-                self._note(entry_error(use, node.span))
+                self._note(braced_column_error(use, node.span))
 
     def _row(self, node: Node) -> None:
         """Check the texts and messages that stand before the tokens of a table."""
@@ -293,7 +293,7 @@ class _UseWalk:
         columns = None if origin is None else self.contents.get(origin.source)
         if origin is None or not columns or not (in_data := origin.column_in_data(name)):
             return None
-        if self._note(no_part(columns, in_data, span)):
+        if self._note(missing_part_error(columns, in_data, span)):
             return None
         column = column_at(columns, in_data)
         return None if column is None else ColumnUse(origin.source, in_data, column, span)
@@ -309,10 +309,10 @@ class _UseWalk:
                 self.chosen.add(node.outputs[0].name)
             self._note(missing_column_error(use))
 
-    def _handle(self, node: Node) -> Handle:
+    def _handle(self, node: Node) -> StateHandle:
         """Return the type of what a node reads or changes across steps."""
         kind = self.types[node.inputs[0]]
-        assert isinstance(kind, Handle)
+        assert isinstance(kind, StateHandle)
         return kind
 
     # Uses
@@ -327,7 +327,7 @@ class _UseWalk:
         """Check that a value that is calculated with is a number."""
         if name in self.columns:
             # A run calculates in 64 bits if a model does.
-            in_double = any(self.program.dtype(model) == "float64" for model in self.program.models)
+            in_double = any(self.program.dtype_of_model(model) == "float64" for model in self.program.models)
             self._note(number_error(self.columns[name], span, in_double))
 
     def _expr(self, expr: Expr) -> None:

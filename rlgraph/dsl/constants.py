@@ -12,7 +12,7 @@ from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
 from rlgraph.dsl.words import RESERVED
 from rlgraph.errors import Span, closest_match, count_phrase, did_you_mean
 from rlgraph.ir.attributes import Attribute, Required, has_attribute_type
-from rlgraph.ir.graph import Const, Constant, Record
+from rlgraph.ir.graph import Const, Constant, ConstructorCall
 from rlgraph.ops import TENSOR
 from rlgraph.ops.tensor import LARGEST
 
@@ -115,7 +115,7 @@ def compute_arithmetic(reporter: Reporter, op: str, left: float, right: float, s
 
 def evaluate_record(
     reporter: Reporter, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
-) -> Record:
+) -> ConstructorCall:
     """Return the constant that a constructor's call makes, its arguments and options checked against its signature."""
     assert isinstance(call.func, tree.Name)
     signature = known.get(call.func.id)
@@ -126,7 +126,9 @@ def evaluate_record(
     args, options = bind_arguments(reporter, signature, call.args, call.options, call.span, scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
-    constant = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
+    constant = ConstructorCall(
+        signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items())
+    )
     check_constant_size(reporter, constant, call.span)
     return constant
 
@@ -250,7 +252,7 @@ def _size(value: Constant) -> int:
         return len(value)
     if isinstance(value, tuple):
         return 1 + sum(map(_size, value))
-    if isinstance(value, Record):
+    if isinstance(value, ConstructorCall):
         return 1 + sum(map(_size, value.args)) + sum(_size(option) for _, option in value.options)
     return 1
 
@@ -288,7 +290,7 @@ _RECORDS: Mapping[str, tuple[str, ...]] = {
 def _has_type(opt: Attribute, value: Constant) -> bool:
     if value is None:
         return opt.default is None
-    if isinstance(value, Record) and opt.type in _RECORDS:
+    if isinstance(value, ConstructorCall) and opt.type in _RECORDS:
         return value.name in _RECORDS[opt.type]
     if opt.type == "texts" and isinstance(value, str):
         return True
@@ -298,7 +300,7 @@ def _has_type(opt: Attribute, value: Constant) -> bool:
 
 
 def _show(value: Constant) -> str:
-    if isinstance(value, Record):
+    if isinstance(value, ConstructorCall):
         return f"`{value.name}(...)`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

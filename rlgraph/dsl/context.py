@@ -9,12 +9,12 @@ from rlgraph.columns import Column
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Meaning, Reporter
 from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import Expr, Node, Record, Ref, Staleness, Value
+from rlgraph.ir.graph import ConstructorCall, Expr, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
 
-Columns = Callable[[Record], Mapping[str, Column] | None]
+Columns = Callable[[ConstructorCall], Mapping[str, Column] | None]
 """Returns the columns of a data source and what they hold, as far as it can be known without running anything."""
-Faults = Callable[[str, Record, Collection[str]], list[Diagnostic]]
+Faults = Callable[[str, ConstructorCall, Collection[str]], list[Diagnostic]]
 """Returns what is wrong with data, a function or an environment, as far as it can be seen without running anything:
 from the word of its declaration (`func`), its record, and the names of the options that the language itself defines."""
 
@@ -120,6 +120,6 @@ class Context(Reporter):
         """Return the meaning of an expression; `hint` is the name that its value is going to have."""
         return self.evaluator(self, expr, hint)
 
-    def write_body(self, body: Sequence[tree.Stmt]) -> None:
+    def emit_body(self, body: Sequence[tree.Stmt]) -> None:
         """Write the nodes of a body into the current block."""
         self.writer(self, body)

@@ -16,7 +16,7 @@ from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
-    Invalid,
+    InvalidName,
     LiteralConstant,
     Meaning,
     ModelName,
@@ -28,7 +28,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.dsl.signatures import MODELS
 from rlgraph.errors import Related, Source, Span, did_you_mean
 from rlgraph.ir import dtypes
-from rlgraph.ir.graph import Const, External, Model, Record, State
+from rlgraph.ir.graph import Const, ConstructorCall, External, Model, ScalarState
 from rlgraph.ir.types import DType, Tensor
 
 
@@ -139,7 +139,7 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
     return ExternalName(External(item.kind, item.name, record, item.span))
 
 
-def _record(context: Context, kind: str, call: tree.Call, what: str) -> Record:
+def _record(context: Context, kind: str, call: tree.Call, what: str) -> ConstructorCall:
     """Return what a declaration's call makes: a mixture has the records of its sources as arguments."""
     assert isinstance(call.func, tree.Name)
     signature = OUTSIDE[kind].get(call.func.id)
@@ -149,10 +149,10 @@ def _record(context: Context, kind: str, call: tree.Call, what: str) -> Record:
     options = constants.evaluate_options(context, signature, call.options, call.span, context.scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
-    return Record(signature.name, tuple(parts), tuple(options.items()), call.span, tuple(spans.items()))
+    return ConstructorCall(signature.name, tuple(parts), tuple(options.items()), call.span, tuple(spans.items()))
 
 
-def _part(context: Context, kind: str, arg: tree.Expr, what: str) -> Record:
+def _part(context: Context, kind: str, arg: tree.Expr, what: str) -> ConstructorCall:
     """Return the record of a source that is named or called."""
     if isinstance(arg, tree.Call) and isinstance(arg.func, tree.Name):
         record = _record(context, kind, arg, what)
@@ -163,7 +163,7 @@ def _part(context: Context, kind: str, arg: tree.Expr, what: str) -> Record:
     if isinstance(meaning, ExternalName) and meaning.outside.kind == kind:
         context.parts.add(meaning.outside.name)
         return meaning.outside.record
-    if isinstance(meaning, Invalid):
+    if isinstance(meaning, InvalidName):
         raise StatementError
     if isinstance(arg, tree.Name) and meaning is None:
         if arg.id in context.below:
@@ -223,7 +223,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
 
 
-def _check_autocast(context: Context, record: Record, call: tree.Call) -> None:
+def _check_autocast(context: Context, record: ConstructorCall, call: tree.Call) -> None:
     """Check that products are asked for in a dtype that there is, of weights that are wider."""
     autocast, dtype = record.option("autocast"), record.option("dtype")
     if autocast is None:
@@ -236,7 +236,7 @@ def _check_autocast(context: Context, record: Record, call: tree.Call) -> None:
         raise context.statement_error("E0403", message, place, "leave it out, or leave `dtype` out")
 
 
-def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
+def _check_lora(context: Context, record: ConstructorCall, call: tree.Call) -> None:
     """Check the adapters of a model for what is wrong with any model."""
     lora = record.option("lora")
     if lora is None:
@@ -258,7 +258,7 @@ def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
         )
 
 
-def _check_chat(context: Context, record: Record, call: tree.Call) -> None:
+def _check_chat(context: Context, record: ConstructorCall, call: tree.Call) -> None:
     """Check that what a chat template is given besides has no name of what every template is given."""
     chat = record.option("chat")
     if chat is None:
@@ -274,7 +274,7 @@ def _state(context: Context, item: tree.State) -> Meaning:
     value = constants.evaluate_constant(context, item.value, context.scope)
     if not isinstance(value, (int, float)):
         raise context.statement_error("E0304", "a state begins with a number", item.value.span)
-    return StateName(State(item.name, float(value), item.key is not None, item.span))
+    return StateName(ScalarState(item.name, float(value), item.key is not None, item.span))
 
 
 def _define(context: Context, item: tree.Def) -> None:

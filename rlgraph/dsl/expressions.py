@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.calls import evaluate_method_call
-from rlgraph.dsl.compose import compose, user_message
+from rlgraph.dsl.braced_texts import compose_text, user_message
 from rlgraph.dsl.context import ColumnSource, Context
-from rlgraph.dsl.defs import expand_call
-from rlgraph.dsl.draws import emit_uniform
-from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise, unary_expr, valid
+from rlgraph.dsl.expand_def import expand_call
+from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise_expr, unary_expr, valid_expr
+from rlgraph.dsl.method_calls import evaluate_method_call
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
-from rlgraph.dsl.pieces import emit_row
+from rlgraph.dsl.random_numbers import emit_uniform
+from rlgraph.dsl.row_call import emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
-    Invalid,
+    InvalidName,
     Meaning,
     ModelName,
     NamedValues,
@@ -45,7 +45,7 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
     if isinstance(expr, tree.Bool):
         return Const(expr.value, Tensor("bool"), expr.span)
     if isinstance(expr, tree.String):
-        return compose(context, expr, hint)
+        return compose_text(context, expr, hint)
     if isinstance(expr, tree.List):
         raise context.statement_error("E0305", "a list can stand in an option only", expr.span)
     if isinstance(expr, tree.Unary):
@@ -199,12 +199,12 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if name == "uniform":
         return emit_uniform(context, expr, hint)
     if name in ("valid", "otherwise"):
-        return valid(context, expr) if name == "valid" else otherwise(context, expr)
+        return valid_expr(context, expr) if name == "valid" else otherwise_expr(context, expr)
     if name in FUNCTIONS and TENSOR[name].reads_text:
         return text_expr(context, expr, name)
     if name in FUNCTIONS:
         return builtin_expr(context, expr, name)
-    if isinstance(meaning, Invalid):
+    if isinstance(meaning, InvalidName):
         raise StatementError
     if meaning is not None:
         shown = describe_meaning(meaning)

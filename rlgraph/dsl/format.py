@@ -10,10 +10,10 @@ from __future__ import annotations
 from lark import Token
 
 from rlgraph.dsl import words
-from rlgraph.dsl.align import LayoutRow, align_columns
 from rlgraph.dsl.logical_lines import LogicalLine, read_logical_lines, token_position
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.syntax_errors import OPERANDS
+from rlgraph.dsl.text_alignment import FormattedLine, align_columns
 from rlgraph.dsl.tree import Comment
 from rlgraph.errors import Source
 
@@ -29,11 +29,11 @@ def format_source(source: Source) -> str:
     return "".join(("\n" if row.gap else "") + row.line_text() + "\n" for row in rows)
 
 
-def _rows(lines: list[LogicalLine], comments: list[Comment]) -> list[LayoutRow]:
+def _rows(lines: list[LogicalLine], comments: list[Comment]) -> list[FormattedLine]:
     """Return the lines of the formatted text, in order, without alignment."""
     pending = [comment for comment in comments if comment.alone]
     trailing = {comment.line: comment for comment in comments if not comment.alone}
-    rows: list[LayoutRow] = []
+    rows: list[FormattedLine] = []
     widths: list[int] = []  # of the blocks that are open at the last line, as the user indented them
     for line in lines:
         first, last = line.tokens[0].line or 0, line.tokens[-1].line or 0
@@ -54,8 +54,8 @@ def _until(pending: list[Comment], line: int) -> list[Comment]:
     return taken
 
 
-def _comment(comment: Comment, level: int) -> LayoutRow:
-    return LayoutRow(comment.line, INDENT * level, comment.text)
+def _comment(comment: Comment, level: int) -> FormattedLine:
+    return FormattedLine(comment.line, INDENT * level, comment.text)
 
 
 def _level(comment: Comment, widths: list[int], below: int) -> int:
@@ -65,9 +65,9 @@ def _level(comment: Comment, widths: list[int], below: int) -> int:
     return max(inner, default=below)
 
 
-def _line_rows(line: LogicalLine, comments: list[Comment], trailing: dict[int, Comment]) -> list[LayoutRow]:
+def _line_rows(line: LogicalLine, comments: list[Comment], trailing: dict[int, Comment]) -> list[FormattedLine]:
     """Return the rows of a logical line, broken inside its brackets where the user broke it."""
-    rows: list[LayoutRow] = []
+    rows: list[FormattedLine] = []
     tokens = line.tokens
     brackets: list[int] = []  # for each open bracket the row in which it was opened
     base = INDENT * line.level
@@ -76,12 +76,12 @@ def _line_rows(line: LogicalLine, comments: list[Comment], trailing: dict[int, C
         if token.line != number:
             number = token.line or 0
             rows += [
-                LayoutRow(c.line, base + INDENT * len(set(brackets)), c.text, inside=True)
+                FormattedLine(c.line, base + INDENT * len(set(brackets)), c.text, inside=True)
                 for c in _until(comments, number)
             ]
             closing = _closers(tokens, at)
             still_open = brackets[: len(brackets) - closing]
-            rows.append(LayoutRow(number, base + INDENT * len(set(still_open)), "", inside=at > 0))
+            rows.append(FormattedLine(number, base + INDENT * len(set(still_open)), "", inside=at > 0))
             if number in trailing:
                 rows[-1].comment, rows[-1].comment_column = trailing[number].text, trailing[number].column - 1
         else:
@@ -103,7 +103,7 @@ def _closers(tokens: list[Token], at: int) -> int:
     return count
 
 
-def _mark(row: LayoutRow, tokens: list[Token], at: int, depth: int) -> None:
+def _mark(row: FormattedLine, tokens: list[Token], at: int, depth: int) -> None:
     """Note on the row where the user may have lined up columns, and with how many blanks."""
     token, first = tokens[at], tokens[0]
     if row.inside or depth or row.kind:

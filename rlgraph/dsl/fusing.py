@@ -8,15 +8,15 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Reporter
 from rlgraph.errors import Related
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.schedule import Fuse
+from rlgraph.ir.schedule import FuseLine
 from rlgraph.ir.types import is_model
 from rlgraph.ops import NODES
 from rlgraph.ops.nodes import model_of
 
 
 def check_fuse(
-    reporter: Reporter, program: Program, line: tree.Fuse, models: Sequence[str], before: Sequence[Fuse]
-) -> Fuse:
+    reporter: Reporter, program: Program, line: tree.Fuse, models: Sequence[str], before: Sequence[FuseLine]
+) -> FuseLine:
     """Return what a line says of trainings of the program, one model for each of its works; `before`: other lines."""
     if len(models) < 2:
         message = f"the training of `{models[0]}` fills nobody's bubbles: there is no other one"
@@ -40,7 +40,7 @@ def check_fuse(
             why = fuse_conflict(program, earlier, model)
             if why:
                 raise reporter.statement_error("E0972", why, work.span, "leave it out: it is trained by itself")
-    return Fuse(tuple(models), line.span)
+    return FuseLine(tuple(models), line.span)
 
 
 def fuse_conflict(program: Program, one: str, other: str) -> str:
@@ -69,7 +69,7 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _trainings(graph: Graph, model: str) -> Iterator[Node]:
-    types = graph.values()
+    types = graph.value_types()
     for node in graph.nodes:
         if NODES[node.op].trains and is_model(kind := types[model_of(node)]) and kind.name == model:
             yield node
@@ -80,7 +80,7 @@ def _waits(graph: Graph, node: Node, other: Node) -> bool:
     read the version before."""
     makers = {value.name: maker for maker in graph.nodes for value in maker.outputs}
     places = {id(placed): at for at, placed in enumerate(graph.nodes)}
-    models = {name for name, kind in graph.values().items() if is_model(kind)}
+    models = {name for name, kind in graph.value_types().items() if is_model(kind)}
     pending, seen = [node], set[int]()
     while pending:
         current = pending.pop()

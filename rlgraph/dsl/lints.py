@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.dsl.loss_warnings import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
-from rlgraph.dsl.truncated import truncation_warnings
+from rlgraph.dsl.truncated_sampling import truncated_sampling_warnings
 from rlgraph.errors import Diagnostic, Related
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
-from rlgraph.ops.bases import changed_models, has_adapters
 from rlgraph.ops.nodes import inputs_chosen_from, unit_seen_by_node, user_code_of
+from rlgraph.ops.shared_base_models import changed_models, has_adapters
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -28,7 +28,7 @@ def lint(program: Program) -> list[Diagnostic]:
         warnings += _short_groups(phase.graph)
         warnings += loss_warnings(phase)
         warnings += off_policy_warnings(phase)
-        warnings += truncation_warnings(phase)
+        warnings += truncated_sampling_warnings(phase)
     return list({(d.code, str(d.span)): d for d in warnings}.values())
 
 
@@ -44,7 +44,7 @@ def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tupl
 
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
     """Warn of models whose adapters begin with no effect, and stay so."""
-    updated = {program.original(program.model(name)).name for name in changed_models(program)}
+    updated = {program.original_model(program.model(name)).name for name in changed_models(program)}
     for model in program.models:
         if not model.copy_of and has_adapters(program, model.name) and model.name not in updated:
             message = f"nothing trains the adapters of `{model.name}`: they begin as 0, and it stays its base"
@@ -106,7 +106,7 @@ def _cut_function(node: Node, sliced: Axis) -> Iterator[Diagnostic]:
 
 def _short_groups(graph: Graph) -> Iterator[Diagnostic]:
     """Warn of statistics of groups without their longest rows, where a loss is made of them."""
-    types, samplers = graph.values(), dict[str, Node]()
+    types, samplers = graph.value_types(), dict[str, Node]()
     for node in graph.walk():
         if NODES[node.op].generates and node.attr("first"):
             axis = axis_of(node.outputs[0].type)
@@ -163,4 +163,4 @@ def _reductions(node: Node) -> Iterator[Apply]:
 
 
 def _reductions_in(expr: Expr) -> Iterator[Apply]:
-    return (part for part in operations_in(expr) if TENSOR[part.op].grouped)
+    return (part for part in operations_in(expr) if TENSOR[part.op].is_grouped)

@@ -11,7 +11,7 @@ from lark import Token
 from lark.lexer import BasicLexer, LexerThread
 
 from rlgraph.dsl import words
-from rlgraph.dsl.tables import parser
+from rlgraph.dsl.lark_parser import parser
 from rlgraph.dsl.tree import Comment
 from rlgraph.errors import Diagnostic, Related, Source, Span
 

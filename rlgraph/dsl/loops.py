@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
-from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.reports import check_report
+from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_state_value, unique_name
+from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import (
     ExternalName,
-    Invalid,
+    InvalidName,
     Meaning,
     NamedValues,
     OptionalValue,
     StatementError,
     TableValue,
-    Unavailable,
+    UnavailableName,
     describe_meaning,
     map_refs,
     meaning_of,
@@ -37,10 +37,10 @@ from rlgraph.ir.graph import (
     tensor_node,
     used_names,
 )
-from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
+from rlgraph.ir.types import Axis, StateHandle, Table, Tensor, axis_of
 
 
-def check_train(context: Context, statement: tree.Train) -> None:
+def emit_train(context: Context, statement: tree.Train) -> None:
     """Check `train actor(lr=1e-6):` and write its node."""
     if context.block.training:
         raise context.statement_error(
@@ -61,7 +61,7 @@ def check_train(context: Context, statement: tree.Train) -> None:
     loss: list[str] = []
 
     def body() -> None:
-        context.write_body(statement.body)
+        context.emit_body(statement.body)
         if len(context.block.minimized) != 1:
             if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
                 raise context.statement_error(
@@ -83,7 +83,7 @@ def check_train(context: Context, statement: tree.Train) -> None:
     _region(context, "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
 
 
-def check_minibatch(context: Context, statement: tree.Minibatch) -> None:
+def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
     """Check `minibatch rollout(parts=4):` and write its node."""
     if context.block.training:
         raise context.statement_error(
@@ -105,7 +105,7 @@ def check_minibatch(context: Context, statement: tree.Minibatch) -> None:
         context,
         "minibatch",
         _names_written(context, statement.body),
-        lambda: context.write_body(statement.body),
+        lambda: context.emit_body(statement.body),
         options,
         statement.span,
         defers=True,
@@ -113,7 +113,7 @@ def check_minibatch(context: Context, statement: tree.Minibatch) -> None:
     )
 
 
-def check_collect(context: Context, statement: tree.Collect) -> None:
+def emit_collect(context: Context, statement: tree.Collect) -> None:
     """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
     if context.block.training or context.block.sliced:
@@ -145,7 +145,7 @@ def check_collect(context: Context, statement: tree.Collect) -> None:
 
     def body() -> None:
         emit_data_read(context, name)
-        context.write_body(statement.body)
+        context.emit_body(statement.body)
         table = context.block.scope[name]
         if not isinstance(table, TableValue):
             raise StatementError
@@ -177,7 +177,9 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
         lengths.append(column.name)
     if not lengths:
         if any(
-            isinstance(meaning, Invalid) for name, meaning in context.block.scope.items() if name not in context.scope
+            isinstance(meaning, InvalidName)
+            for name, meaning in context.block.scope.items()
+            if name not in context.scope
         ):
             # A wrong statement may have generated it.
             raise StatementError
@@ -198,7 +200,7 @@ def _batch(context: Context, statement: tree.Collect, source: External) -> Const
     return size
 
 
-def check_on_steps(context: Context, statement: tree.OnSteps) -> None:
+def emit_on_steps(context: Context, statement: tree.OnSteps) -> None:
     """Check `every 20:` and write its node."""
     word = statement.word
     if context.block.training or context.block.sliced:
@@ -218,13 +220,13 @@ def check_on_steps(context: Context, statement: tree.OnSteps) -> None:
     def body() -> None:
         for name in unread:
             emit_data_read(context, name)
-        context.write_body(statement.body)
+        context.emit_body(statement.body)
 
     writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
     _region(context, word, writes, body, {"steps": count}, statement.span, export=False)
     for name in {name for name, _ in assigned_names(statement.body)} - set(outer):
-        context.block.scope[name] = Unavailable(
+        context.block.scope[name] = UnavailableName(
             f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span
         )
 
@@ -236,7 +238,7 @@ def emit_data_read(context: Context, name: str) -> None:
     axis = new_axis(context, name, None)
     table = Value(unique_name(context, name), Table(axis, data=_data_columns(context, source.outside)))
     handle = context.block.versions[name]
-    cursor = next_version(context, name, handle.type)
+    cursor = next_state_value(context, name, handle.type)
     emit_node(context, Node("read", (handle.name,), (table, cursor), span=source.outside.span))
     context.block.versions[name] = cursor
     assert isinstance(table.type, Table)
@@ -266,7 +268,7 @@ def _region(
 ) -> None:
     """Check a body in its own block and write it as the region of one node."""
     outer, columns = context.block, dict(context.phase.columns)
-    region_inputs = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
+    region_inputs = tuple(next_state_value(context, name, outer.versions[name].type) for name in writes)
     versions = {**outer.versions, **dict(zip(writes, region_inputs, strict=True))}
     inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
     context.block = inner
@@ -275,7 +277,7 @@ def _region(
     finally:
         context.block, context.phase.columns = outer, columns
     new_words = [word for word in inner.scope if word not in outer.scope]
-    outer.scope.update(dict.fromkeys(new_words, Invalid()))
+    outer.scope.update(dict.fromkeys(new_words, InvalidName()))
     leading_outputs = loss or [inner.versions[name].name for name in writes]
     exports: dict[str, Value] = {}
     exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
@@ -283,7 +285,7 @@ def _region(
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
             outer.scope[word] = exporter.export_meaning(word, meaning, span)
     copy_column_sources(context, exports)
-    carried = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
+    carried = tuple(next_state_value(context, name, outer.versions[name].type) for name in writes)
     graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
     inputs = tuple(outer.versions[name].name for name in writes) + captured_names(graph)
     emit_node(
@@ -293,7 +295,7 @@ def _region(
     for node in exporter.nodes:
         emit_node(context, node)
     for deferred in inner.reports:
-        check_report(context, deferred)
+        emit_report(context, deferred)
 
 
 def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
@@ -311,7 +313,7 @@ def _data_names(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     return [
         name
         for name, kind in context.block.versions.items()
-        if name in named and isinstance(kind.type, Handle) and kind.type.kind == "cursor"
+        if name in named and isinstance(kind.type, StateHandle) and kind.type.kind == "cursor"
     ]
 
 
@@ -338,7 +340,7 @@ class _Exporter:
         try:
             return map_refs(meaning, self.export_ref)
         except LookupError:
-            return Unavailable(f"`{word}` has a value in each turn of the loop, and none after it", span)
+            return UnavailableName(f"`{word}` has a value in each turn of the loop, and none after it", span)
 
     def export_ref(self, ref: Ref) -> Ref:
         """Return the value after the loop. Raises LookupError if it has none."""

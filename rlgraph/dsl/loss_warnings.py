@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Ref
-from rlgraph.ir.steps import staleness_bound
-from rlgraph.ir.types import Handle, Type
+from rlgraph.ir.step_edges import staleness_bound
+from rlgraph.ir.types import StateHandle, Type
 from rlgraph.ops import NODES, TENSOR
 
 
@@ -53,7 +53,7 @@ class _Losses:
     """Walks a phase and tracks what is known of each value."""
 
     def __init__(self, phase: Phase) -> None:
-        self.types: Mapping[str, Type] = phase.graph.values()
+        self.types: Mapping[str, Type] = phase.graph.value_types()
         self.model = ""
         """The model that is being trained."""
         self.generated: dict[str, Node] = {}
@@ -94,15 +94,15 @@ class _Losses:
             self.sampler[output] = node.inputs[0]
             self.leaves[output] = (output, False)
         elif node.op == "logprobs":
-            self.forward[output] = (self.handle_name(node), node.inputs[1])
+            self.forward[output] = (self.model_name(node), node.inputs[1])
             self.leaves[output] = (output, False)
 
-    def handle_name(self, node: Node) -> str:
+    def model_name(self, node: Node) -> str:
         kind = self.types[node.inputs[0]]
-        return kind.name if isinstance(kind, Handle) else ""
+        return kind.name if isinstance(kind, StateHandle) else ""
 
     def check_train_node(self, node: Node) -> None:
-        self.model, self.live, self.slopes = self.handle_name(node), set(), {}
+        self.model, self.live, self.slopes = self.model_name(node), set(), {}
         region = node.region
         for inner in region.nodes:
             if inner.body:
@@ -110,7 +110,7 @@ class _Losses:
                     self.track_let(let.name, let.expr)
                 continue
             self.note_plain_node(inner)
-            if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle_name(inner) == self.model:
+            if isinstance(self.types.get(inner.inputs[0]), StateHandle) and self.model_name(inner) == self.model:
                 self.live.add(inner.outputs[0].name)
         self.warn_clipped_ratios(self.ratios.get(region.outputs[0], frozenset()))
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
@@ -136,21 +136,21 @@ class _Losses:
             self.differences[name] = difference
         self.ratios[name] = self.ratios_in(expr)
         if self.model:
-            if self.is_live(expr):
+            if self.has_gradient(expr):
                 self.live.add(name)
             self.slopes[name] = self.slope_of(expr)
             if self.has_exponential(expr):
                 self.exponential.add(name)
 
-    def is_live(self, expr: Expr) -> bool:
+    def has_gradient(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
             return expr.name in self.live
-        return isinstance(expr, Apply) and TENSOR[expr.op].gradient and any(map(self.is_live, expr.args))
+        return isinstance(expr, Apply) and TENSOR[expr.op].gradient and any(map(self.has_gradient, expr.args))
 
     def has_exponential(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
             return expr.name in self.exponential
-        if not isinstance(expr, Apply) or not self.is_live(expr):
+        if not isinstance(expr, Apply) or not self.has_gradient(expr):
             return False
         if expr.op in ("exp", "expm1"):
             first, second, _ = self.logprob_difference(expr.args[0]) or ("", "", False)
@@ -161,7 +161,7 @@ class _Losses:
         """Return the model whose log-probabilities a value holds."""
         table = self.sampler.get(leaf)
         if table in self.generated:
-            return self.handle_name(self.generated[table])
+            return self.model_name(self.generated[table])
         return self.forward.get(leaf, ("",))[0]
 
     def logprob_in(self, expr: Expr) -> tuple[str, bool] | None:
@@ -217,7 +217,7 @@ class _Losses:
         return _Ratio(table, first in self.live and not detached, expr.span)
 
     def has_sampled(self, model: str, table: str) -> bool:
-        return table in self.generated and self.handle_name(self.generated[table]) == model
+        return table in self.generated and self.model_name(self.generated[table]) == model
 
     def warn_weighted_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
         """Warn of a product whose factors are both weighted against the policy that sampled."""
@@ -257,7 +257,7 @@ class _Losses:
 
     def slope_of(self, expr: Expr) -> _Slope:
         """Return how a value depends on the trained model."""
-        if not self.is_live(expr):
+        if not self.has_gradient(expr):
             return _NONE
         if isinstance(expr, Ref):
             if expr.name not in self.forward:
@@ -279,9 +279,9 @@ class _Losses:
 
     def product_slope(self, expr: Apply) -> _Slope:
         first, second = expr.args
-        if TENSOR[expr.op].linear == "each" and self.is_live(second):
+        if TENSOR[expr.op].linear == "each" and self.has_gradient(second):
             first, second = second, first
-        if self.is_live(second) or second.type.axis is not None:
+        if self.has_gradient(second) or second.type.axis is not None:
             return _VARIES
         return self.scaled_slope(self.slope_of(first), expr.span)
 

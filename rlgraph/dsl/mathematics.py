@@ -14,12 +14,12 @@ from rlgraph.dsl.values import (
     evaluate_optional,
     evaluate_optionals,
     evaluate_value,
-    lacking_hint,
-    without_given,
+    missing_value_hint,
+    split_optional_values,
 )
 from rlgraph.errors import Span, count_phrase, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
-from rlgraph.ir.types import Axis, inner_axis
+from rlgraph.ir.types import Axis, inner_of_two_axes
 from rlgraph.ops import TENSOR, infer_type
 
 _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
@@ -31,7 +31,7 @@ def unary_expr(context: Context, expr: tree.Unary) -> Expr | OptionalValue:
     operand = evaluate_optional(context, expr.operand)
     if expr.op == "+":
         return operand
-    operands, given = without_given([operand])
+    operands, given = split_optional_values([operand])
     return _optional(apply_operation(context, _SIGNS[expr.op, 1], operands, expr.span), given)
 
 
@@ -44,7 +44,7 @@ def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
     """Return `a + b` as an expression; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
     if TENSOR[op].texts:
-        sides, given = without_given([evaluate_value(context, expr.left), evaluate_value(context, expr.right)])
+        sides, given = split_optional_values([evaluate_value(context, expr.left), evaluate_value(context, expr.right)])
         texts = [side.type.dtype == "text" for side in sides]
         if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):
             return _optional(apply_operation(context, op, sides, expr.span), given)
@@ -54,7 +54,7 @@ def binary_expr(context: Context, expr: tree.Binary) -> Expr | OptionalValue:
 
 def apply_operation(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
     """Return an operation on typed arguments; report where their axes do not nest."""
-    if not TENSOR[op].grouped:
+    if not TENSOR[op].is_grouped:
         common_axis(context, args, span)
     kind = infer_type(op, [arg.type for arg in args], axis)
     return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
@@ -66,7 +66,7 @@ def common_axis(context: Context, values: Sequence[Expr], span: Span) -> Axis | 
     joined: Axis | None = None
     for value in values:
         try:
-            joined = inner_axis(joined, value.type.axis)
+            joined = inner_of_two_axes(joined, value.type.axis)
         except ValueError:
             assert joined and value.type.axis
             raise context.statement_error(
@@ -79,8 +79,8 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
     """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
-        if option is not by or not TENSOR[name].grouped:
-            hint = f"`{name}` takes `by=`" if TENSOR[name].grouped else "it takes no options"
+        if option is not by or not TENSOR[name].is_grouped:
+            hint = f"`{name}` takes `by=`" if TENSOR[name].is_grouped else "it takes no options"
             raise context.statement_error("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
         args, given = evaluate_optionals(context, expr.args)
@@ -111,7 +111,7 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
     return _optional(apply_operation(context, name, args, expr.span), given)
 
 
-def valid(context: Context, expr: tree.Call) -> Expr:
+def valid_expr(context: Context, expr: tree.Call) -> Expr:
     """Return `valid(x)`: whether each row has a value."""
     if len(expr.args) != 1 or expr.options:
         raise context.statement_error("E0405", "`valid` takes one value", expr.span, "`valid(score)`")
@@ -122,10 +122,10 @@ def valid(context: Context, expr: tree.Call) -> Expr:
         )
     if not isinstance(value, OptionalValue):
         return apply_operation(context, "eq", [value, value], expr.span)
-    return all_given(context, value.given, expr.span)
+    return all_given_expr(context, value.given, expr.span)
 
 
-def all_given(context: Context, given: tuple[Ref, ...], span: Span) -> Expr:
+def all_given_expr(context: Context, given: tuple[Ref, ...], span: Span) -> Expr:
     """Return whether each row has all of some values."""
     result: Expr = given[0]
     for ref in given[1:]:
@@ -133,15 +133,15 @@ def all_given(context: Context, given: tuple[Ref, ...], span: Span) -> Expr:
     return result
 
 
-def otherwise(context: Context, expr: tree.Call) -> Expr | OptionalValue:
+def otherwise_expr(context: Context, expr: tree.Call) -> Expr | OptionalValue:
     """Return `otherwise(x, y)`: x, and y for the rows that lack it."""
     if len(expr.args) != 2 or expr.options:
         raise context.statement_error("E0405", "`otherwise` takes two values", expr.span, "`otherwise(score, 0.0)`")
     value, instead = evaluate_optional(context, expr.args[0]), evaluate_optional(context, expr.args[1])
     if not isinstance(value, OptionalValue):
         return value
-    here = all_given(context, value.given, expr.span)
-    rest, given = without_given([instead])
+    here = all_given_expr(context, value.given, expr.span)
+    rest, given = split_optional_values([instead])
     if value.type.dtype == "bool" and instead.type.dtype == "bool":
         # `where` would make numbers of them.
         missing = apply_operation(context, "not", [here], expr.span)
@@ -153,7 +153,7 @@ def otherwise(context: Context, expr: tree.Call) -> Expr | OptionalValue:
         result = apply_operation(context, "where", [here, value.expr, *rest], expr.span)
     if not given:
         return result
-    either = apply_operation(context, "or", [here, all_given(context, given, expr.span)], expr.span)
+    either = apply_operation(context, "or", [here, all_given_expr(context, given, expr.span)], expr.span)
     return OptionalValue(result, (Ref(materialize(context, either, "given"), either.type, expr.span),))
 
 
@@ -220,8 +220,8 @@ def _grouped(
     if context.block.training:
         shown = describe_meaning(OptionalValue(args[0], given))
         message = f"a loss needs a value of each row, and this is {shown}"
-        raise context.statement_error("E0781", message, expr.args[0].span, lacking_hint(context, given))
-    return apply_operation(context, name, [*args, all_given(context, given, expr.span)], expr.span, target)
+        raise context.statement_error("E0781", message, expr.args[0].span, missing_value_hint(context, given))
+    return apply_operation(context, name, [*args, all_given_expr(context, given, expr.span)], expr.span, target)
 
 
 def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr | OptionalValue:

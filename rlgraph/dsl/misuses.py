@@ -74,7 +74,7 @@ class ColumnUse:
         return "mixed" if "text" in kinds else "neither"
 
     @property
-    def part(self) -> str:
+    def part_hint(self) -> str:
         """The hint that names what the column's objects hold; empty where it holds none, or nobody knows what is in
         them."""
         held = [*self.column.fields][:4] if self.column.fields else []
@@ -89,7 +89,7 @@ class ColumnUse:
         return next((kind for kind in self.column.first if kind not in (*wanted, "missing")), None)
 
 
-def no_part(columns: Mapping[str, Column], name: str, span: Span) -> Diagnostic | None:
+def missing_part_error(columns: Mapping[str, Column], name: str, span: Span) -> Diagnostic | None:
     """Return the diagnostic where a program names what is in a column's objects (`extra_info.answer`), and some rows
     have no object there, or none of that name in any."""
     outer, _, inner = name.partition(".")
@@ -125,7 +125,7 @@ def key_error(use: ColumnUse) -> Diagnostic | None:
     if odd is None:
         return None
     message = f"{use.as_written} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
-    hint = use.part if odd == "object" else ""
+    hint = use.part_hint if odd == "object" else ""
     return Diagnostic("E0735", message, use.span, hint or "write a text or a whole number in every row")
 
 
@@ -136,7 +136,7 @@ def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | No
     if odd is None or (odd == "wide" and in_double):
         return None
     message = f"{use.as_written} holds {use.column.kind_with_row(odd)}, and one calculates with it"
-    hint = use.part if odd == "object" else _REMEDIES.get(odd, "")
+    hint = use.part_hint if odd == "object" else _REMEDIES.get(odd, "")
     return Diagnostic("E0735", message, span if span.line else use.span, hint)
 
 
@@ -150,17 +150,17 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
     hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
     hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
-    hint = use.part if odd == "object" else hint
+    hint = use.part_hint if odd == "object" else hint
     return Diagnostic("E0732", message, span, hint)
 
 
-def entry_error(use: ColumnUse, text: Span) -> Diagnostic | None:
+def braced_column_error(use: ColumnUse, text: Span) -> Diagnostic | None:
     """Return the diagnostic for a column in braces that holds what cannot stand in a text. text: where this is."""
     odd = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large"))
     if odd is None:
         return None
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, which cannot stand in a text"
-    hint = use.part if odd == "object" else "name a column of texts or numbers, or write one in every row"
+    hint = use.part_hint if odd == "object" else "name a column of texts or numbers, or write one in every row"
     # A column that was named before has the place where that was.
     inside = text.line == use.span.line and text.column < use.span.column < text.end_column
     return Diagnostic("E0872", message, use.span if inside else text, hint)
@@ -180,7 +180,7 @@ def comparison_error(use: ColumnUse, side: str, other: str, expr: Apply) -> Diag
     if side == "neither":
         message = f"{use.as_written} holds {use.kinds_text}, which is compared with nothing here"
         hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
-        hint = use.part or hint
+        hint = use.part_hint or hint
         return Diagnostic("E0304", message, expr.span, hint)
     return _mismatch(expr, use, side) if {side, other} == {"texts", "numbers"} else None
 

@@ -15,12 +15,12 @@ from rlgraph.dsl.scope import (
     ModelName,
     StateName,
     TableValue,
-    Unavailable,
+    UnavailableName,
     describe_meaning,
     meaning_of,
 )
 from rlgraph.errors import Related, Span, did_you_mean
-from rlgraph.ir.graph import Const, Expr, Model, Ref, State
+from rlgraph.ir.graph import Const, Expr, Model, Ref, ScalarState
 from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR
 
@@ -70,7 +70,7 @@ def names_used(context: Context, body: object) -> set[str]:
 def look_up_name(context: Context, expr: tree.Name) -> Meaning:
     """Return the meaning of a name in an expression."""
     meaning = meaning_of(context.block.scope, expr.id)
-    if isinstance(meaning, Unavailable):
+    if isinstance(meaning, UnavailableName):
         raise context.statement_error(
             "E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),)
         )
@@ -108,7 +108,7 @@ def _state(context: Context, meaning: StateName, span: Span) -> Expr:
     return Ref(value.name, value.type)
 
 
-def keyed_state(context: Context, expr: tree.Index) -> State:
+def keyed_state(context: Context, expr: tree.Index) -> ScalarState:
     """Return the state of `base[rollout.agent]`."""
     meaning = meaning_of(context.block.scope, expr.base.id) if isinstance(expr.base, tree.Name) else None
     if isinstance(meaning, StateName) and not meaning.state.keyed:

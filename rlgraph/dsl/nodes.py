@@ -28,7 +28,7 @@ def unique_name(context: Context, hint: str) -> str:
     return base if count == 1 else f"{base}.{count}"
 
 
-def next_version(context: Context, name: str, kind: Type) -> Value:
+def next_state_value(context: Context, name: str, kind: Type) -> Value:
     """Return the next value of something that lives across steps."""
     taken = context.phase.taken
     count = taken.get(f"{name}@", -1) + 1
@@ -49,7 +49,7 @@ def new_axis(context: Context, name: str, parent: Axis | None, *, inner: bool = 
     return axis
 
 
-def inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
+def new_inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
     """Return a new axis of a table inside each of its rows."""
     return new_axis(context, name, parent, inner=True, key=f"{table}.{name}")
 
@@ -84,7 +84,7 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     return name
 
 
-def named(context: Context, meaning: Meaning, hint: str) -> Meaning:
+def materialize_meaning(context: Context, meaning: Meaning, hint: str) -> Meaning:
     """Return a meaning whose expression, if it is one, has the name of a value."""
     if isinstance(meaning, Apply):
         return Ref(materialize(context, meaning, hint), meaning.type, meaning.span)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Node, Phase
-from rlgraph.ir.steps import staleness_bound
+from rlgraph.ir.step_edges import staleness_bound
 from rlgraph.ir.types import is_model
 from rlgraph.ops import NODES, inputs_chosen_from, model_of, table_of
 
@@ -67,7 +67,7 @@ class _LossWalk(FactWalk[_Facts]):
     """Walks a phase and tracks what is known of each value."""
 
     def __init__(self, phase: Phase) -> None:
-        super().__init__(phase.graph.values(), _Facts())
+        super().__init__(phase.graph.value_types(), _Facts())
         self.exact = phase.staleness.exact
         """Whether the age of the weights is exact: `lag` asks for the weights of then."""
         self.masked: set[Span] = set()
@@ -81,7 +81,7 @@ class _LossWalk(FactWalk[_Facts]):
     def note_outputs(self, node: Node) -> None:
         op, inputs = NODES[node.op], [self.known_facts(name) for name in node.inputs]
         if op.generates:
-            self.facts[node.name] = _Facts(self.model(node) if staleness_bound(node) else "")
+            self.facts[node.name] = _Facts(self.model_name(node) if staleness_bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(inputs_chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.known_facts(source)
@@ -91,13 +91,13 @@ class _LossWalk(FactWalk[_Facts]):
                 self.reads[node.span] = inputs[0].sampled
             self.facts[node.name] = _Facts(sampler=sampler, unweighted=frozenset({node.span} if sampler else ()))
         elif not node.body and not node.regions:
-            current = node.op == "logprobs" and self.sampling_model(node) == self.model(node)
+            current = node.op == "logprobs" and self.sampling_model(node) == self.model_name(node)
             for value in node.outputs:
                 self.facts[value.name] = replace(
                     _merged(inputs), current=current or any(fact.current for fact in inputs)
                 )
 
-    def model(self, node: Node) -> str:
+    def model_name(self, node: Node) -> str:
         kind = self.types[model_of(node)]
         return kind.name if is_model(kind) else ""
 
@@ -119,7 +119,7 @@ class _LossWalk(FactWalk[_Facts]):
         return facts
 
     def check_loss(self, node: Node) -> None:
-        region, model = node.region, self.model(node)
+        region, model = node.region, self.model_name(node)
         facts = self.known_facts(region.outputs[0])
         self.unweighted += [(self.reads[span], span) for span in facts.unweighted]
         for span in sorted(facts.uncapped, key=lambda span: (span.line, span.column)):

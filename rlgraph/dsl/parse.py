@@ -9,11 +9,11 @@ from typing import Any, Literal
 from lark import Token, Tree, UnexpectedToken
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.build import Builder
 from rlgraph.dsl.depth import MAX_DEPTH, depth_errors
+from rlgraph.dsl.lark_parser import parser
 from rlgraph.dsl.logical_lines import LogicalLine, LogicalLines, read_logical_lines
 from rlgraph.dsl.syntax_errors import explain_token
-from rlgraph.dsl.tables import parser
+from rlgraph.dsl.tree_builder import TreeBuilder
 from rlgraph.dsl.words import SOFT
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
@@ -52,7 +52,7 @@ def _parse(logical: LogicalLines, start: Literal["file", "expression"]) -> tree.
     parsed = _feed(logical, start)
     if parsed is None:
         raise ProgramError(_in_order(logical.diagnostics))
-    builder = Builder(logical)
+    builder = TreeBuilder(logical)
     built: tree.File | tree.Expr = builder.build(parsed)
     # A `return` may be missing only because its line was left out.
     mistakes = [d for d in builder.diagnostics if not logical.diagnostics or d.code != "E0123"]

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from rlgraph.dsl import constants, tree
-from rlgraph.dsl.bounds import apply_staleness_bounds
 from rlgraph.dsl.context import Block, Context, PhaseContext
 from rlgraph.dsl.loops import emit_data_read
 from rlgraph.dsl.names import names_used
-from rlgraph.dsl.nodes import next_version
+from rlgraph.dsl.nodes import next_state_value
 from rlgraph.dsl.scope import ExternalName, ModelName, StatementError, StateName
 from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.staleness_bounds import apply_staleness_bounds
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Constant, Graph, Phase, Staleness, Value
-from rlgraph.ir.types import Handle, Tensor
+from rlgraph.ir.types import StateHandle, Tensor
 
 
 def build_phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
@@ -48,12 +48,12 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     context.phase = PhaseContext(staleness, frozenset(name for name in collected if _is_data(context, name)))
     context.collected |= context.phase.collected
     inputs = _phase_inputs(context, item)
-    versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in inputs.items()}
+    versions = {kind.type.name if isinstance(kind.type, StateHandle) else name: kind for name, kind in inputs.items()}
     context.block = Block(dict(context.scope), versions)
     for name in _read_first(context, item.body):
         emit_data_read(context, name)
     before = len(context.diagnostics)
-    context.write_body(item.body)
+    context.emit_body(item.body)
     if not context.block.nodes and len(context.diagnostics) == before:
         context.report("E0609", f"`{item.name}` does nothing", item.span)
     _unused_values(context)
@@ -139,17 +139,17 @@ def _phase_inputs(context: Context, item: tree.Phase) -> dict[str, Value]:
         if name not in named:
             continue
         if isinstance(meaning, ModelName):
-            inputs[name] = next_version(context, name, Handle("model", name))
+            inputs[name] = next_state_value(context, name, StateHandle("model", name))
         elif isinstance(meaning, StateName):
-            kind = Handle("keyed", name) if meaning.state.keyed else Tensor("float")
-            inputs[name] = next_version(context, name, kind)
+            kind = StateHandle("keyed", name) if meaning.state.keyed else Tensor("float")
+            inputs[name] = next_state_value(context, name, kind)
         elif isinstance(meaning, ExternalName) and meaning.outside.kind == "data":
-            inputs[name] = next_version(context, name, Handle("cursor", name))
+            inputs[name] = next_state_value(context, name, StateHandle("cursor", name))
             if name in context.phase.collected:
                 surplus = f"{name}.surplus"
-                inputs[surplus] = next_version(context, surplus, Handle("buffer", surplus))
+                inputs[surplus] = next_state_value(context, surplus, StateHandle("buffer", surplus))
         elif isinstance(meaning, ExternalName) and meaning.outside.kind == "buffer":
-            inputs[name] = next_version(context, name, Handle("buffer", name))
+            inputs[name] = next_state_value(context, name, StateHandle("buffer", name))
     return inputs
 
 

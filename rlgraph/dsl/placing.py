@@ -14,9 +14,9 @@ from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.errors import Related, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, make_mesh
-from rlgraph.ir.schedule import Placement, Pool, Work
+from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
 from rlgraph.ops import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import model_operations, user_code
+from rlgraph.ops.program_work import model_operations, user_code_usage
 
 WAYS = ("recompute", "attention", "adapters", "gather", "sleep")
 """The options that say how models are worked with."""
@@ -31,13 +31,13 @@ class PlaceChecker(Reporter):
         super().__init__()
         self.program, self.scope = program, scope
         self.uses = model_operations(program)
-        self.code = user_code(program)
-        self.pools: dict[str, Pool] = {}
+        self.code = user_code_usage(program)
+        self.pools: dict[str, PoolLine] = {}
         self.invalid_pools: set[str] = set()
         """Names of pools whose declarations are wrong."""
-        self.placed: dict[str, Work] = {}
+        self.placed: dict[str, PlacedWork] = {}
 
-    def pool_named(self, name: tree.Name) -> Pool:
+    def pool_named(self, name: tree.Name) -> PoolLine:
         if name.id in self.invalid_pools:
             raise StatementError
         if name.id not in self.pools:
@@ -45,9 +45,9 @@ class PlaceChecker(Reporter):
             raise self.statement_error("E0903", f"no pool is called `{name.id}`", name.span, hint)
         return self.pools[name.id]
 
-    def placed_work(self, line: tree.Place) -> list[Work]:
+    def placed_work(self, line: tree.Place) -> list[PlacedWork]:
         """Return the work that a line places."""
-        works: list[Work] = []
+        works: list[PlacedWork] = []
         for expr in line.work:
             try:
                 works.append(self.check_work(expr))
@@ -55,11 +55,11 @@ class PlaceChecker(Reporter):
                 continue
         return works
 
-    def check_work(self, expr: tree.Expr) -> Work:
+    def check_work(self, expr: tree.Expr) -> PlacedWork:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
         used = set() if base.id in self.code else self.operations_of_model(base, self.code)
-        work = Work(base.id, None, expr.span)
+        work = PlacedWork(base.id, None, expr.span)
         if isinstance(expr, tree.Attribute):
             work = replace(work, operation=self.check_operation(expr, base.id))
         elif not used and base.id not in self.code:
@@ -104,14 +104,14 @@ class PlaceChecker(Reporter):
         )
         raise self.statement_error("E0904", shown, expr.name_span, hint)
 
-    def check_place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
+    def check_place(self, line: tree.Place, works: Sequence[PlacedWork]) -> PlacementLine:
         options = tuple(self.quote_engine(option) for option in line.options)
         given = constants.evaluate_options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
         pool = self.pools.get(line.pool.id)
         self.check_pool_kind(line, works, pool)
         if pool is not None and pool.cpus:
-            return Placement(tuple(work for work in works if work.model in self.code), pool.name, span=line.span)
+            return PlacementLine(tuple(work for work in works if work.model in self.code), pool.name, span=line.span)
         works = [work for work in works if work.model in self.uses]
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
@@ -125,7 +125,7 @@ class PlaceChecker(Reporter):
         pool = self.pool_named(line.pool)
         split = make_mesh(**splits)
         if pool.devices % split.rank_count:
-            split_names = [name for name in splits if name in dict(split.spread_axes)]
+            split_names = [name for name in splits if name in dict(split.rank_axes)]
             shown = " * ".join(f"{name}={splits[name]}" for name in split_names)
             first, size = spans[split_names[0]], split.rank_count
             total = f", {size} devices," if "*" in shown else ""
@@ -138,10 +138,12 @@ class PlaceChecker(Reporter):
             )
         places = tuple((name, option.span) for name, option in spans.items())
         ways: dict[str, Any] = {name: given[name] for name in (*WAYS, *CACHE_OPTIONS)}
-        return Placement(tuple(works), pool.name, engine, tuple(splits.items()), **ways, span=line.span, spans=places)
+        return PlacementLine(
+            tuple(works), pool.name, engine, tuple(splits.items()), **ways, span=line.span, spans=places
+        )
 
     def check_work_options(
-        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]
+        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[PlacedWork]
     ) -> None:
         """Check how models are worked with: the engine can do it, and there is something to do."""
         name, attention = given["engine"], given["attention"]
@@ -173,7 +175,7 @@ class PlaceChecker(Reporter):
             )
 
     def check_memory_options(
-        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]
+        self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[PlacedWork]
     ) -> None:
         """Check what is said of a device's memory: the engine does it, and there is something that it is about."""
         engine = engines_by_name().get(str(given["engine"]))
@@ -216,7 +218,7 @@ class PlaceChecker(Reporter):
             hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
             self.report("E0908", f"`{name}` {cannot}", option.span, hint)
 
-    def check_pool_kind(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
+    def check_pool_kind(self, line: tree.Place, works: Sequence[PlacedWork], pool: PoolLine | None) -> None:
         """Check that models are on devices, and the user's Python on cpus, which are not split in any way."""
         if pool is None:
             return
@@ -241,7 +243,7 @@ class PlaceChecker(Reporter):
         return option
 
     def check_engine(
-        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
+        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[PlacedWork]
     ) -> None:
         """Check that the named engine can do the work, split as it is said."""
         specs = engines_by_name()
@@ -285,7 +287,7 @@ class PlaceChecker(Reporter):
                 )
 
     def check_any_engine(
-        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
+        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[PlacedWork]
     ) -> None:
         """Check that, where no engine is named, one can do each kind of work, split as it is said."""
         split_axes = [name for name, size in splits.items() if size > 1]
@@ -308,7 +310,7 @@ class PlaceChecker(Reporter):
                     advice,
                 )
 
-    def needed_operations(self, work: Work) -> set[str]:
+    def needed_operations(self, work: PlacedWork) -> set[str]:
         """Return the operations that an engine has to do for a line: of a model those that are not placed by
         themselves."""
         unplaced = (name for name in self.uses[work.model] if f"{work.model}.{name}" not in self.placed)

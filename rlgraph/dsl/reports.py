@@ -12,7 +12,7 @@ from rlgraph.errors import Related
 from rlgraph.ir.graph import Node
 
 
-def check_report(context: Context, statement: tree.Report) -> None:
+def emit_report(context: Context, statement: tree.Report) -> None:
     """Check `report kl = mean(...)`, at once or after the loop."""
     if context.block.defers:
         context.block.reports.append(statement)

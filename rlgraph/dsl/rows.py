@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.conversations import shape_of
+from rlgraph.conversations import format_of_columns
 from rlgraph.dsl import constants, tree
-from rlgraph.dsl.compose import plain_text_error
+from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit_node, inner_axis, materialize, new_axis, unique_name
-from rlgraph.dsl.reports import check_report
+from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
+from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
 from rlgraph.dsl.signatures import ENCODE, STATEMENTS
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
@@ -103,7 +103,7 @@ def _report_states(context: Context, expr: tree.Call, state: Ref, label: str, ou
         same = tree.Binary("==", magnitude, tree.Number(number, str(number), expr.span), expr.span)
         count = tree.Call(tree.Name("count", expr.span), (same,), (), expr.span)
         items.append(tree.Option(word, count, expr.span, expr.span))
-    check_report(context, tree.Report(tuple(items), expr.span))
+    emit_report(context, tree.Report(tuple(items), expr.span))
 
 
 def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
@@ -134,8 +134,8 @@ def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
         )
     label = unique_name(context, hint or "pick")
     axis = choice.type.axis
-    token = inner_axis(context, "token", label, axis)
-    turn = inner_axis(context, "turn", label, axis) if table.type.turn else None
+    token = new_inner_axis(context, "token", label, axis)
+    turn = new_inner_axis(context, "turn", label, axis) if table.type.turn else None
     moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
     extra = tuple(
         (name, replace(column, axis=moved.get(column.axis.key if column.axis else "", column.axis)))
@@ -183,7 +183,7 @@ def emit_encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
         inputs = tuple(materialize(context, column, "text") for column in columns)
     assert axis
     label = unique_name(context, hint or "answer")
-    kind = Table(axis, inner_axis(context, "token", label, axis), data=data)
+    kind = Table(axis, new_inner_axis(context, "token", label, axis), data=data)
     attrs = tuple(
         (name, value) for name, value in options.items() if value != NODES["encode"].attribute_named(name).default
     )
@@ -194,7 +194,7 @@ def emit_encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
 def _check_shape(context: Context, expr: tree.Call, table: TableValue, answer: str | None) -> None:
     """Report rows that have no columns to encode."""
     data = table.type.data
-    if data is None or shape_of(data, answer) is not None:
+    if data is None or format_of_columns(data, answer) is not None:
         return
     has = f"it has {quoted_list([*data], 'and')}" if data else "it has no columns"
     if answer is not None:
@@ -220,7 +220,7 @@ def _text_column(context: Context, arg: tree.Expr, side: Meaning) -> Ref | Apply
     )
 
 
-def emit_sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
+def emit_buffer_sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
     """Emit the sampling of independent rows from a buffer, on an axis of their own."""
     assert isinstance(expr.func, tree.Attribute)
     if expr.func.name != "sample":
@@ -241,7 +241,7 @@ def emit_sample(context: Context, expr: tree.Call, buffer: External, hint: str) 
     context.used.add(buffer.name)
     label = unique_name(context, hint or buffer.name)
     axis = new_axis(context, label, None)
-    token = inner_axis(context, "token", label, axis)
+    token = new_inner_axis(context, "token", label, axis)
     moved = {stored.axis.key: axis, stored.token.key if stored.token else "": token}
     extra = tuple(
         (name, replace(column, axis=moved[column.axis.key if column.axis else ""])) for name, column in stored.extra

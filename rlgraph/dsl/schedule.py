@@ -18,7 +18,7 @@ from rlgraph.dsl.tails import check_tail
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, did_you_mean
 from rlgraph.ir.graph import Constant, Program
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.schedule import Admit, Fuse, Pool, Refresh, Schedule, Send, Stream, Tail
+from rlgraph.ir.schedule import AdmitLine, FuseLine, PoolLine, RefreshLine, Schedule, SendLine, StreamLine, TailLine
 from rlgraph.ir.types import Table, is_model
 from rlgraph.ops import NODES
 
@@ -48,7 +48,7 @@ class _Checker(PlaceChecker):
         super().__init__(program, scope)
         self.seen: dict[tuple[str, ...], Span] = {}
         """Where a line says something that no other line may say again."""
-        self.fused: list[Fuse] = []
+        self.fused: list[FuseLine] = []
 
     def check_file(self, file: tree.File, source: Source) -> Schedule:
         schedules = [item for item in file.declarations if isinstance(item, tree.Schedule)]
@@ -137,7 +137,7 @@ class _Checker(PlaceChecker):
             message = f"`{line.name}` has more than {LARGEST:,} {line.unit}"
             raise self.statement_error("E0902", message, line.count.span, f"`pool {line.name} = 8 {line.unit}`")
         counts = (0, count) if line.unit == "cpus" else (count, 0)
-        self.pools[line.name] = Pool(line.name, *counts, line.span)
+        self.pools[line.name] = PoolLine(line.name, *counts, line.span)
 
     # Tables
 
@@ -146,7 +146,7 @@ class _Checker(PlaceChecker):
         tables = {
             name.split(".")[0]: None
             for phase in self.program.phases
-            for name, kind in phase.graph.values().items()
+            for name, kind in phase.graph.value_types().items()
             if isinstance(kind, Table) and kind.token is not None
         }
         name = line.table.id
@@ -162,21 +162,21 @@ class _Checker(PlaceChecker):
         self.seen[keyword, name] = line.table.span
         return name, values
 
-    def check_stream(self, line: tree.Stream) -> Stream:
+    def check_stream(self, line: tree.Stream) -> StreamLine:
         name, values = self.check_table_line(line, "stream", "is streamed")
         block = values["block"]
         assert block is None or isinstance(block, int)
-        return Stream(name, block, values["deal"] == "free", line.span)
+        return StreamLine(name, block, values["deal"] == "free", line.span)
 
-    def check_admit_line(self, line: tree.Admit) -> Admit:
+    def check_admit_line(self, line: tree.Admit) -> AdmitLine:
         name, values = self.check_table_line(line, "admit", "is admitted")
         return check_admit(self, self.program, line, name, str(values["by"]))
 
-    def check_tail_line(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> Tail:
+    def check_tail_line(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> TailLine:
         name, values = self.check_table_line(line, "tail", "has a tail")
         return check_tail(self, self.program, line, name, values, lines)
 
-    def check_fuse_line(self, line: tree.Fuse) -> Fuse:
+    def check_fuse_line(self, line: tree.Fuse) -> FuseLine:
         fuse = check_fuse(self, self.program, line, [self.trained_model(expr) for expr in line.work], self.fused)
         self.fused.append(fuse)
         return fuse
@@ -209,11 +209,11 @@ class _Checker(PlaceChecker):
         self.seen[keyword, model, pool] = line.span
         return model, pool, constants.evaluate_options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
 
-    def check_send(self, line: tree.Send) -> Send:
+    def check_send(self, line: tree.Send) -> SendLine:
         model, pool, values = self.check_weights_line(line, "send", "sent to")
-        return Send(model, pool, delta=bool(values["delta"]), span=line.span)
+        return SendLine(model, pool, delta=bool(values["delta"]), span=line.span)
 
-    def check_refresh(self, line: tree.Refresh) -> Refresh:
+    def check_refresh(self, line: tree.Refresh) -> RefreshLine:
         model, pool, values = self.check_weights_line(line, "refresh", "refreshed on")
         by = str(values["by"])
         where = next((option.value.span for option in line.options if option.name == "by"), line.span)
@@ -226,7 +226,7 @@ class _Checker(PlaceChecker):
             )
         if by == "keep":
             self.check_logprobs(model, where)
-        return Refresh(model, pool, by, values["each"] == "replica", line.span)
+        return RefreshLine(model, pool, by, values["each"] == "replica", line.span)
 
     def check_logprobs(self, model: str, where: Span) -> None:
         """Check that losses only weight by the log-probabilities of a model's tokens: with `by=keep` no weights give
@@ -245,7 +245,7 @@ class _Checker(PlaceChecker):
     def may_mix_versions(self, model: str) -> bool:
         """Return whether rows that a model samples may be of several versions."""
         for phase in self.program.phases:
-            types = phase.graph.values()
+            types = phase.graph.value_types()
             for node in phase.graph.walk():
                 kind = types[node.inputs[0]] if node.inputs else None
                 if kind is not None and is_model(kind) and kind.name == model and node.attr("span", "row") != "row":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span, sorted_diagnostics
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, External, Model, Record, Ref, State
+from rlgraph.ir.graph import Apply, Const, Constant, ConstructorCall, Expr, External, Model, Ref, ScalarState
 from rlgraph.ir.types import Table, Tensor
 
 MAX_ERRORS = 100
@@ -81,7 +81,7 @@ class ExternalName:
 class StateName:
     """The name of a state."""
 
-    state: State
+    state: ScalarState
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class DefName:
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class UnavailableName:
     """A name that had a meaning inside a loop and has none after it."""
 
     reason: str
@@ -101,7 +101,7 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
-class Invalid:
+class InvalidName:
     """A name whose statement was wrong: its uses are passed over in silence."""
 
 
@@ -117,15 +117,15 @@ Meaning = (
     | ExternalName
     | StateName
     | DefName
-    | Unavailable
-    | Invalid
+    | UnavailableName
+    | InvalidName
 )
 
 
 def meaning_of(scope: Mapping[str, Meaning], name: str) -> Meaning | None:
     """Return what a name means, None for nothing. Raises StatementError if its statement was wrong."""
     meaning = scope.get(name)
-    if isinstance(meaning, Invalid):
+    if isinstance(meaning, InvalidName):
         raise StatementError
     return meaning
 
@@ -173,7 +173,13 @@ def describe_meaning(meaning: Meaning) -> str:
         return "a def"
     if isinstance(meaning, LiteralConstant):
         value = meaning.value
-        return f"`{value.name}(...)`" if isinstance(value, Record) else "a text" if isinstance(value, str) else "a list"
+        return (
+            f"`{value.name}(...)`"
+            if isinstance(value, ConstructorCall)
+            else "a text"
+            if isinstance(value, str)
+            else "a list"
+        )
     if not isinstance(meaning, (Const, Ref, Apply)):
         return "nothing"
     kind = meaning.type

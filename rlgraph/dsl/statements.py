@@ -13,9 +13,9 @@ from rlgraph.dsl.nodes import (
     emit_node,
     has_gradient,
     materialize,
-    named,
+    materialize_meaning,
     new_axis,
-    next_version,
+    next_state_value,
     unique_name,
 )
 from rlgraph.dsl.scope import (
@@ -25,7 +25,7 @@ from rlgraph.dsl.scope import (
     OptionalValue,
     StateName,
     TableValue,
-    Unavailable,
+    UnavailableName,
     describe_meaning,
     map_refs,
     meaning_of,
@@ -38,7 +38,7 @@ from rlgraph.ir.graph import Apply, Const, Constant, Expr, Let, Model, Node, Ref
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
-def check_assign(context: Context, statement: tree.Assign) -> None:
+def emit_assign(context: Context, statement: tree.Assign) -> None:
     """Check `x = ...`."""
     target = statement.target
     old = context.block.scope.get(target)
@@ -63,14 +63,14 @@ def check_assign(context: Context, statement: tree.Assign) -> None:
         )
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
-    meaning = named(context, meaning, target)
+    meaning = materialize_meaning(context, meaning, target)
     if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue)):
         raise context.statement_error("E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span)
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
 
 
-def check_store(context: Context, statement: tree.Store) -> None:
+def emit_store(context: Context, statement: tree.Store) -> None:
     """Check `k := ...`."""
     target = statement.target
     if isinstance(target, tree.Index):
@@ -99,7 +99,7 @@ def check_store(context: Context, statement: tree.Store) -> None:
         )
     if expr.type.dtype != "float":
         expr = Apply("float", (expr,), Tensor("float"), None, statement.span)
-    value = next_version(context, target.id, Tensor("float"))
+    value = next_state_value(context, target.id, Tensor("float"))
     emit_node(context, tensor_node((Let(value.name, expr),), (value.name,), statement.span))
     context.block.versions[target.id] = value
 
@@ -114,7 +114,7 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
             f"the value needs an entry for each row of the key, and this is {describe_meaning(value)}",
             statement.value.span,
         )
-    new = next_version(context, state.name, context.block.versions[state.name].type)
+    new = next_state_value(context, state.name, context.block.versions[state.name].type)
     inputs = (
         context.block.versions[state.name].name,
         materialize(context, key, "key"),
@@ -124,7 +124,7 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
     context.block.versions[state.name] = new
 
 
-def check_push(context: Context, statement: tree.Push) -> None:
+def emit_push(context: Context, statement: tree.Push) -> None:
     """Check `push replay(rollout, adv=adv)`."""
     meaning = context.block.scope.get(statement.buffer.id)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "buffer":
@@ -168,13 +168,13 @@ def check_push(context: Context, statement: tree.Push) -> None:
             statement.span,
         )
     handle = context.block.versions[statement.buffer.id]
-    value = next_version(context, statement.buffer.id, handle.type)
+    value = next_state_value(context, statement.buffer.id, handle.type)
     attrs: tuple[tuple[str, Constant], ...] = (("names", tuple(names)),)
     emit_node(context, Node("push", (handle.name, table.name, *inputs), (value,), attrs, span=statement.span))
     context.block.versions[statement.buffer.id] = value
 
 
-def check_update(context: Context, statement: tree.Update) -> None:
+def emit_update(context: Context, statement: tree.Update) -> None:
     """Check `update ref from actor(ema=0.9)`."""
     target, source = model_named(context, statement.target), model_named(context, statement.source)
     if target.name == source.name:
@@ -201,7 +201,7 @@ def check_update(context: Context, statement: tree.Update) -> None:
         context, STATEMENTS["update"], statement.options, statement.span, context.block.scope
     )
     old = context.block.versions[target.name]
-    value = next_version(context, target.name, old.type)
+    value = next_state_value(context, target.name, old.type)
     inputs = (old.name, context.block.versions[source.name].name)
     emit_node(context, Node("update", inputs, (value,), tuple(options.items()), span=statement.span))
     context.block.versions[target.name] = value
@@ -215,7 +215,7 @@ def _adapters(context: Context, model: Model) -> Constant:
     return dict(model.options).get("lora")
 
 
-def check_minimize(context: Context, statement: tree.Minimize) -> None:
+def emit_minimize(context: Context, statement: tree.Minimize) -> None:
     """Check `minimize mean(...)`."""
     model = context.block.training
     if not model:
@@ -243,7 +243,7 @@ def check_minimize(context: Context, statement: tree.Minimize) -> None:
     context.block.minimized.append((expr, statement.span))
 
 
-def check_keep(context: Context, statement: tree.Keep) -> None:
+def emit_keep(context: Context, statement: tree.Keep) -> None:
     """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
     meaning = look_up_name(context, statement.table)
     if not isinstance(meaning, TableValue):
@@ -305,7 +305,7 @@ def check_keep(context: Context, statement: tree.Keep) -> None:
             continue
         if isinstance(value, Ref) and value.type.dtype == "row":
             reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
-            context.block.scope[word] = Unavailable(reason, statement.span)
+            context.block.scope[word] = UnavailableName(reason, statement.span)
             continue
         kept_value = keep_value(value.name, value.type)
         context.block.scope[word] = (

@@ -8,7 +8,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Reporter
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Constant, Node, Program
-from rlgraph.ir.schedule import Tail
+from rlgraph.ir.schedule import TailLine
 from rlgraph.ir.types import is_model
 from rlgraph.ops import NODES
 
@@ -20,7 +20,7 @@ def check_tail(
     table: str,
     options: Mapping[str, Constant],
     lines: Sequence[tree.ScheduleLine],
-) -> Tail:
+) -> TailLine:
     """Return what a line says of a table of the program; it has to fit the schedule's other lines."""
     under, on = options["under"], options["on"]
     assert under is None or isinstance(under, float)
@@ -41,7 +41,7 @@ def check_tail(
         if early is not None:
             message = f"rows of `{table}` get new weights while they are sampled, and would get others elsewhere"
             raise reporter.statement_error("E0971", message, early, "`by=drain`, or leave `tail` out")
-    return Tail(table, under, on, line.span)
+    return TailLine(table, under, on, line.span)
 
 
 def generating_nodes(
@@ -59,7 +59,7 @@ def generating_nodes(
 
 def _sampling_nodes(program: Program, table: str) -> Iterator[tuple[Node, str]]:
     for phase in program.phases:
-        types = phase.graph.values()
+        types = phase.graph.value_types()
         for node in phase.graph.walk():
             if NODES[node.op].generates and node.name.split(".")[0] == table:
                 kind = types[node.inputs[0]]

@@ -8,7 +8,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.mathematics import apply_operation
 from rlgraph.dsl.nodes import materialize
-from rlgraph.dsl.patterns import doubles_with_each_sign
+from rlgraph.dsl.regex_backtracking import backtracks_exponentially
 from rlgraph.dsl.scope import Meaning, OptionalValue, describe_meaning
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
@@ -81,7 +81,7 @@ def _constant(context: Context, syntax: tree.Expr, name: str) -> Const:
                 syntax.span,
                 "a sign that is meant as it is has a backslash in front, `\\\\(`, or is looked for with `contains`",
             ) from None
-        if doubles_with_each_sign(meaning.value):
+        if backtracks_exponentially(meaning.value):
             raise context.statement_error(
                 "E0850",
                 "this repeats a repetition, which takes longer than any run on a long text that it does not match",

@@ -39,7 +39,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class BracedName:
     """A name in braces, in a text in quotes: `{score:.2f}`."""
 
     value: Expr | None
@@ -57,7 +57,7 @@ class String:
 
     value: str
     span: Span = _span()
-    pieces: tuple[str | Slot, ...] = ()
+    pieces: tuple[str | BracedName, ...] = ()
     """What a text with names in braces is made of, where it is taken as one; nothing for a text without braces."""
 
 

@@ -18,22 +18,22 @@ def evaluate_tensor(context: Context, expr: tree.Expr) -> Expr:
 def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
     value = _value(context, expr, meaning)
     if isinstance(value, OptionalValue):
-        raise lacking(context, expr, value)
+        raise missing_value_error(context, expr, value)
     return value
 
 
-def lacking(context: Context, expr: tree.Expr, value: OptionalValue) -> StatementError:
+def missing_value_error(context: Context, expr: tree.Expr, value: OptionalValue) -> StatementError:
     """Report that a value which some rows lack stands where each row needs one."""
     message = f"each row needs a value here, and this is {describe_meaning(value)}"
     if value.type.dtype == "bool":
         text = "x" if context.call_site else expr.span.covered_text
         hint = f"say what the others are: `otherwise({text}, false)`"
     else:
-        hint = lacking_hint(context, value.given)
+        hint = missing_value_hint(context, value.given)
     return context.statement_error("E0780", message, expr.span, hint)
 
 
-def lacking_hint(context: Context, given: Sequence[Ref]) -> str:
+def missing_value_hint(context: Context, given: Sequence[Ref]) -> str:
     """Return what to write about rows that lack values; given: what says which rows these are."""
     names = {ref.name for ref in given}
     scope = context.outside if context.active else context.block.scope
@@ -67,7 +67,7 @@ def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
     """Return the tensor of an expression that is calculated with."""
     value = evaluate_optional(context, expr)
     if isinstance(value, OptionalValue):
-        raise lacking(context, expr, value)
+        raise missing_value_error(context, expr, value)
     return value
 
 
@@ -110,10 +110,10 @@ def evaluate_optionals(context: Context, exprs: Sequence[tree.Expr]) -> tuple[li
             continue
     if len(values) < len(exprs):
         raise StatementError
-    return without_given(values)
+    return split_optional_values(values)
 
 
-def without_given(values: Sequence[Expr | OptionalValue]) -> tuple[list[Expr], tuple[Ref, ...]]:
+def split_optional_values(values: Sequence[Expr | OptionalValue]) -> tuple[list[Expr], tuple[Ref, ...]]:
     """Return the expressions of values, and what says which rows have all of them."""
     given: dict[str, Ref] = {}
     for value in values:

@@ -12,7 +12,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
 
-def show_engine_alternatives(choice: PlacementChoice) -> Iterator[str]:
+def engine_alternative_lines(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
     whose parameters are sharded by an engine that has several ways."""
     parts = [
@@ -78,7 +78,9 @@ def _way_text(
     for source, target in problem.sync_pairs if comes else ():
         if target == number:
             [trainer, trained], *_ = problem.split_component(source, choice.search_result.options[source])
-            pools = {choice.plan.role(part.model, part.operations[0]).pool for part in (trainer, component)}
+            pools = {
+                choice.plan.group_of_role(part.model_name, part.operations[0]).pool for part in (trainer, component)
+            }
             brought = problem.weight_transfer_cost(source, trained, alternative, len(pools) == 1).seconds
             words += f", gets new ones in {format_seconds(brought)}"
     resident, more = strategy.needed_bytes(option.copies)

@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any
 
 from rlgraph.catalog.clusters.units import format_seconds
-from rlgraph.explain.choice import show_chosen_plan
-from rlgraph.explain.chunked import show_chunked
-from rlgraph.explain.critical import BOUNDS, KINDS, CriticalWork, critical_path, seconds_by_kind
+from rlgraph.explain.chosen_plan import chosen_plan_lines
+from rlgraph.explain.chunked_stages import chunked_stage_lines
+from rlgraph.explain.critical_path import BOUNDS, KINDS, CriticalWork, critical_path, seconds_by_kind
 from rlgraph.explain.placement_strategies import OVER, Sharing, placement_strategies, pool_components, pools_text
-from rlgraph.explain.tables import align_columns, percent
+from rlgraph.explain.tables import align_columns, percent_text
 from rlgraph.explain.variants import ONE_STEP_OFF, Variant, possible_variants
 from rlgraph.passes.compilation.choose_plan import HostWork, host_work, tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
@@ -25,7 +25,7 @@ from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_pa
 from rlgraph.passes.placement.plan_from_search import plan_from_search
 from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
 from rlgraph.passes.placement.search.search import Search
 from rlgraph.viz.plot import BarRow, bars_svg
@@ -74,7 +74,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Change:
+class EvaluatedChange:
     """A change, and the best plan after it."""
 
     name: str
@@ -103,7 +103,7 @@ class Explanation:
     path: tuple[CriticalWork, ...]
     """The critical path."""
     alternatives: tuple[Alternative, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[EvaluatedChange, ...]
     """All changes that were tried, the one that saves most first."""
 
     @property
@@ -113,7 +113,7 @@ class Explanation:
         return self.choice.search_result.seconds
 
     @property
-    def price(self) -> float:
+    def step_price_dollars(self) -> float:
         """Return the price of a step in US dollars."""
         return _price(self.choice.problem, self.choice.search_result)
 
@@ -123,12 +123,12 @@ class Explanation:
         return seconds_by_kind(self.path)
 
     @property
-    def host(self) -> HostWork:
+    def host_work(self) -> HostWork:
         """Return what one process does for all pools."""
         return host_work(self.choice)
 
     @property
-    def most_helpful(self) -> list[Change]:
+    def most_helpful(self) -> list[EvaluatedChange]:
         """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those
         that are made in a schedule."""
         helpful = [change for change in self.changes if change.saves > WORTH and change.name != ONE_STEP_OFF]
@@ -148,11 +148,11 @@ class Explanation:
             "overlapped_seconds": self.predicted["seconds"]
             if {"in_turn_seconds", "steady_seconds"} & self.predicted.keys()
             else None,
-            "price": self.price,
+            "price": self.step_price_dollars,
             "gap": self.choice.search_result.gap,
             "tokens_per_second": tokens_per_step(self.choice) / self.seconds if self.seconds else 0.0,
             "goes_to": self.seconds_by_kind,
-            "host": {"seconds": self.host.seconds, "functions": dict(self.host.function_seconds)},
+            "host": {"seconds": self.host_work.seconds, "functions": dict(self.host_work.function_seconds)},
             "critical_path": [
                 {
                     "name": stretch.name,
@@ -230,11 +230,13 @@ def _explain(
         spent = seconds_by_kind(critical_path(strategy.problem, best))
         price, shared = _price(strategy.problem, best), pools_text(strategy.problem, best)
         alternatives.append(Alternative(strategy.name, strategy.chosen, best.seconds, price, shared, "", spent))
-    large = max(choice.question.cluster.devices, len(candidate_partitions(choice.problem, choice.question))) > LARGE
+    large = (
+        max(choice.question.cluster.device_count, len(candidate_partitions(choice.problem, choice.question))) > LARGE
+    )
     # The best plan after a change mostly shares pools in one of the ways that were searched.
     near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
     simulated_s = compiled.plan_file_sections["predicted"]["seconds"]
-    tried = list[Change]()
+    tried = list[EvaluatedChange]()
     for other in possible_variants(choice):
         best_saved = max((change.saves for change in tried), default=0.0)
         control.doing = f"{len(tried)} changes searched, the best saves {max(best_saved, 0.0):.0%}; {other.name}"
@@ -242,10 +244,10 @@ def _explain(
             change = evaluate_change(choice, other, near, ends, simulated_s)
         except KeyboardInterrupt:
             control.stop("what was not searched by now is left out")
-            change = Change(other.name, other.detail, None, None, -inf, over=True)
+            change = EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
         tried.append(replace(change, said=other.said))
     # The rows of a large cluster take long to simulate.
-    if choice.question.cluster.devices <= LARGE and not control.stopped:
+    if choice.question.cluster.device_count <= LARGE and not control.stopped:
         try:
             tried.extend(_streamed(choice, ends))
         except KeyboardInterrupt:
@@ -263,7 +265,7 @@ def evaluate_change(
     near: Set[Sharing] | None = None,
     ends: float = inf,
     told: float | None = None,
-) -> Change:
+) -> EvaluatedChange:
     """Return the best plan after a change; of some ways to share pools, if these are given, and the best that is found
     until `ends`. told: seconds of a step of the choice by the simulator, where work overlaps in it."""
     problem = make_problem(other.question)
@@ -275,11 +277,11 @@ def evaluate_change(
             problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse, control=other.question.control
         ).run_or_time_out()
     except OutOfTime:
-        return Change(other.name, other.detail, None, None, -inf, over=True)
+        return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (best is None or best.value > choice.search_result.value):
         best, problem = choice.search_result, choice.problem
     if best is None:
-        return Change(other.name, other.detail, None, None, -inf)
+        return EvaluatedChange(other.name, other.detail, None, None, -inf)
     if problem.staleness_steps and not choice.problem.staleness_steps and best.value < choice.search_result.value:
         # The other step is alone: what a steady state leaves out is not a saving.
         alternative = PlacementChoice(plan_from_search(other.question, problem, best), best, problem, other.question)
@@ -289,22 +291,26 @@ def evaluate_change(
         best = replace(alternative.search_result, seconds=seconds, value=value)
         beside = told or choice.search_result.seconds
         before = choice.problem.objective_value(beside, choice.search_result.blocks, choice.search_result.devices)
-        return Change(other.name, other.detail, seconds, _price(problem, best), 1 - value / before, beside=beside)
+        return EvaluatedChange(
+            other.name, other.detail, seconds, _price(problem, best), 1 - value / before, beside=beside
+        )
     saves = 1 - best.value / choice.search_result.value if choice.search_result.value else 0.0
-    return Change(other.name, other.detail, best.seconds, _price(problem, best), saves)
+    return EvaluatedChange(other.name, other.detail, best.seconds, _price(problem, best), saves)
 
 
-def _streamed(choice: PlacementChoice, ends: float) -> Iterator[Change]:
+def _streamed(choice: PlacementChoice, ends: float) -> Iterator[EvaluatedChange]:
     """Yield a change for each table that could stream in the chosen plan."""
     problem, best = choice.problem, choice.search_result
     for stream in streaming_gains(choice, ends):
         saves = 1 - stream.streamed_seconds / stream.whole_batch_seconds if stream.whole_batch_seconds else 0.0
         price = _price(problem, replace(best, seconds=stream.streamed_seconds))
         line = f"`stream {stream.table}(block={stream.block})`"
-        yield Change(line, "", stream.streamed_seconds, price, saves, beside=stream.whole_batch_seconds, said=True)
+        yield EvaluatedChange(
+            line, "", stream.streamed_seconds, price, saves, beside=stream.whole_batch_seconds, said=True
+        )
 
 
-def _price(problem: Problem, best: SearchResult) -> float:
+def _price(problem: PlacementProblem, best: SearchResult) -> float:
     """Return the price of a step in US dollars."""
     return best.seconds * problem.dollars_per_second(best.blocks, best.devices)
 
@@ -314,7 +320,7 @@ def _price(problem: Problem, best: SearchResult) -> float:
 
 def _lines(explanation: Explanation) -> Iterator[str]:
     """Yield the lines of an explanation."""
-    yield from show_chosen_plan(explanation.choice, explanation.predicted)
+    yield from chosen_plan_lines(explanation.choice, explanation.predicted)
     yield ""
     total = sum(explanation.seconds_by_kind.values())
     overlap = ", one work after the other" if "in_turn_seconds" in explanation.predicted else ""
@@ -322,10 +328,10 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         alone = total > (1 + LEAST) * explanation.seconds
         overlap = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
     yield f"what the step goes to{overlap}: {_shares(explanation.seconds_by_kind, total)}"
-    yield from show_chunked(explanation.choice)
+    yield from chunked_stage_lines(explanation.choice)
     longest = sorted(explanation.path, key=lambda stretch: -stretch.seconds)[:LONGEST]
     rows = [
-        (stretch.name, format_seconds(stretch.seconds), percent(stretch.seconds, total), _bounds(stretch))
+        (stretch.name, format_seconds(stretch.seconds), percent_text(stretch.seconds, total), _bounds(stretch))
         for stretch in sorted(longest, key=lambda stretch: stretch.start)
         if stretch.seconds > LEAST * total
     ]
@@ -361,7 +367,7 @@ def _advice(explanation: Explanation) -> Iterator[str]:
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
         of = "that" if explanation.choice.problem.staleness_steps else "the step"
-        yield f"{most} is {percent(seconds, sum(explanation.seconds_by_kind.values()))} of {of}; what would help most:"
+        yield f"{most} is {percent_text(seconds, sum(explanation.seconds_by_kind.values()))} of {of}; what would help most:"
     for change in helpful:
         yield f"  {_change_name(change)} would {_effect(explanation, change)}"
     for change in explanation.changes:
@@ -372,17 +378,17 @@ def _advice(explanation: Explanation) -> Iterator[str]:
         yield f"{OVER} before these were searched: {', '.join(over)}"
 
 
-def _change_name(change: Change) -> str:
+def _change_name(change: EvaluatedChange) -> str:
     """Return the name of a change, with its detail if that is short."""
     return f"{change.name} ({change.detail})" if 0 < len(change.detail) <= LONG_TEXT else change.name
 
 
-def _effect(explanation: Explanation, change: Change) -> str:
+def _effect(explanation: Explanation, change: EvaluatedChange) -> str:
     """Return a change's effect as words: `save 14% of the time, and cost 3% more a step`."""
     if change.seconds is None or change.price is None:
         return "not fit"
     before = change.beside or explanation.seconds
-    price_before = explanation.price * before / explanation.seconds
+    price_before = explanation.step_price_dollars * before / explanation.seconds
     time, price = 1 - change.seconds / before, 1 - change.price / price_before if price_before else 0.0
     slower = _compare(time, "take as long", f"take {-time:.0%} longer", f"save {time:.0%} of the time")
     return (
@@ -399,8 +405,10 @@ def _bounds(stretch: CriticalWork) -> str:
     """Return what takes at least a tenth of a work's time, the most first."""
     parts = sorted(stretch.parts.items(), key=lambda item: -item[1])
     most = [(name, seconds) for name, seconds in parts if seconds > stretch.seconds / 10]
-    return ", ".join(f"{BOUNDS[name]} {percent(seconds, stretch.seconds)}" for name, seconds in most)
+    return ", ".join(f"{BOUNDS[name]} {percent_text(seconds, stretch.seconds)}" for name, seconds in most)
 
 
 def _shares(spent: Mapping[str, float], total: float) -> str:
-    return ", ".join(f"{kind} {percent(seconds, total)}" for kind, seconds in spent.items() if seconds > LEAST * total)
+    return ", ".join(
+        f"{kind} {percent_text(seconds, total)}" for kind, seconds in spent.items() if seconds > LEAST * total
+    )

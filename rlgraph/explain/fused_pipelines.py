@@ -9,7 +9,7 @@ from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.ir.plan import Plan
 
 
-def show_fused(plan: Plan, predicted: Mapping[str, Any]) -> Iterator[str]:
+def fused_pipeline_lines(plan: Plan, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each such pipeline, with what it saves where it is predicted. predicted: as a plan file has
     it."""
     fused = predicted.get("fused") or {}

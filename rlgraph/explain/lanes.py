@@ -10,26 +10,26 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.explain.choice import step_lines
-from rlgraph.explain.fused_pipelines import show_fused
+from rlgraph.explain.chosen_plan import step_lines
+from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import pool_size_text
-from rlgraph.explain.transfers import WeightTransfer, size_texts, weight_transfers
+from rlgraph.explain.transfers import PlannedWeightTransfer, value_size_texts, weight_transfers
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
-from rlgraph.ir.text.text import print_node
-from rlgraph.ir.types import Handle
+from rlgraph.ir.text.program_text import node_lines
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.plan_times import main_step_seconds
+from rlgraph.passes.compilation.plan_times import main_step_task_seconds
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.resharding.describe import format_bytes
-from rlgraph.passes.resharding.edges import GroupEdge, PhaseWork, trace_phase_work
+from rlgraph.passes.resharding.group_edges import GroupEdge, PhaseWork, trace_phase_work
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import BoxKind
-from rlgraph.viz.lanes import DeployedModel, Lane, LaneEdge, Lanes, LaneStage, LaneWork
-from rlgraph.viz.scene import report_only_nodes, role_of, source_lines
+from rlgraph.viz.lanes import DeployedModel, LaneEdge, LanePhase, Lanes, LaneWork, PoolLane
+from rlgraph.viz.scene import report_only_nodes, role_of_model, source_lines
 
 COLUMNS = 34
 """The most characters of a line on a box."""
@@ -60,7 +60,7 @@ class _LanesBuilder:
     def __init__(self, compiled: Compilation) -> None:
         self.compiled, self.program, self.plan = compiled, compiled.program, compiled.plan
         self.models = {model.name: model for model in self.program.models}
-        self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
+        self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.value_types().items()}
         self.place = {pool.name: at for at, pool in enumerate(self.plan.pools)}
         self.lane_of = {group.name: self.place[group.pool] for group in self.plan.groups}
         predicted = compiled.plan_file_sections.get("predicted", {})
@@ -90,14 +90,14 @@ class _LanesBuilder:
             yield from step_lines(self.plan.cluster, used, self.predicted)
         else:
             yield count_phrase(used, "device")
-        yield from show_fused(self.plan, self.predicted)
+        yield from fused_pipeline_lines(self.plan, self.predicted)
 
     # Lanes
 
-    def pool_lane(self, pool: Pool) -> Lane:
+    def pool_lane(self, pool: Pool) -> PoolLane:
         """Return the lane of a pool."""
         if pool.name == HOST:
-            return Lane(HOST, "1 process")
+            return PoolLane(HOST, "1 process")
         note = pool_size_text(pool)
         if self.plan.cluster and pool.devices:
             last = pool.first + pool.devices - 1
@@ -107,14 +107,14 @@ class _LanesBuilder:
         held += tuple(DeployedModel(name, (group.engine, "row by row")) for group in groups for name in group.code)
         full = self.predicted.get("memory", {}).get(pool.name)
         if not full:
-            return Lane(pool.name, note, deployed=held)
+            return PoolLane(pool.name, note, deployed=held)
         filled = f"at most {format_quantity(full['bytes'], 'bytes')} of {format_quantity(full['capacity'], 'bytes')}"
         during = f", during {full['moment']}" if full["moment"] else ""
-        return Lane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
+        return PoolLane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
 
     def deployed_model(self, model: str, group: Group, pool: Pool) -> DeployedModel:
         """Return a model on a group as its lane shows it."""
-        title = self.plan.describe_part(model, group.name)
+        title = self.plan.describe_model_work(model, group.name)
         details = [f"{group.engine}, {group.mesh}"]
         if group.mesh.rank_count < pool.devices:
             details[0] += f" on {group.mesh.rank_count} of {pool.devices}"
@@ -127,7 +127,7 @@ class _LanesBuilder:
         details += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))
         duration = "" if seconds is None else format_seconds(seconds)
-        return DeployedModel(title, tuple(details), duration, role_of(self.models[model]))
+        return DeployedModel(title, tuple(details), duration, role_of_model(self.models[model]))
 
     # Work
 
@@ -162,7 +162,7 @@ class _LanesBuilder:
                 source = self.state_input_name(node, 1)
                 trained = [box for box, who in drawing.who.items() if who[:2] == (source, "train")]
                 lane = self.lane_of[self.plan.owner(source).name]
-                role = role_of(self.models[source])
+                role = role_of_model(self.models[source])
                 drawing.ways += [LaneEdge(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
         drawing.ways += self.transfer_edges(drawing, walk)
         return drawing
@@ -178,8 +178,8 @@ class _LanesBuilder:
         share = seconds / self.predicted["seconds"] if seconds else 0.0
         owner = task.model if task else None
         owner = self.state_input_name(node, 0) if node.op == "update" else owner
-        role = role_of(self.models[owner]) if owner else ""
-        text = "\n".join(print_node(node))
+        role = role_of_model(self.models[owner]) if owner else ""
+        text = "\n".join(node_lines(node))
         caption = captions.shorten_text(", ".join(part for part in (note, often) if part), COLUMNS)
         return LaneWork(
             self.new_box_id(),
@@ -202,7 +202,9 @@ class _LanesBuilder:
         if node.op == "report":
             names = node.attr("names", ())
             return "report", "report", ", ".join(map(str, names if isinstance(names, tuple) else ()))
-        outputs = ", ".join(value.name for value in node.outputs if not isinstance(value.type, Handle)) or node.name
+        outputs = (
+            ", ".join(value.name for value in node.outputs if not isinstance(value.type, StateHandle)) or node.name
+        )
         if node.op == "call":
             return "call", outputs, str(node.attr("func"))
         if node.op in ("read", "tensor"):
@@ -212,7 +214,7 @@ class _LanesBuilder:
     def state_input_name(self, node: Node, at: int) -> str:
         """Return the name of the model or other state that is an input of a node."""
         kind = self.types[node.inputs[at]]
-        assert isinstance(kind, Handle)
+        assert isinstance(kind, StateHandle)
         return kind.name
 
     # Seconds
@@ -222,7 +224,7 @@ class _LanesBuilder:
         predicted."""
         if self.compiled.target is None and not self.predicted:
             return {}
-        return main_step_seconds(self.compiled, step)
+        return main_step_task_seconds(self.compiled, step)
 
     # Ways
 
@@ -245,15 +247,15 @@ class _LanesBuilder:
                 sent.setdefault(ends, []).append(use.edge)
         lane = {work.id: work.lane for work in drawing.works}
         for (maker, user), edges in sent.items():
-            volumes = tuple(size_texts([edge.type for edge in edges]))
+            volumes = tuple(value_size_texts([edge.type for edge in edges]))
             yield LaneEdge(maker, user, lane[maker], tuple(edge.value for edge in edges), volumes)
         for maker, user in _shortest(near, sent):
             yield LaneEdge(maker, user, lane[maker])
 
-    def add_weight_transfers(self, sent: WeightTransfer, drawings: Sequence[_PhaseDrawing]) -> None:
+    def add_weight_transfers(self, sent: PlannedWeightTransfer, drawings: Sequence[_PhaseDrawing]) -> None:
         """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
         them."""
-        role = role_of(self.models[sent.model])
+        role = role_of_model(self.models[sent.model])
         caption = "of unknown size"
         if not isinstance(sent.moves, str):
             volume = format_bytes(sent.moves.moved) if sent.moves.moved else "copied on its devices"
@@ -278,10 +280,10 @@ class _LanesBuilder:
                     stage.works[at] = replace(work, note=": ".join(filter(None, (work.note, caption))))
 
 
-def _stage(drawing: _PhaseDrawing) -> LaneStage:
+def _stage(drawing: _PhaseDrawing) -> LanePhase:
     """Return a phase as its picture needs it."""
     works = tuple(replace(work, text="\n".join([work.text, *_transferred(work, drawing)])) for work in drawing.works)
-    return LaneStage(drawing.phase.name, captions.phase_text(drawing.phase), works, tuple(drawing.ways))
+    return LanePhase(drawing.phase.name, captions.phase_text(drawing.phase), works, tuple(drawing.ways))
 
 
 def _transferred(work: LaneWork, drawing: _PhaseDrawing) -> Iterator[str]:

@@ -12,14 +12,14 @@ from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import plan_predictor
 from rlgraph.passes.cost.batch import Batch, total_rows
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.peak_memory import in_flight_bytes
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Chart, gantt_svg
 from rlgraph.viz.pipeline import draw_pipeline
-from rlgraph.viz.scene import role_of
+from rlgraph.viz.scene import role_of_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def plan_pipelines(compiled: Compilation) -> Iterator[PlanPipeline]:
     for model in fed:
         shared = plan.fused_with(model)
         models = [name for name in (shared.models if shared else (model,)) if name in fed]
-        stages = max(plan.role(name, "train").mesh.axis_size("pp") for name in models)
+        stages = max(plan.group_of_role(name, "train").mesh.axis_size("pp") for name in models)
         if model in done or stages == 1:
             continue
         done.update(models)
@@ -81,7 +81,7 @@ def pipelines_svg(compiled: Compilation, id: str = "", always: bool = True) -> s
 
 def roles_by_model(program: Program) -> dict[str, Role]:
     """Return the roles of a program's models by name."""
-    return {model.name: role_of(model) for model in program.models}
+    return {model.name: role_of_model(model) for model in program.models}
 
 
 def pipeline_chart(fusion: FusedPipeline, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:

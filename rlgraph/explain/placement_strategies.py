@@ -21,7 +21,7 @@ from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.partitions import allowed_pool_sizes
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 OVER = "the time was over"
@@ -37,7 +37,7 @@ class PlacementStrategy:
 
     name: str
     shares: Sharing
-    problem: Problem
+    problem: PlacementProblem
     found: SearchResult | None
     refused: str = ""
     """The reason why there is no such plan."""
@@ -93,19 +93,21 @@ def pool_components(blocks: Blocks) -> Sharing:
     return frozenset(frozenset(block.components) for block in blocks)
 
 
-def pools_text(problem: Problem, found: SearchResult) -> str:
+def pools_text(problem: PlacementProblem, found: SearchResult) -> str:
     """Return which components share devices: `actor + ref (8), critic (4)`."""
     blocks = zip(found.blocks, found.devices, strict=True)
     return ", ".join(f"{' + '.join(pool_models(problem, block.components))} ({devices:,})" for block, devices in blocks)
 
 
-def pool_models(problem: Problem, numbers: Sequence[int]) -> list[str]:
+def pool_models(problem: PlacementProblem, numbers: Sequence[int]) -> list[str]:
     """Return the models of a pool; for a model with a component elsewhere, its work here."""
     components = [problem.components[number] for number in numbers]
-    here = Counter(component.model for component in components)
-    everywhere = Counter(component.model for component in problem.components)
+    here = Counter(component.model_name for component in components)
+    everywhere = Counter(component.model_name for component in problem.components)
     names = [
-        component.model if here[component.model] == everywhere[component.model] else _component_name(component)
+        component.model_name
+        if here[component.model_name] == everywhere[component.model_name]
+        else _component_name(component)
         for component in components
     ]
     return list(dict.fromkeys(names))
@@ -114,18 +116,18 @@ def pool_models(problem: Problem, numbers: Sequence[int]) -> list[str]:
 def _component_name(component: Component) -> str:
     """Return a name that tells a component from the others of its model."""
     named = component.work == "generate" or component.separated_by
-    return component.name if named else f"{component.model}.{component.work}"
+    return component.name if named else f"{component.model_name}.{component.work}"
 
 
 def _named(components: Sequence[Component], program: Program) -> dict[str, Sharing]:
     """Return the components in each pool of each strategy, by its name."""
     by_model: dict[str, set[int]] = {}
     for number, component in enumerate(components):
-        by_model.setdefault(component.model, set()).add(number)
-    generating = {component.model for component in components if component.work == "generate"}
+        by_model.setdefault(component.model_name, set()).add(number)
+    generating = {component.model_name for component in components if component.work == "generate"}
     copies = {model.name for model in program.models if model.copy_of in generating and model.frozen}
     generation = {number for number, component in enumerate(components) if component.work == "generate"}
-    policies = {number for number, component in enumerate(components) if component.model in generating | copies}
+    policies = {number for number, component in enumerate(components) if component.model_name in generating | copies}
     everything = set(range(len(components)))
     by_name = {
         "all colocated": [everything],
@@ -141,12 +143,12 @@ def _named(components: Sequence[Component], program: Program) -> dict[str, Shari
 
 def _unallowed(choice: PlacementChoice, wanted: Sharing) -> str:
     """Return why no candidate shares pools so."""
-    if len(wanted) > choice.question.cluster.devices:
-        return f"does not fit: {len(wanted)} pools on {choice.question.cluster.devices} devices"
+    if len(wanted) > choice.question.cluster.device_count:
+        return f"does not fit: {len(wanted)} pools on {choice.question.cluster.device_count} devices"
     return "the schedule says otherwise"
 
 
-def _unfit(problem: Problem, blocks: Blocks) -> str:
+def _unfit(problem: PlacementProblem, blocks: Blocks) -> str:
     """Return why a strategy does not fit on one choice of node groups (islands): the pool that is too full, or pools
     that need too many devices together."""
     needed = []
@@ -158,9 +160,9 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
             return f"`{name}` does not fit on {island.device.name}"
         needed.append((max(size or 0 for size in fewest), block))
     total = sum(size for size, _ in needed)
-    if total > problem.cluster.devices:
+    if total > problem.cluster.device_count:
         counts = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
-        return f"{total} devices are needed ({counts}), and there are {problem.cluster.devices}"
+        return f"{total} devices are needed ({counts}), and there are {problem.cluster.device_count}"
     crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
     room = usable_device_bytes(problem.pool_node_group(crowd), problem.constants)
     names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
@@ -168,7 +170,7 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
     return f"together {names} need {needed_bytes} on each device, and {usable_room} can be used"
 
 
-def _fewest(problem: Problem, number: int, island: NodeGroup) -> int | None:
+def _fewest(problem: PlacementProblem, number: int, island: NodeGroup) -> int | None:
     """Return the least number of devices that a component needs; None if it does not fit on all of them."""
     return next(
         (
@@ -180,17 +182,18 @@ def _fewest(problem: Problem, number: int, island: NodeGroup) -> int | None:
     )
 
 
-def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
+def _least(problem: PlacementProblem, blocks: Blocks, components: Sequence[int]) -> float:
     """Return the bytes on a device of a pool that has all devices, with each component at its smallest."""
     island = problem.pool_node_group(next(block for block in blocks if block.components == components))
     options = [
-        problem.options.undominated_options(problem.components[number], island, island.devices) for number in components
+        problem.options.undominated_options(problem.components[number], island, island.device_count)
+        for number in components
     ]
     stay = [min(option.resident for option in group) for group in options]
     peaks = [min(option.peak for option in group) for group in options]
     return max(peak + sum(stay) - resident for peak, resident in zip(peaks, stay, strict=True))
 
 
-def _names(problem: Problem, components: Sequence[int]) -> str:
+def _names(problem: PlacementProblem, components: Sequence[int]) -> str:
     """Return the models of a pool as words."""
     return ", ".join(f"`{name}`" for name in pool_models(problem, components))

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.backends.device_queues import device_set
-from rlgraph.backends.sim.accounting import PoolTime, mean_steps_in_flight, mean_untrained_rows, pool_time, worker_time
+from rlgraph.backends.sim.accounting import (
+    PoolTime,
+    mean_steps_in_flight,
+    mean_untrained_rows,
+    pool_time,
+    worker_pool_time,
+)
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady_state import longest_cycle_seconds, simulate_steps
 from rlgraph.backends.sim.work_log import CostPredictor
@@ -25,7 +31,7 @@ from rlgraph.passes.cost.constants import Constants, default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.runs.planfiles.memory import memory_errors
 
 
@@ -58,8 +64,8 @@ def simulate(
     checks_memory = compiled.file is not None or cluster is not None and compiled.planned
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
-    if needed > cluster.devices:
-        message = f"the plan needs {count_phrase(needed, 'device')}, and `{cluster.text}` has {cluster.devices}"
+    if needed > cluster.device_count:
+        message = f"the plan needs {count_phrase(needed, 'device')}, and `{cluster.text}` has {cluster.device_count}"
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
@@ -130,7 +136,7 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
         for group in groups
         for copy in range(group.mesh.axis_size("dp"))
     }
-    return worker_time(pool.name, workers, works, began, ended)
+    return worker_pool_time(pool.name, workers, works, began, ended)
 
 
 def _check(steps: int, workload: Workload) -> None:

@@ -15,13 +15,13 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
 from rlgraph.explain.pipelines import makespan_text, pipeline_chart
-from rlgraph.explain.tables import align_columns, percent, pool_size_text
+from rlgraph.explain.tables import align_columns, percent_text, pool_size_text
 from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.ops import NODES, model_work_of
 from rlgraph.passes.compilation.choose_plan import NOTED
 from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import Bar, Chart, Lane, gantt_svg
+from rlgraph.viz.gantt import Bar, Chart, GanttLane, gantt_svg
 from rlgraph.viz.timeline import LOOKS, work_bar
 
 MILLION = 1e6
@@ -77,7 +77,7 @@ class Simulation:
         return (self.ends[-1] - self.began) / self.steps
 
     @property
-    def batches(self) -> float:
+    def mean_batches_in_flight(self) -> float:
         """Return of how many steps, on average, rows were being sampled or waited to be trained on. By Little's law
         (Operations Research 9:383, 1961) rows are so many versions behind, to less than one: versions are counted."""
         return self.untrained / (sum(self.ages.values()) / self.steps) if self.ages else 0.0
@@ -94,7 +94,7 @@ class Simulation:
         return self.rows / (self.ends[-1] - self.began)
 
     @property
-    def price(self) -> float:
+    def price_per_hour(self) -> float:
         """Return the price of the devices that the plan uses, in US dollars an hour."""
         used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
         islands = self.cluster.islands
@@ -103,22 +103,22 @@ class Simulation:
     @property
     def price_per_million(self) -> float:
         """Return the price of a million tokens in US dollars."""
-        return self.price / 3600 / self.tokens_per_second * MILLION
+        return self.price_per_hour / 3600 / self.tokens_per_second * MILLION
 
     @property
-    def fullest(self) -> PoolTime:
+    def busiest_pool(self) -> PoolTime:
         """Return the pool that is at work for longest."""
         return max(self.pools, key=lambda pool: pool.busy)
 
     @property
-    def bound(self) -> float:
+    def least_step_seconds(self) -> float:
         """Return the least seconds that a step takes: what its fullest pool works for it, and its longest cycle."""
-        return max(self.fullest.busy / self.steps, self.cycle or 0.0)
+        return max(self.busiest_pool.busy / self.steps, self.cycle or 0.0)
 
     @cached_property
-    def path(self) -> tuple[Work, ...]:
+    def critical_path(self) -> tuple[Work, ...]:
         """Return the critical path of the last step."""
-        return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
+        return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last_step_start)
 
     def host_seconds(self, calls: bool) -> float:
         """Return the seconds of a step that one process works for all pools; of these only the calls of functions,
@@ -127,7 +127,7 @@ class Simulation:
         return sum(work.seconds for work in works) / self.steps
 
     @property
-    def last(self) -> float:
+    def last_step_start(self) -> float:
         """Return when the last step began."""
         return self.ends[-2] if self.steps > 1 else self.began
 
@@ -148,9 +148,9 @@ class Simulation:
             "under_way": self.under_way,
             "seconds": self.seconds,
             "bound": {
-                "seconds": self.bound,
-                "pool": self.fullest.pool,
-                "load": self.fullest.busy / self.steps,
+                "seconds": self.least_step_seconds,
+                "pool": self.busiest_pool.pool,
+                "load": self.busiest_pool.busy / self.steps,
                 "cycle": self.cycle,
             },
             "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
@@ -158,14 +158,14 @@ class Simulation:
             "rows": self.rows / self.steps,
             "trained_rows": self.trained / self.steps,
             "staleness": {
-                "mean": mean_age(self.ages),
+                "mean": mean_staleness_versions(self.ages),
                 "most": max(self.ages, default=0),
-                "batches": self.batches,
+                "batches": self.mean_batches_in_flight,
                 "rows": {str(age): rows / self.steps for age, rows in sorted(self.ages.items())},
             },
             "tokens_per_second": self.tokens_per_second,
             "rows_per_second": self.rows_per_second,
-            "price_per_hour": self.price,
+            "price_per_hour": self.price_per_hour,
             "price_per_million_tokens": self.price_per_million,
             "pools": [
                 {
@@ -182,53 +182,53 @@ class Simulation:
                     "name": work.name,
                     "op": work.op,
                     "pools": list(work.pools),
-                    "start": max(0.0, work.start - self.last),
-                    "seconds": work.seconds_within(self.last, self.ends[-1]),
+                    "start": max(0.0, work.start - self.last_step_start),
+                    "seconds": work.seconds_within(self.last_step_start, self.ends[-1]),
                     "parts": dict(work.parts),
                     "after": work.waited_for.name if work.waited_for else None,
                     "because": "pool" if work.waited_for_pool else "input",
                 }
-                for work in self.path
+                for work in self.critical_path
             ],
         }
 
     def to_svg(self) -> str:
         """Return the last step as a Gantt chart."""
-        critical = set(map(id, self.path))
+        critical = set(map(id, self.critical_path))
         bars = [
             work_bar(
                 pool,
                 work.name,
                 _kind(work),
-                max(0.0, work.start - self.last),
-                min(work.end, self.ends[-1]) - self.last,
+                max(0.0, work.start - self.last_step_start),
+                min(work.end, self.ends[-1]) - self.last_step_start,
                 id(work) in critical,
             )
             for work in self.works
-            if work.start >= self.last or work.end > self.last
+            if work.start >= self.last_step_start or work.end > self.last_step_start
             for pool in dict.fromkeys(work.pools)
         ]
         several = {pool.name for pool in self.plan.pools if self.plan.works_independently(pool)}
         bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
         lanes = [
-            Lane(pool.name, f"{_devices(pool)}, {percent(time.busy, time.busy + time.idle)} busy")
+            GanttLane(pool.name, f"{_devices(pool)}, {percent_text(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
         note = f"{format_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
-        step = Chart(lanes, bars, self.ends[-1] - self.last, [*LOOKS.values()])
+        step = Chart(lanes, bars, self.ends[-1] - self.last_step_start, [*LOOKS.values()])
         return gantt_svg(self.program, note, [step, *self._pipelines()])
 
     def _pipelines(self) -> Iterator[Chart]:
         """Yield, for each training on several stages, its longest work in the last step, stage by stage."""
         longest: dict[str, Work] = {}
         for work in self.works:
-            if work.stages is not None and self.last <= work.start < self.ends[-1]:
+            if work.stages is not None and self.last_step_start <= work.start < self.ends[-1]:
                 before = longest.setdefault(work.name, work)
                 longest[work.name] = work if work.seconds > before.seconds else before
         for work in longest.values():
             assert work.stages is not None
             fusion = work.stages()
-            entered = format_seconds(work.pipeline_start - self.last)
+            entered = format_seconds(work.pipeline_start - self.last_step_start)
             yield pipeline_chart(
                 fusion, self.roles, [f"{makespan_text(fusion)}; the longest of the step, from {entered} on"]
             )
@@ -279,29 +279,29 @@ def _lines(sim: Simulation) -> Iterator[str]:
         total_s = time.busy + time.idle
         count = str(sizes[time.pool]) if time.pool != HOST else "-"
         busy, idle = format_seconds(time.busy / sim.steps), format_seconds(time.idle / sim.steps)
-        shares = percent(time.busy, total_s), percent(time.idle, total_s)
+        shares = percent_text(time.busy, total_s), percent_text(time.idle, total_s)
         rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
     yield from align_columns("><<>><>><", rows)
     calls = sim.host_seconds(calls=True)
     if calls > NOTED * sim.seconds:
-        share = percent(calls, sim.seconds)
+        share = percent_text(calls, sim.seconds)
         call_seconds = format_seconds(calls)
         yield f"the host calls functions for {call_seconds} of a step ({share}): a pool of cpus takes them over"
     yield ""
-    total = sim.ends[-1] - sim.last
+    total = sim.ends[-1] - sim.last_step_start
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]
-    for first, times, seconds in _folded(sim.path, sim.last):
+    for first, times, seconds in _folded(sim.critical_path, sim.last_step_start):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
-        began, took = format_seconds(max(0.0, first.start - sim.last)), format_seconds(seconds)
-        path.append(("", began, took, percent(seconds, total), name, on, _because(first, sim.last)))
+        began, took = format_seconds(max(0.0, first.start - sim.last_step_start)), format_seconds(seconds)
+        path.append(("", began, took, percent_text(seconds, total), name, on, _because(first, sim.last_step_start)))
     yield from align_columns(">>>><<<", path)
     yield ""
     yield (
         f"{sim.tokens / sim.steps:,.0f} tokens in {sim.rows / sim.steps:,.0f} rows a step: "
         f"{sim.tokens_per_second:,.0f} tokens/s, {sim.rows_per_second:,.4g} rows/s"
     )
-    if sim.price:
-        yield f"${sim.price:,.2f} an hour: ${sim.price_per_million:,.4g} for a million tokens"
+    if sim.price_per_hour:
+        yield f"${sim.price_per_hour:,.2f} an hour: ${sim.price_per_million:,.4g} for a million tokens"
     if sim.cycle is not None:
         yield from _steady(sim)
     yield f"constants of the cost model: {sim.source}"
@@ -314,21 +314,21 @@ def _steady(sim: Simulation) -> Iterator[str]:
         f"{count_phrase(sim.steps, 'step')} after {sim.warm_up} of warm-up, which took {format_seconds(sim.began)}: "
         f"{judged[sim.steady]}; {sim.under_way:.2g} under way on average"
     )
-    full, cycle = sim.fullest, format_seconds(sim.cycle or 0.0)
+    full, cycle = sim.busiest_pool, format_seconds(sim.cycle or 0.0)
     yield (
-        f"bound: {format_seconds(sim.bound)} a step, {percent(sim.bound, sim.seconds)} of it: `{full.pool}` works "
+        f"bound: {format_seconds(sim.least_step_seconds)} a step, {percent_text(sim.least_step_seconds, sim.seconds)} of it: `{full.pool}` works "
         f"{format_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
     )
     rows = sum(sim.ages.values())
     if rows:
-        ages = ", ".join(f"{age} in {percent(sim.ages[age], rows)} of the rows" for age in sorted(sim.ages))
-        age, batches = f"{mean_age(sim.ages):.3g} on average", f"{sim.batches:.2g}"
+        ages = ", ".join(f"{age} in {percent_text(sim.ages[age], rows)} of the rows" for age in sorted(sim.ages))
+        age, batches = f"{mean_staleness_versions(sim.ages):.3g} on average", f"{sim.mean_batches_in_flight:.2g}"
         yield f"staleness: {ages}; {age}, with {batches} batches being sampled or waiting"
     if sim.trained != sim.rows:
         yield f"{sim.trained / sim.steps:,.0f} of {sim.rows / sim.steps:,.0f} rows a step are trained on"
 
 
-def mean_age(ages: Mapping[int, float]) -> float:
+def mean_staleness_versions(ages: Mapping[int, float]) -> float:
     """Return the mean of how many versions rows are behind."""
     rows = sum(ages.values())
     return sum(age * count for age, count in ages.items()) / rows if rows else 0.0

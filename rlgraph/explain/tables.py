@@ -22,6 +22,6 @@ def pool_size_text(pool: Pool) -> str:
     return count_phrase(pool.cpus, "cpu") if pool.cpus else count_phrase(pool.devices, "device")
 
 
-def percent(part: float, total: float) -> str:
+def percent_text(part: float, total: float) -> str:
     """Return a share in percent; of nothing it is 0%."""
     return f"{part / total:.0%}" if total else "0%"

@@ -8,7 +8,7 @@ from typing import cast
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.clusters.topology import device_sites, topology_of
+from rlgraph.catalog.clusters.topology import tensor_sites_of_devices, topology_of_devices
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import count_phrase
@@ -19,9 +19,9 @@ from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
 from rlgraph.passes.compilation.default_plan import PlannedProgram
-from rlgraph.passes.placement.models import model_config, update_pairs
+from rlgraph.passes.placement.model_configs import model_config, weight_update_pairs
 from rlgraph.passes.resharding.describe import describe_transfer
-from rlgraph.passes.resharding.edges import GroupEdge, group_edges
+from rlgraph.passes.resharding.group_edges import GroupEdge, group_edges
 from rlgraph.passes.resharding.reshard import plan_resharding
 
 BUCKET = 256 << 20
@@ -33,7 +33,7 @@ _SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns", "calls"
 
 
 @dataclass(frozen=True)
-class WeightTransfer:
+class PlannedWeightTransfer:
     """A transfer of weights from one group to another."""
 
     title: str
@@ -48,7 +48,7 @@ class WeightTransfer:
     """The dtype that its bytes are counted in, where neither the program nor a cluster's plan says one."""
 
 
-def show_transfers(program: Program, placed: PlannedProgram) -> str:
+def transfers_text(program: Program, placed: PlannedProgram) -> str:
     """Return a paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
     parts = [_shown(sent, plan) for sent in weight_transfers(program, placed)]
@@ -61,11 +61,11 @@ def show_transfers(program: Program, placed: PlannedProgram) -> str:
 # Weights
 
 
-def weight_transfers(program: Program, placed: PlannedProgram) -> list[WeightTransfer]:
+def weight_transfers(program: Program, placed: PlannedProgram) -> list[PlannedWeightTransfer]:
     """Return all transfers of weights: those after a model was trained, then those of each `update`."""
     plan = placed.plan
     transfers = [
-        WeightTransfer(
+        PlannedWeightTransfer(
             f"weights of {model}",
             model,
             source,
@@ -75,30 +75,30 @@ def weight_transfers(program: Program, placed: PlannedProgram) -> list[WeightTra
         )
         for model, source, target in plan.syncs()
     ]
-    for target, source in dict.fromkeys(update_pairs(program)):
+    for target, source in dict.fromkeys(weight_update_pairs(program)):
         ends = plan.owner(source).name, plan.owner(target).name
         if ends[0] != ends[1]:
             moves = _moves(program, placed, source, *ends)
             assumed = _assumed(program, plan, source)
-            transfers.append(WeightTransfer(f"update of {target} from {source}", target, *ends, moves, assumed))
+            transfers.append(PlannedWeightTransfer(f"update of {target} from {source}", target, *ends, moves, assumed))
     return transfers
 
 
 def _assumed(program: Program, plan: Plan, model: str) -> str:
     """Return the dtype in which bytes are counted if neither the program nor a cluster says one; else nothing."""
     declared = program.model(model)
-    named = plan.cluster or dict(program.original(declared).options).get("dtype")
-    return "" if named else program.dtype(declared)
+    named = plan.cluster or dict(program.original_model(declared).options).get("dtype")
+    return "" if named else program.dtype_of_model(declared)
 
 
-def _shown(sent: WeightTransfer, plan: Plan) -> str:
+def _shown(sent: PlannedWeightTransfer, plan: Plan) -> str:
     """Return the paragraph for the weights that one group sends to another."""
     source, target, moves = plan.group(sent.source), plan.group(sent.target), sent.moves
     head = f"{sent.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
     if isinstance(moves, str):
         return f"{head}  its layout is not known: {moves}\n"
     places = [*_devices(plan, source), *_devices(plan, target)]
-    sites = device_sites(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
+    sites = tensor_sites_of_devices(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
     numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.rank_count}"
     lines = [numbers, *describe_transfer(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
     if sent.assumed:
@@ -111,7 +111,7 @@ def _moves(program: Program, placed: PlannedProgram, model: str, source: str, ta
     plan, shape = placed.plan, placed.shapes.get(model)
     if not isinstance(shape, Shape):
         return str(shape or "its configuration is not here")
-    return plan_transfer(
+    return plan_weight_transfer(
         plan,
         plan.group(source),
         plan.group(target),
@@ -122,7 +122,7 @@ def _moves(program: Program, placed: PlannedProgram, model: str, source: str, ta
     )
 
 
-def plan_transfer(
+def plan_weight_transfer(
     plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int, model: str = ""
 ) -> Transfer:
     """Return the transfer of a model's weights from one group to another, whose ranks are numbered after those of the
@@ -137,7 +137,7 @@ def plan_transfer(
         ]
         sides.append({len(places) + at: layout(shape, mesh, rank, kind) for at, rank in enumerate(ranks)})
         places += _devices(plan, group)
-    topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
+    topology = topology_of_devices(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
     return plan_resharding(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
 
 
@@ -171,7 +171,7 @@ def _row(edge: GroupEdge, plan: Plan) -> tuple[str, ...]:
         edge.value,
         f"{source.name} -> {target.name}",
         f"{senders} -> {receivers}",
-        ", ".join(size_texts([edge.type])),
+        ", ".join(value_size_texts([edge.type])),
     )
 
 
@@ -191,7 +191,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if consecutive else ", ".join(map(str, ranks))
 
 
-def size_texts(kinds: Sequence[Type]) -> list[str]:
+def value_size_texts(kinds: Sequence[Type]) -> list[str]:
     """Return the bytes of values as far as their types tell: the number of tokens is known only in the run."""
     columns = [column for kind in kinds for column in _stored(kind)]
     totals: dict[str, int] = {}

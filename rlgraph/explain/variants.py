@@ -12,7 +12,7 @@ from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.text import format_cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Graph, Staleness
-from rlgraph.ir.schedule import Placement, Pool, Work
+from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
 from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.passes.cost.lengths import Lengths
@@ -52,17 +52,19 @@ def possible_variants(choice: PlacementChoice) -> Iterator[Variant]:
     question = choice.question
     for number, island in enumerate(question.cluster.islands):
         of = f" of {island.device.name}" if len(question.cluster.islands) > 1 else ""
-        if question.cluster.devices + island.per_node <= MOST_DEVICES:
-            yield _clustered(f"one more node{of}", with_nodes(question, number, island.nodes + 1))
+        if question.cluster.device_count + island.per_node <= MOST_DEVICES:
+            yield _clustered(f"one more node{of}", with_node_count(question, number, island.nodes + 1))
         if island.nodes > 1:
-            yield replace(_clustered(f"one node less{of}", with_nodes(question, number, island.nodes - 1)), helps=False)
+            yield replace(
+                _clustered(f"one node less{of}", with_node_count(question, number, island.nodes - 1)), helps=False
+            )
         better = next_better_device(island.device)
         if better:
-            changed = with_device(question, better, number)
+            changed = with_device_kind(question, better, number)
             yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
     if any(island.nodes > 1 for island in question.cluster.islands):
         yield Variant("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
-    yield Variant("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
+    yield Variant("twice the memory on each device", _memories(question.cluster, 2), with_device_memory(question, 2))
     answers = first_answer_lengths(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
@@ -83,18 +85,18 @@ def first_answer_lengths(choice: PlacementChoice) -> Lengths | None:
 # The cluster
 
 
-def with_islands(asked: PlacementQuery, islands: tuple[NodeGroup, ...]) -> PlacementQuery:
+def with_node_groups(asked: PlacementQuery, islands: tuple[NodeGroup, ...]) -> PlacementQuery:
     """Return the question with other node groups (islands); the links between them that the user gave stay."""
     _, _, between = asked.cluster.text.partition("~")
     return replace(asked, cluster=read_cluster(format_cluster(islands, between.strip())))
 
 
-def with_nodes(asked: PlacementQuery, number: int, nodes: int) -> PlacementQuery:
+def with_node_count(asked: PlacementQuery, number: int, nodes: int) -> PlacementQuery:
     """Return the question with another number of nodes in one node group."""
     return _with(asked, number, nodes=nodes)
 
 
-def with_device(asked: PlacementQuery, listed: ListedDevice, number: int = 0) -> PlacementQuery:
+def with_device_kind(asked: PlacementQuery, listed: ListedDevice, number: int = 0) -> PlacementQuery:
     """Return the question for nodes with as many devices of another kind, and the network that these come with."""
     return _with(
         asked,
@@ -110,18 +112,18 @@ def with_network(asked: PlacementQuery, factor: float = 1.0, bandwidth: float | 
     """Return the question with another network of all node groups (islands): so many times as fast, or of so many
     bytes a second."""
     islands = asked.cluster.islands
-    return with_islands(
+    return with_node_groups(
         asked, tuple(replace(island, network=bandwidth or island.network * factor) for island in islands)
     )
 
 
-def with_memory(asked: PlacementQuery, factor: float = 1.0, size: int | None = None) -> PlacementQuery:
+def with_device_memory(asked: PlacementQuery, factor: float = 1.0, size: int | None = None) -> PlacementQuery:
     """Return the question with another memory of all devices: so many times as much, or so many bytes."""
     devices = [
         replace(island.device, memory=size or round(island.device.memory * factor)) for island in asked.cluster.islands
     ]
     islands = zip(asked.cluster.islands, devices, strict=True)
-    return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
+    return with_node_groups(asked, tuple(replace(island, device=device) for island, device in islands))
 
 
 def next_better_device(device: Device) -> ListedDevice | None:
@@ -146,7 +148,7 @@ def _with(question: PlacementQuery, number: int, **fields: object) -> PlacementQ
     """Return the question with other fields of one node group."""
     islands = list(question.cluster.islands)
     islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
-    return with_islands(question, tuple(islands))
+    return with_node_groups(question, tuple(islands))
 
 
 def _clustered(name: str, question: PlacementQuery) -> Variant:
@@ -187,8 +189,8 @@ def _on_cpus(choice: PlacementChoice) -> Iterator[Variant]:
     )
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
-        line = Placement(tuple(Work(function) for function in functions), name)
-        pools, placements = (*question.schedule.pools, Pool(name, 0, CPUS)), (*question.schedule.placements, line)
+        line = PlacementLine(tuple(PlacedWork(function) for function in functions), name)
+        pools, placements = (*question.schedule.pools, PoolLine(name, 0, CPUS)), (*question.schedule.placements, line)
         changed = replace(question, schedule=replace(question.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
         yield Variant("functions on cpus of their own", detail, changed, helps=False, said=True)
@@ -199,7 +201,7 @@ def _one_step_off(choice: PlacementChoice) -> Iterator[Variant]:
     before, so that two steps are under way."""
     question, problem = choice.question, choice.problem
     if problem.sync_pairs and not problem.staleness_steps:
-        trained = {problem.components[number].model for _, number in problem.sync_pairs}
+        trained = {problem.components[number].model_name for _, number in problem.sync_pairs}
         phase = main_phase(question.program)
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
         phases = tuple(older if other is phase else other for other in question.program.phases)
@@ -234,7 +236,7 @@ def _freed(question: PlacementQuery) -> Iterator[Variant]:
         yield Variant("a schedule without pools and placements", "", replace(question, schedule=free), said=True)
 
 
-def placement_text(line: Placement) -> str:
+def placement_text(line: PlacementLine) -> str:
     """Return a placement as the user wrote it, on one line."""
     work = ", ".join(map(str, line.work))
     options = [

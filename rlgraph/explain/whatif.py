@@ -19,14 +19,14 @@ from html import escape
 from time import monotonic
 from typing import Any
 
-from rlgraph.catalog.clusters.devices import device_names, known_devices
+from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES
 from rlgraph.catalog.clusters.text import PlacedWord
 from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.explain.placement_strategies import OVER, pools_text
 from rlgraph.explain.tables import align_columns
-from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
+from rlgraph.explain.variants import with_device_kind, with_device_memory, with_lengths, with_network, with_node_count
 from rlgraph.passes.compilation.choose_plan import tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, parse_lengths
@@ -167,7 +167,7 @@ def _point(ends: float, value: str, question: PlacementQuery, number: float | No
 
 def _devices(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     first, *rest = asked.cluster.islands
-    others = sum(island.devices for island in rest)
+    others = sum(island.device_count for island in rest)
     count = _whole(value)
     if (count - others) % first.per_node or count <= others:
         elsewhere = f", beside {others} in other groups" if others else ""
@@ -185,9 +185,9 @@ def _nodes(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, fl
 def _node_question(asked: PlacementQuery, value: PlacedWord, nodes: int) -> PlacementQuery:
     """Return the question for so many nodes. Raise ProgramError if these are too many."""
     first, *rest = asked.cluster.islands
-    if nodes * first.per_node + sum(island.devices for island in rest) > MOST_DEVICES:
+    if nodes * first.per_node + sum(island.device_count for island in rest) > MOST_DEVICES:
         raise _wrong("these are too many devices", value, f"a cluster has at most {MOST_DEVICES:,}")
-    return with_nodes(asked, 0, nodes)
+    return with_node_count(asked, 0, nodes)
 
 
 def _network(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
@@ -197,23 +197,23 @@ def _network(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, 
 
 def _memory(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     size = _quantity(value, "bytes")
-    return with_memory(asked, size=round(size)), size
+    return with_device_memory(asked, size=round(size)), size
 
 
 def _device(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, None]:
     old = asked.cluster.islands[0].device
-    name = device_names().get(value.text.lower(), "")
+    name = device_names_by_alias().get(value.text.lower(), "")
     if not name:
         raise _wrong(
             f"there is no device `{value.text}`",
             value,
-            did_you_mean(value.text.lower(), device_names()) or _listing(known_devices()),
+            did_you_mean(value.text.lower(), device_names_by_alias()) or _listing(known_devices()),
         )
     new = known_devices()[name]
     if new.device.kind != old.kind:
         hint = "engines, constants and dtypes are others there: compile for the other cluster, and compare"
         raise _wrong(f"`{name}` cannot take the place of `{old.name}`", value, hint)
-    return with_device(asked, new), None
+    return with_device_kind(asked, new), None
 
 
 def _prompts(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:

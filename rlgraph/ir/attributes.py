@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlgraph.ir.graph import Constant, Record
+from rlgraph.ir.graph import Constant, ConstructorCall
 
 AttributeType = Literal[
     "int",
@@ -100,7 +100,7 @@ def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
     if type_ == "float":
         return number
     if type_ == "rate":
-        return number or isinstance(value, Record)
+        return number or isinstance(value, ConstructorCall)
     if type_ == "outcome":
         return number or isinstance(value, str)
     if type_ == "bool":
@@ -108,9 +108,9 @@ def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
     if type_ == "any":
         return True
     if type_ in ("lora", "chat", "columns"):
-        return isinstance(value, Record)
+        return isinstance(value, ConstructorCall)
     if type_ == "source":
-        return isinstance(value, (str, Record))
+        return isinstance(value, (str, ConstructorCall))
     if type_ in ("texts", "names"):
         return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
     return isinstance(value, str)

@@ -22,7 +22,7 @@ from rlgraph.ir.types import Axis, Tensor, Type, axes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ConstructorCall:
     """A constant that describes how to make something: `causal_lm("Qwen/Qwen2.5-7B")`, `jsonl("a.jsonl", batch=8)`."""
 
     name: str
@@ -44,7 +44,7 @@ class Record:
         }
 
 
-Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
+Constant = int | float | bool | str | None | ConstructorCall | tuple["Constant", ...]
 
 
 def plain_constant(value: Constant) -> Any:
@@ -54,7 +54,7 @@ def plain_constant(value: Constant) -> Any:
 
 def _argument(value: Constant) -> Any:
     """Return an argument as `plain` does."""
-    if not isinstance(value, Record):
+    if not isinstance(value, ConstructorCall):
         return plain_constant(value)
     args, options = value.plain_arguments()
     return {"kind": value.name, "args": args, "options": options, "span": value.span, "spans": dict(value.spans)}
@@ -63,7 +63,9 @@ def _argument(value: Constant) -> Any:
 def _given(value: Constant) -> Any:
     """Return a constant as `plain_constant` does, but a record with options alone, as `columns(answer="")`, as a
     dict."""
-    return value.plain_arguments()[1] if isinstance(value, Record) and not value.args else plain_constant(value)
+    return (
+        value.plain_arguments()[1] if isinstance(value, ConstructorCall) and not value.args else plain_constant(value)
+    )
 
 
 # Expressions of tensor mathematics inside a node
@@ -122,7 +124,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class RowUnit:
     """The smallest set of rows that a node can work on: a row of an axis with all that lies in it, or the whole
     batch."""
 
@@ -143,7 +145,7 @@ class Node:
     body: tuple[Let, ...] = ()
     """The expressions of a `tensor` node: each may use the ones before it, and the outputs are among them."""
     regions: tuple[Graph, ...] = ()
-    unit: Unit | None = None
+    unit: RowUnit | None = None
     """Set by the pass `granularity`."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     id: int | None = field(default=None, compare=False, repr=False)
@@ -167,12 +169,12 @@ class Node:
         return only
 
     @property
-    def carried_in(self) -> tuple[str, ...]:
+    def carried_input_names(self) -> tuple[str, ...]:
         """The names outside of the handles that its region is given."""
         return self.inputs[: len(self.region.inputs)]
 
     @property
-    def carried_out(self) -> tuple[Value, ...]:
+    def carried_outputs(self) -> tuple[Value, ...]:
         """The carried handles after the node; their last versions are the first outputs of the region."""
         return self.outputs[: len(self.region.inputs)]
 
@@ -203,13 +205,13 @@ class Graph:
             for region in node.regions:
                 yield from region.walk()
 
-    def values(self) -> dict[str, Type]:
+    def value_types(self) -> dict[str, Type]:
         """Return the types of all values of the graph and its regions, by name."""
         types = {value.name: value.type for value in self.inputs}
         for node in self.nodes:
             types.update({value.name: value.type for value in node.outputs})
             for region in node.regions:
-                types.update(region.values())
+                types.update(region.value_types())
         return types
 
 
@@ -239,12 +241,12 @@ class External:
     kind: str
     """`data`, `func`, `env` or `buffer`."""
     name: str
-    record: Record
+    record: ConstructorCall
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ScalarState:
     """A number, or one for each key, that lives across steps."""
 
     name: str
@@ -301,10 +303,10 @@ class Program:
     name: str
     models: tuple[Model, ...] = ()
     outside: tuple[External, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[ScalarState, ...] = ()
     phases: tuple[Phase, ...] = ()
 
-    def map_graphs(self, change: Mapping[str, Graph]) -> Program:
+    def with_graphs(self, change: Mapping[str, Graph]) -> Program:
         """Return the program with other graphs, given by phase name."""
         phases = tuple(replace(phase, graph=change.get(phase.name, phase.graph)) for phase in self.phases)
         return replace(self, phases=phases)
@@ -313,26 +315,26 @@ class Program:
         """Return the model of this name."""
         return next(model for model in self.models if model.name == name)
 
-    def workers(self, code: str) -> int:
+    def worker_count(self, code: str) -> int:
         """Return how many processes a function's calls or an environment's episodes are spread over, where it has no
         pool of its own."""
         record = next((declared.record for declared in self.outside if declared.name == code), None)
         return int(record.option("workers") or 1) if record else 1
 
-    def original(self, model: Model) -> Model:
+    def original_model(self, model: Model) -> Model:
         """Return the model of which this one is a copy, through copies of copies; the model itself if it is none."""
         while model.copy_of:
             model = self.model(model.copy_of)
         return model
 
-    def dtype(self, model: Model) -> str:
+    def dtype_of_model(self, model: Model) -> str:
         """Return the dtype of a model's weights; a copy has that of its original."""
-        return str(dict(self.original(model).options).get("dtype") or "float32")
+        return str(dict(self.original_model(model).options).get("dtype") or "float32")
 
-    def autocast(self, model: Model) -> str | None:
+    def autocast_of_model(self, model: Model) -> str | None:
         """Return what products of a model's weights are computed in: None as the weights are, `bfloat16`, or `auto`; a
         copy has that of its original."""
-        chosen = dict(self.original(model).options).get("autocast")
+        chosen = dict(self.original_model(model).options).get("autocast")
         return None if chosen is None else str(chosen)
 
     def walk(self) -> Iterator[tuple[str, Node]]:
@@ -456,7 +458,7 @@ def program_axes(program: Program) -> dict[str, Axis]:
     """Return every axis of a program by its key, parents first."""
     by_key: dict[str, Axis] = {}
     for phase in program.phases:
-        for kind in phase.graph.values().values():
+        for kind in phase.graph.value_types().values():
             for axis in axes_of(kind):
                 for above in reversed(list(axis.path_to_root())):
                     by_key.setdefault(above.key, above)

@@ -57,13 +57,13 @@ def layer_tensor_name(name: str, place: int) -> str:
     return _LAYER.sub(lambda match: str(place + int(match[1] or 0)), name)
 
 
-def layer_of_name(name: str) -> int:
+def first_layer_of_name(name: str) -> int:
     """Return the layer at index 0 of the first dimension; 0 for a tensor that belongs to no layer."""
     match = _LAYER.search(name)
     return int(match[1] or 0) if match else 0
 
 
-def with_first_layer(name: str, first: int) -> str:
+def name_with_first_layer(name: str, first: int) -> str:
     """Return the name with another layer at index 0 of the first dimension."""
     return _LAYER.sub(f"*+{first}" if first else "*", name)
 
@@ -78,7 +78,7 @@ def shape_of_box(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-def slices_of(box: Box) -> tuple[slice, ...]:
+def box_slices(box: Box) -> tuple[slice, ...]:
     """Return the index of a box's elements in a tensor."""
     return tuple(slice(start, stop) for start, stop in box)
 

@@ -56,7 +56,7 @@ class Mesh:
         return math.prod(size for name, size in self.axes if name not in _WITHIN)
 
     @property
-    def spread_axes(self) -> tuple[tuple[str, int], ...]:
+    def rank_axes(self) -> tuple[tuple[str, int], ...]:
         """The axes along which there are ranks."""
         return tuple(axis for axis in self.axes if axis[0] not in _WITHIN)
 
@@ -70,7 +70,7 @@ class Mesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of a rank on each axis."""
         positions = {}
-        for name, size in reversed(self.spread_axes):
+        for name, size in reversed(self.rank_axes):
             rank, positions[name] = divmod(rank, size)
         return positions
 
@@ -81,7 +81,7 @@ class Mesh:
     def rank_at(self, **coordinates: int) -> int:
         """Return the rank at these coordinates, which are 0 for axes that are left out."""
         rank = 0
-        for name, size in self.spread_axes:
+        for name, size in self.rank_axes:
             rank = rank * size + coordinates.get(name, 0)
         return rank
 
@@ -92,7 +92,7 @@ class Mesh:
 
     def ranks_at(self, **coordinates: int) -> Iterator[int]:
         """Return all ranks with these coordinates in order, whatever their positions on other axes."""
-        sizes = dict(self.spread_axes)
+        sizes = dict(self.rank_axes)
         if any(at for name, at in coordinates.items() if name not in sizes):
             return
         ranks = [0]

@@ -123,7 +123,7 @@ class ModelHolding:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class TailMove:
     """Moves the last rows of a table that a model samples to few of its data-parallel replicas, so that the devices of
     the others can do what comes next."""
 
@@ -143,7 +143,7 @@ By = Literal["longest", "column", "function"]
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionOrder:
     """Starts the sampled rows of a table in the order of their expected length, the longest first, and balances the
     model's replicas by it."""
 
@@ -181,20 +181,20 @@ class Plan:
     """The text of the cluster that it was made for; empty where none was named."""
     free: tuple[str, ...] = ()
     """Streamed tables whose blocks go to whichever replica is free; of others each replica has a fixed share."""
-    tails: tuple[Tail, ...] = ()
+    tails: tuple[TailMove, ...] = ()
     fused: tuple[FusedTraining, ...] = ()
-    admits: tuple[Admission, ...] = ()
+    admits: tuple[AdmissionOrder, ...] = ()
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
         """Return the group of this name."""
         return next(group for group in self.groups if group.name == name)
 
-    def role(self, model: str, operation: str) -> Group:
+    def group_of_role(self, model: str, operation: str) -> Group:
         """Return the group that does this operation with a model."""
         return self.group(next(role.group for role in self.roles if (role.model, role.operation) == (model, operation)))
 
-    def runs(self, code: str) -> Group | None:
+    def group_of_code(self, code: str) -> Group | None:
         """Return the group that runs a function or an environment; None if it has no pool of its own."""
         return next((group for group in self.groups if code in group.code), None)
 
@@ -207,8 +207,8 @@ class Plan:
     def group_for(self, model: str, operation: str, code: str) -> Group:
         """Return the group that does a node's work, with a model or the user's code; the host does all else."""
         if model:
-            return self.role(model, operation)
-        return self.runs(code) or self.group(HOST)
+            return self.group_of_role(model, operation)
+        return self.group_of_code(code) or self.group(HOST)
 
     def owner(self, model: str) -> Group:
         """Return the group with the authoritative weights of a model."""
@@ -219,18 +219,18 @@ class Plan:
         trained = any((role.model, role.operation) == (model, "train") for role in self.roles)
         return trained and dict(self.owners).get(model, group) != group
 
-    def describe_part(self, model: str, group: str) -> str:
+    def describe_model_work(self, model: str, group: str) -> str:
         """Return what a group does with a model, for the user: `actor`, or `actor.train, logprobs` where other groups
         have the model, too."""
         roles = [role for role in self.roles if role.model == model]
         operations = [role.operation for role in roles if role.group == group]
         return model if len(operations) == len(roles) else f"{model}.{', '.join(operations)}"
 
-    def tail_of(self, table: str) -> Tail | None:
+    def tail_of(self, table: str) -> TailMove | None:
         """Return the tail of a table; None if it has none."""
         return next((tail for tail in self.tails if tail.table == table), None)
 
-    def admission_of(self, table: str) -> Admission | None:
+    def admission_of(self, table: str) -> AdmissionOrder | None:
         """Return how the rows of a table are ordered when they start; None: as in the data."""
         return next((admit for admit in self.admits if admit.table == table), None)
 
@@ -241,7 +241,7 @@ class Plan:
     def has_reversed_stages(self, model: str, group: str) -> bool:
         """Return whether a group has a model's stages in reverse order, with the first stage on its last ranks."""
         fused = self.fused_with(model)
-        return fused is not None and model in fused.turned and self.role(model, "train").name == group
+        return fused is not None and model in fused.turned and self.group_of_role(model, "train").name == group
 
     def holding(self, model: str, group: str) -> ModelHolding:
         """Return how a group holds a model."""

@@ -9,7 +9,7 @@ from rlgraph.ir.plan import By
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolLine:
     """A pool of devices, or of cpus on which functions and environments run."""
 
     name: str
@@ -19,7 +19,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlacedWork:
     """Work to place: `actor.train`, or `actor` for all of a model's work that is not placed separately. A function of
     the user's has its name in place of a model's."""
 
@@ -32,10 +32,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacementLine:
     """Work that runs on a pool; the compiler chooses what is None."""
 
-    work: tuple[Work, ...]
+    work: tuple[PlacedWork, ...]
     pool: str
     engine: str | None = None
     sizes: tuple[tuple[str, int], ...] = ()
@@ -70,7 +70,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamLine:
     """A table whose rows are handed on in blocks, before the batch is complete."""
 
     table: str
@@ -87,7 +87,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AdmitLine:
     """Starts the sampled rows that are expected to be the longest first."""
 
     table: str
@@ -98,7 +98,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class TailLine:
     """Moves the last rows of a table to few replicas of the model that samples them, so that the others' devices can do
     what comes next."""
 
@@ -117,7 +117,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Fuse:
+class FuseLine:
     """Models whose trainings fill each other's bubbles in one pipeline."""
 
     models: tuple[str, ...]
@@ -125,7 +125,7 @@ class Fuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendLine:
     """How a model's weights are sent to the groups on a pool that need them."""
 
     model: str
@@ -136,7 +136,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Refresh:
+class RefreshLine:
     """How a pool that samples with a model takes new weights of it."""
 
     model: str
@@ -153,13 +153,13 @@ class Refresh:
 class Schedule:
     """All lines of a schedule, by kind."""
 
-    pools: tuple[Pool, ...] = ()
-    placements: tuple[Placement, ...] = ()
-    streams: tuple[Stream, ...] = ()
-    sends: tuple[Send, ...] = ()
-    refreshes: tuple[Refresh, ...] = ()
-    tails: tuple[Tail, ...] = ()
-    fuses: tuple[Fuse, ...] = ()
-    admits: tuple[Admit, ...] = ()
+    pools: tuple[PoolLine, ...] = ()
+    placements: tuple[PlacementLine, ...] = ()
+    streams: tuple[StreamLine, ...] = ()
+    sends: tuple[SendLine, ...] = ()
+    refreshes: tuple[RefreshLine, ...] = ()
+    tails: tuple[TailLine, ...] = ()
+    fuses: tuple[FuseLine, ...] = ()
+    admits: tuple[AdmitLine, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """The place of its head; `NO_SPAN` if the user gave no schedule."""

@@ -31,7 +31,7 @@ class SharedStages:
         """Return how many replicas of a model are behind each other along the stages of a block."""
         return self.stages // split.axis_size("pp")
 
-    def rank_places(self, split: Mesh) -> tuple[int, ...]:
+    def rank_device_positions(self, split: Mesh) -> tuple[int, ...]:
         """Return for each rank of a mesh its place among all devices, which are ordered by block, then by stage.
         Replicas are numbered side by side first, then along the stages."""
         stage_width, stages = ranks_per_stage(split), split.axis_size("pp")

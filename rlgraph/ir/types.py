@@ -69,7 +69,7 @@ class Axis:
         return f"{self.parent.name}, {self.name}" if self.inner and self.parent else self.name
 
 
-def inner_axis(a: Axis | None, b: Axis | None) -> Axis | None:
+def inner_of_two_axes(a: Axis | None, b: Axis | None) -> Axis | None:
     """Return the inner one of two nested axes; raises ValueError if they do not nest."""
     if a is None or (b is not None and b.is_within(a)):
         return b
@@ -150,7 +150,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class StateHandle:
     """The type of something that lives across steps and is threaded through the graph as a value, so that edges express
     order and versions."""
 
@@ -161,20 +161,20 @@ class Handle:
         return f"{self.kind}<{self.name}>"
 
 
-Type = Tensor | Table | Handle
+Type = Tensor | Table | StateHandle
 
 Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
 """The signature of `rlgraph.ops.infer_type`, which returns the type of a tensor operation's result."""
 
 
-def is_model(kind: Type) -> TypeGuard[Handle]:
+def is_model(kind: Type) -> TypeGuard[StateHandle]:
     """Return whether this is the type of a model's weights."""
-    return isinstance(kind, Handle) and kind.kind == "model"
+    return isinstance(kind, StateHandle) and kind.kind == "model"
 
 
 def axis_of(kind: Type) -> Axis | None:
     """Return the axis of a value's rows; None for a single value or a handle."""
-    return None if isinstance(kind, Handle) else kind.axis
+    return None if isinstance(kind, StateHandle) else kind.axis
 
 
 def axes_of(kind: Type) -> tuple[Axis, ...]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, captured_names, program_axes
-from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
+from rlgraph.ir.types import Axis, Infer, StateHandle, Table, Tensor, Type
 
 UNIT, FUSED = "unit", "fused"
 """Properties that passes add: the unit of every node, and tensor nodes with several outputs."""
@@ -30,7 +30,7 @@ class DeclaredOperation(Protocol):
     def has_body(self) -> bool: ...
 
     @property
-    def barrier(self) -> bool: ...
+    def is_barrier(self) -> bool: ...
 
     @property
     def trains(self) -> bool: ...
@@ -75,10 +75,10 @@ def verify(
         problems += [
             f"phase {phase.name}: {kind.name} is not declared"
             for kind in first
-            if isinstance(kind, Handle) and kind.name not in declared
+            if isinstance(kind, StateHandle) and kind.name not in declared
         ]
         if not check.problems:
-            kinds = phase.graph.values()
+            kinds = phase.graph.value_types()
             last = [kinds[name] for name in phase.graph.outputs]
             if [str(kind) for kind in first] != [str(kind) for kind in last]:
                 problems.append(f"phase {phase.name}: given {first}, yields {last}")
@@ -163,7 +163,7 @@ class _Check:
             problem = "has no unit" if due else "has a unit, which no pass has written yet" if unit else ""
         elif unit.axis is not None and unit.axis not in self.by_key:
             problem = f"works by {unit.axis}, which is no axis"
-        elif unit.axis is not None and op.barrier:
+        elif unit.axis is not None and op.is_barrier:
             problem = f"works by {unit.axis}, and {node.op} needs the whole batch"
         else:
             problem = "is a barrier without a reason" if unit.axis is None and not unit.reason else ""
@@ -216,7 +216,7 @@ class _Check:
         if [value.type for value in region.inputs] != outer:
             self.problems.append(f"{node.name}: carries {outer} into {[value.type for value in region.inputs]}")
         self.check_graph(region, scope)
-        types = {**scope, **region.values()}
+        types = {**scope, **region.value_types()}
         for name, value in zip(region.outputs, node.outputs, strict=False):
             loss = op.trains and value is node.outputs[0]
             if not loss and name in types and types[name] != value.type:

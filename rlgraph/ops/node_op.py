@@ -13,7 +13,7 @@ Unit = Literal["row", "group", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepRule:
+class LoopStepRule:
     """What the count of a loop means that runs its region on some steps. Steps are counted from 1."""
 
     when: Callable[[int, int], bool]
@@ -47,7 +47,7 @@ class NodeOp:
     loop: Literal["slices", "rounds", "steps"] | None = None
     """How often it runs its region: for each slice of its axis, until its axis has enough rows, or on some steps. A
     region without a loop runs once."""
-    on_steps: StepRule | None = None
+    on_steps: LoopStepRule | None = None
     """When a loop on some steps runs; its statement is `WORD COUNT:`, and the attribute `steps` has the count."""
     has_body: bool = False
     """Whether its work is given in the node, as expressions."""
@@ -91,7 +91,7 @@ class NodeOp:
         return self.work is not None
 
     @property
-    def barrier(self) -> bool:
+    def is_barrier(self) -> bool:
         """Whether it waits for the whole batch."""
         return self.unit == "batch"
 

@@ -14,7 +14,7 @@ from rlgraph.ir.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class OptimizerSpec:
     """The declaration of an optimizer."""
 
     name: str
@@ -28,7 +28,7 @@ class Optimizer:
         return next(declared.default for declared in self.settings if declared.name == setting)  # type: ignore[return-value]
 
 
-ADAMW = Optimizer(
+ADAMW = OptimizerSpec(
     "adamw",
     2,
     (
@@ -44,7 +44,7 @@ OPTIMIZERS = {optimizer.name: optimizer for optimizer in (ADAMW,)}
 """All optimizers by name; the first is used where a program names none."""
 
 
-def optimizer_attributes(optimizers: Iterable[Optimizer] = tuple(OPTIMIZERS.values())) -> tuple[Attribute, ...]:
+def optimizer_attributes(optimizers: Iterable[OptimizerSpec] = tuple(OPTIMIZERS.values())) -> tuple[Attribute, ...]:
     """Return the attributes of `train`: the settings of the first optimizer, those that only others have, and, if there
     are others, which one it is."""
     first, *others = optimizers
@@ -57,12 +57,12 @@ def optimizer_attributes(optimizers: Iterable[Optimizer] = tuple(OPTIMIZERS.valu
     return (*declared.values(), choice) if others else tuple(declared.values())
 
 
-def optimizer_of(node: Node) -> Optimizer:
+def optimizer_of(node: Node) -> OptimizerSpec:
     """Return the optimizer of a `train` node."""
     return OPTIMIZERS[node.attr("optimizer") or next(iter(OPTIMIZERS))]
 
 
-def settings_of(node: Node) -> dict[str, float]:
+def optimizer_settings_of(node: Node) -> dict[str, float]:
     """Return the settings of a `train` node's optimizer."""
     given = {setting.name: node.attr(setting.name) for setting in optimizer_of(node).settings}
     return {name: optimizer_of(node).default_of(name) if value is None else value for name, value in given.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ir.graph import SPANS
-from rlgraph.ops.node_op import NodeOp, StepRule
+from rlgraph.ops.node_op import LoopStepRule, NodeOp
 from rlgraph.ops.optimizers import optimizer_attributes
 
 _SAMPLING = (
@@ -450,7 +450,7 @@ RECORDS = (
         attributes=(Attribute("steps", "int", low=1, doc="from one time to the next", counts="step"),),
         has_region=True,
         loop="steps",
-        on_steps=StepRule(lambda step, count: step % count == 0, float),
+        on_steps=LoopStepRule(lambda step, count: step % count == 0, float),
         pure=False,
         effect=True,
     ),

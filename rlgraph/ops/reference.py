@@ -82,13 +82,13 @@ def float_(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-def same_text(a: Any, b: Any) -> Tensor:
+def texts_equal(a: Any, b: Any) -> Tensor:
     """Return whether texts are equal, bool; numbers are compared as numbers.
 
     A column of texts is a list, a single text a str.
     """
     if not isinstance(a, (str, list)) and not isinstance(b, (str, list)):
-        return torch.as_tensor(beside(a, b) == beside(b, a))
+        return torch.as_tensor(widen_for_comparison(a, b) == widen_for_comparison(b, a))
     left, right = (value.tolist() if isinstance(value, Tensor) else value for value in (a, b))
     if not isinstance(left, list) and not isinstance(right, list):
         return torch.tensor(bool(left == right))
@@ -97,9 +97,9 @@ def same_text(a: Any, b: Any) -> Tensor:
     return torch.tensor([one == other for one, other in zip(left, right, strict=True)], dtype=torch.bool)
 
 
-def other_text(a: Any, b: Any) -> Tensor:
-    """Return whether texts differ; see `same_text`."""
-    return torch.logical_not(same_text(a, b))
+def texts_differ(a: Any, b: Any) -> Tensor:
+    """Return whether texts differ; see `texts_equal`."""
+    return torch.logical_not(texts_equal(a, b))
 
 
 # What is read in texts
@@ -149,7 +149,7 @@ def mean(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     if x.dtype != torch.float64:
         return rounded_mean  # A sum in double precision is exact enough.
     with torch.no_grad():
-        deviation = x - gather(rounded_mean, index)
+        deviation = x - broadcast_to_entries(rounded_mean, index)
         correction = torch.nan_to_num(_total(deviation, index, size) / count, nan=0.0)
     return rounded_mean + correction
 
@@ -161,7 +161,7 @@ def sum_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
 
 def var(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     """Return the unbiased variance, 0 of a single entry."""
-    deviation = x - gather(mean(x, index, size), index)
+    deviation = x - broadcast_to_entries(mean(x, index, size), index)
     degrees_of_freedom = (_count(x, index, size) - 1).clamp(min=1)
     return (_total(deviation * deviation, index, size) / degrees_of_freedom).to(x.dtype)
 
@@ -256,7 +256,7 @@ def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
 
     k: a single value or [size].
     """
-    return rank(x, index, size) < (gather(k, index) if isinstance(k, Tensor) and k.dim() else k)
+    return rank(x, index, size) < (broadcast_to_entries(k, index) if isinstance(k, Tensor) and k.dim() else k)
 
 
 # Scans
@@ -302,14 +302,14 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
 # Conversions that `lowering` inserts between operations
 
 
-def number(x: Number) -> Number:
+def as_number(x: Number) -> Number:
     """Return a data column as numbers: integers stay integers, and bools become 1 or 0."""
     if isinstance(x, Tensor):
         return x.long() if x.dtype == torch.bool else x
     return int(x) if isinstance(x, bool) else x
 
 
-def beside(x: Number, other: Number) -> Number:
+def widen_for_comparison(x: Number, other: Number) -> Number:
     """Return a column for a comparison with `other`: integers become double precision, which keeps their values, if the
     other one is a float."""
     other_is_float = other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)
@@ -317,12 +317,12 @@ def beside(x: Number, other: Number) -> Number:
     return x.double() if other_is_float and is_integer and isinstance(x, Tensor) else x
 
 
-def constant(value: float, dtype: torch.dtype | None) -> Tensor:
+def constant_tensor(value: float, dtype: torch.dtype | None) -> Tensor:
     """Return a Python number as a 0-d tensor; dtype None: int64 or bool, as it is."""
     return torch.tensor(value, dtype=dtype)
 
 
-def gather(x: Any, index: Tensor | None) -> Any:
+def broadcast_to_entries(x: Any, index: Tensor | None) -> Any:
     """Broadcast values of rows to the entries in them. A list of texts stays a list."""
     if index is None:
         return x
@@ -331,26 +331,26 @@ def gather(x: Any, index: Tensor | None) -> Any:
     return torch.index_select(x, 0, index)
 
 
-def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
+def identity_index(x: Tensor | Sequence[Any]) -> Tensor:
     """Return the index of an axis to itself, in which every entry is its own row."""
     return torch.arange(len(x), device=x.device if isinstance(x, Tensor) else None)
 
 
-def select(x: Any, chosen: Tensor) -> Any:
+def select_chosen(x: Any, chosen: Tensor) -> Any:
     """Return the entries that count, bool [entries]; of a list of texts a list."""
     if isinstance(x, list):
         return [text for text, counts in zip(x, chosen.tolist(), strict=True) if counts]
     return x[chosen]
 
 
-def spread(x: Tensor, chosen: Tensor) -> Tensor:
+def scatter_chosen(x: Tensor, chosen: Tensor) -> Tensor:
     """Return what was computed of entries that `select` returned where these were before; 0 for the others."""
     full = x.new_zeros(chosen.shape)
     full[chosen] = x
     return full
 
 
-def place_before(place: Tensor, chosen: Tensor) -> Tensor:
+def original_positions(place: Tensor, chosen: Tensor) -> Tensor:
     """Return where entries of what `select` returned were before, int64; -1 stays -1."""
     places = torch.cat((chosen.nonzero()[:, 0], chosen.new_full((1,), -1, dtype=torch.int64)))
     return places[place]

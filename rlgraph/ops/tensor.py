@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlgraph.ir.types import Axis, DType, Tensor, inner_axis
+from rlgraph.ir.types import Axis, DType, Tensor, inner_of_two_axes
 
 OpKind = Literal["elementwise", "reduction", "ranking", "scan"]
 
@@ -60,7 +60,7 @@ class TensorOp:
     """Whether its first argument is a text, in a column."""
 
     @property
-    def grouped(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether a result depends on all entries of a row of the axis that `by=` names, or of the whole batch."""
         return self.kind in ("reduction", "ranking")
 
@@ -229,13 +229,13 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
     earlier, with a caret.
     """
     op = TENSOR[name]
-    if op.grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":
+    if op.is_grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":
         args = args[:-1]
     if len(args) != op.args:
         raise ValueError(f"{name} takes {op.args} arguments, not {len(args)}")
     if op.reads_text and any(arg.dtype not in ("text", "any") for arg in args):
         raise ValueError(f"{name} takes texts, not {' and '.join(arg.dtype for arg in args)}")
-    if op.grouped:
+    if op.is_grouped:
         source = args[0].axis
         if source is None or not source.is_within(axis):
             raise ValueError(f"{name} cannot go from {source and source.key} to {axis and axis.key}")
@@ -246,7 +246,7 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
         return Tensor(_dtype(op, args), args[0].axis)
     common_axis: Axis | None = None
     for arg in args:
-        common_axis = inner_axis(common_axis, arg.axis)
+        common_axis = inner_of_two_axes(common_axis, arg.axis)
     return Tensor(_dtype(op, args), common_axis)
 
 

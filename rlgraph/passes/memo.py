@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 
-def memo(results: dict[Key, Result], key: Key, compute: Callable[[], Result]) -> Result:
+def get_or_compute(results: dict[Key, Result], key: Key, compute: Callable[[], Result]) -> Result:
     """Return the result of a key, which is computed and kept where it is not known yet."""
     if key not in results:
         results[key] = compute()

@@ -63,11 +63,13 @@ class _CalibrationReader:
         rates = dict(self.read_rates(self.top.field("rates")))
         host = self.read_numbers(self.top.field("host"), tuple(member.name for member in fields(HostCosts)))
         scalars = self.read_numbers(self.top.field("constants"), SCALARS)
-        machine = {name: node.read_text() for name, node in self.top.field("machine").entries()}
-        errors = {name: self.read_number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
+        machine = {name: node.read_text() for name, node in self.top.field("machine").object_entries()}
+        errors = {
+            name: self.read_number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").object_entries()
+        }
         held_out = {}
         if isinstance(self.top.value, dict) and "held_out" in self.top.value:
-            for name, node in self.top.field("held_out").entries():
+            for name, node in self.top.field("held_out").object_entries():
                 held_out[name] = HeldOutErrors(
                     **self.read_numbers(node, tuple(member.name for member in fields(HeldOutErrors)))
                 )
@@ -83,16 +85,18 @@ class _CalibrationReader:
             return MeasuredDevice("", {}, 1.0)
         flops = node.field("flops")
         flops.check_fields("float32", optional=DTYPES)
-        rates = {name: self.read_number(rate, 1.0, MOST_RATE) for name, rate in flops.entries() if name in DTYPES}
+        rates = {
+            name: self.read_number(rate, 1.0, MOST_RATE) for name, rate in flops.object_entries() if name in DTYPES
+        }
         return MeasuredDevice(
             node.field("name").read_text(), rates, self.read_number(node.field("bandwidth"), 1.0, MOST_RATE)
         )
 
     def read_rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
         """Yield the rates of each engine and kind of work."""
-        for engine, kinds in node.entries():
+        for engine, kinds in node.object_entries():
             kinds.check_fields(optional=get_args(WorkKind))
-            for kind, numbers in kinds.entries():
+            for kind, numbers in kinds.object_entries():
                 if kind in get_args(WorkKind):
                     needed = tuple(member.name for member in fields(Rates) if member.name not in OPTIONAL)
                     yield (engine, kind), Rates(**self.read_numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
@@ -103,7 +107,7 @@ class _CalibrationReader:
         """Return all of these numbers; missing ones are reported, and replaced by numbers that do no harm."""
         if not node.check_fields(*names, optional=optional):
             return dict.fromkeys(names, 1.0)
-        given = [name for name, _ in node.entries() if name in optional]
+        given = [name for name, _ in node.object_entries() if name in optional]
         return {name: self.read_number(node.field(name), *_bounds(name)) for name in (*names, *given)}
 
     def read_number(self, node: JsonNode, least: float, most: float) -> float:

@@ -85,9 +85,9 @@ def fit_lengths(
     """
     path = Path(source)
     lengths = (
-        counting.count_recorded(path)
-        if path.is_dir() and not counting.holds_files(path)
-        else counting.count_file(path, prompt, answer, limit, model)
+        counting.count_recorded_tokens(path)
+        if path.is_dir() and not counting.has_row_files(path)
+        else counting.count_file_tokens(path, prompt, answer, limit, model)
     )
     return FittedLengths(str(source), *lengths)
 
@@ -124,7 +124,7 @@ def _lengths(node: JsonNode) -> Lengths | None:
     rows = node.field("rows").read_int(1, LONGEST)
     node.field("cut").read_int(0, rows)
     values, before = [], 0.0
-    for item in node.field("values").items():
+    for item in node.field("values").list_items():
         value = item.value
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= LONGEST:
             item.add_error("E0953", f"{item.path_text} is no length", f"it is 0 to {LONGEST:,} tokens")

@@ -20,7 +20,7 @@ import numpy as np
 from rlgraph.backends.enginespec import registry
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, cpu_or_gpu
-from rlgraph.catalog.clusters.devices import device_names
+from rlgraph.catalog.clusters.devices import device_names_by_alias
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
@@ -29,7 +29,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.calibration import Calibration, HeldOutErrors, MeasuredDevice, constants_from_rates
 from rlgraph.passes.cost.constants import Constants, HostCosts, default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.predict import Predictor, TaskModel
+from rlgraph.passes.cost.predict import Predictor, TaskCostModel
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit_constants, nonnegative_least_squares
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
@@ -216,7 +216,7 @@ def _samples(
     )
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> TimedSample:
-        deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
+        deployment = predictor.deployment(model, compiled.plan.group_of_role(model, OPERATIONS[kind]))
         return TimedSample(kind, models[model], deployment, batch, undisturbed_seconds([work.inside for work in done]))
 
     for number, _ in enumerate(probe.sizes):
@@ -340,7 +340,11 @@ def predicted_seconds(sample: TimedSample, rates: Rates) -> float:
     """Return the seconds of a sample by the cost model."""
     kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
     done, deployment = OPERATIONS[sample.kind], sample.deployment
-    return TaskModel(done, sample.config, deployment, Constants(kinds), [sample.batch]).work_cost(deployment.dp).seconds
+    return (
+        TaskCostModel(done, sample.config, deployment, Constants(kinds), [sample.batch])
+        .work_cost(deployment.dp)
+        .seconds
+    )
 
 
 def _host(local: _Overheads, remote: _Overheads, base: HostCosts) -> HostCosts:
@@ -413,7 +417,7 @@ def _device_name(kind: str) -> str:
     import torch
 
     reported = torch.cuda.get_device_name().lower()
-    near = [name for name in device_names().values() if name.split("-")[0] in reported]
+    near = [name for name in device_names_by_alias().values() if name.split("-")[0] in reported]
     return max(near, key=len, default="a100-80gb")
 
 

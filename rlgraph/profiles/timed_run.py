@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.backends import open_backend
@@ -221,5 +221,5 @@ def work_title(node: Node) -> str:
     if not NODES[node.op].trains:
         return node.name
     trained = node.outputs[0].type
-    assert isinstance(trained, Handle)
+    assert isinstance(trained, StateHandle)
     return f"train {trained.name}"

@@ -10,14 +10,21 @@ from typing import Any, NamedTuple
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.catalog.models.gguf import UnusableGguf
 from rlgraph.columns import value_at, value_kind
-from rlgraph.conversations import Shape, content, options_of, shape_of, shaped_example, tools_of
+from rlgraph.conversations import (
+    RowFormat,
+    example_of_format,
+    format_of_columns,
+    parse_content,
+    template_options_of,
+    tools_of,
+)
 from rlgraph.data import Row, Rows, files
 from rlgraph.data.base import numbered_rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
 from rlgraph.profiles.censored_lengths import CensoredLengths
 from rlgraph.runs.folder import HOW
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 NOT_COUNTED = "E0947"
@@ -35,7 +42,7 @@ class TokenCounts(NamedTuple):
     answers: CensoredLengths | None
 
 
-def count_recorded(folder: Path) -> TokenCounts:
+def count_recorded_tokens(folder: Path) -> TokenCounts:
     """Count what a run recorded: each prompt once, however often it was used; every answer, and those that were cut.
 
     Raise UsageMistake if the folder is no recording, RunError if it is damaged.
@@ -55,14 +62,16 @@ def count_recorded(folder: Path) -> TokenCounts:
     return TokenCounts(CensoredLengths([*prompts.values()]) if prompts else None, CensoredLengths(ended, cut))
 
 
-def holds_files(path: Path) -> bool:
+def has_row_files(path: Path) -> bool:
     """Return whether a folder has files of rows, and is no run and no recording."""
     if not path.is_dir() or any((path / name).exists() for name in _OF_A_RUN):
         return False
     return any(name.is_file() for name in path.iterdir())
 
 
-def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> TokenCounts:
+def count_file_tokens(
+    path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None
+) -> TokenCounts:
     """Count the rows of what `files(...)` reads. prompt, answer: columns of numbers of tokens, of lists of tokens, or
     of texts or messages that have to be tokenized. If none is named, they are what `encode(rows)` would take, both
     `chosen` and `rejected`, or `prompt` or `response` alone.
@@ -71,7 +80,7 @@ def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | 
     Raise RlgraphError.
     """
     span = _told(str(path))
-    source = files.open_source(CallSpec("files", (str(path),), {}, span, {0: span}), Folders(Path()))
+    source = files.open_source(CallSpec("files", (str(path),), {}, span, {0: span}), SearchFolders(Path()))
     assert isinstance(source.rows, Rows)
     shapes = _shapes(str(path), source.columns or source.rows[0], prompt, answer)
     counter = _Counter(None if model is None else _codec(model), prompt, answer)
@@ -79,7 +88,7 @@ def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | 
     answers: list[int] = []
     for place, row in numbered_rows(source):
         for number, shape in enumerate(shapes):
-            asked, answered = counter.count(row, shape, f"row {place} of `{path}`")
+            asked, answered = counter.count_row_tokens(row, shape, f"row {place} of `{path}`")
             if asked is not None and number == 0:
                 prompts.append(asked)
             if answered is not None:
@@ -91,20 +100,20 @@ def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | 
     )
 
 
-def _shapes(path: str, has: Collection[str], prompt: str | None, answer: str | None) -> list[Shape]:
+def _shapes(path: str, has: Collection[str], prompt: str | None, answer: str | None) -> list[RowFormat]:
     """Return which columns are counted, once for each answer that a row has; of prompts alone there is no answer.
     has: the columns of the rows."""
     if answer is not None:
-        named = shape_of({*has, answer}, answer) or Shape(answer)
+        named = format_of_columns({*has, answer}, answer) or RowFormat(answer)
         return [replace(named, prompt=prompt, paired="") if prompt else named]
     if prompt is not None:
-        return [Shape(ANSWER if ANSWER in has else "", prompt)]
-    if shape := shape_of(has):
+        return [RowFormat(ANSWER if ANSWER in has else "", prompt)]
+    if shape := format_of_columns(has):
         return [shape]
     if any(name in has for name in PAIR):
-        return [shape for name in PAIR if (shape := shape_of(has, name))]
+        return [shape for name in PAIR if (shape := format_of_columns(has, name))]
     if PROMPT in has or ANSWER in has:
-        return [Shape(ANSWER if ANSWER in has else "", PROMPT if PROMPT in has else "")]
+        return [RowFormat(ANSWER if ANSWER in has else "", PROMPT if PROMPT in has else "")]
     message = f"`{path}` has no column that is known to hold prompts, answers or conversations"
     hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {quoted_list([*has], 'and')}"
     raise _wrong(message, _told(path), hint)
@@ -119,14 +128,14 @@ class _Counter:
     answer: str | None
     """The columns that the command names."""
 
-    def count(self, row: Row, shape: Shape, who: str) -> tuple[int | None, int | None]:
+    def count_row_tokens(self, row: Row, shape: RowFormat, who: str) -> tuple[int | None, int | None]:
         """Return the tokens of a row's prompt and of its answer; None for what it has not. Raise ProgramError."""
         values = {name: self._value(row, name, who) for name in shape.columns}
         known = {name: number for name in values if (number := self._known(name, values[name], who)) is not None}
         if known:
             rest = [name for name in values if name not in known]
             known |= {
-                name: self._text(Shape(name if name == shape.answer else "", name), {**row, **values}, who)
+                name: self._text(RowFormat(name if name == shape.answer else "", name), {**row, **values}, who)
                 for name in rest
             }
             return known.get(shape.prompt), known.get(shape.answer)
@@ -165,22 +174,22 @@ class _Counter:
             raise _wrong(message, self._span(name), hint)
         return None
 
-    def _text(self, shape: Shape, row: Row, who: str) -> int:
+    def _text(self, shape: RowFormat, row: Row, who: str) -> int:
         """Return the tokens of a prompt, or of an answer of which nothing else is shown."""
         name = shape.prompt
         try:
-            shown = content(row[name], name)
+            shown = parse_content(row[name], name)
             if shape.answer and isinstance(shown, str):
                 return len(self.codec.encode_response(shown))
-            return len(self.codec.encode_prompt(shown, tools_of(row), options_of(row)))
+            return len(self.codec.encode_prompt(shown, tools_of(row), template_options_of(row)))
         except (ValueError, TypeError, KeyError) as error:  # also EngineError and OddRow
             raise self._unreadable(error, name, who) from None
 
-    def _example(self, shape: Shape, row: Row, who: str) -> tuple[int | None, int]:
+    def _example(self, shape: RowFormat, row: Row, who: str) -> tuple[int | None, int]:
         """Return the tokens of a row that carry no loss, and of those that do; None for the first where nothing comes
         before the answer."""
         try:
-            given = shaped_example(row, shape)
+            given = example_of_format(row, shape)
             if given.prompt is None and isinstance(given.answer, str):
                 return None, len(self.codec.encode_response(given.answer))
             ids, learned = self.codec.encode_example(given)

@@ -16,9 +16,9 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import product_notes, with_chosen_products, with_default_dtypes
+from rlgraph.passes.compilation.compile import autocast_notes, resolve_auto_autocast, with_default_dtypes
 from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.folder import recording_folder
@@ -94,7 +94,7 @@ def open_local(
     # Without a cluster the device decides the dtypes that are still open.
     program = _with_products(with_default_dtypes(compiled.program, settings.device != "cpu"), observer)
     backend = LocalBackend(program, settings, observer)
-    backend.most_samples = max(options.kept_samples, options.show_samples)
+    backend.most_samples = max(options.kept_sample_count, options.show_samples)
     weights = {
         name: LocalWeights(partial(backend.save, name), cast("EmbeddedEngine", state.engine))
         for name, state in backend.session.models.items()
@@ -134,7 +134,7 @@ def open_ray(
         verify_every=options.verify_weights,
         say=observer.show_note,
     )
-    backend.most_samples = max(options.kept_samples, options.show_samples)
+    backend.most_samples = max(options.kept_sample_count, options.show_samples)
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.
         model.name: RemoteWeights(
@@ -151,9 +151,9 @@ def _with_products(program: Program, observer: Observer) -> Program:
     """Return the program with the dtype of products decided by this machine's processor, once for all processes: what
     samples and what trains have to agree. It is said in the run's notes."""
     flags = processor_flags()
-    for text in product_notes(program, flags):
+    for text in autocast_notes(program, flags):
         observer.show_note(text)
-    return with_chosen_products(program, flags)
+    return resolve_auto_autocast(program, flags)
 
 
 def _need_moments(compiled: Compilation) -> None:

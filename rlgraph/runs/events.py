@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.ir.graph import Node
-from rlgraph.runs.jsonlines import encode_nonfinite, encode_value
+from rlgraph.runs.jsonlines import encode_nonfinite, encode_nonfinite_value
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -139,7 +139,7 @@ class StepDone(Event):
             "phase": self.phase,
             "seconds": self.seconds,
             "work_s": {name: round(seconds, 6) for name, seconds in self.work_s.items()},
-            "scores": {name: [*map(encode_value, spread)] for name, spread in self.result.spreads.items()},
+            "scores": {name: [*map(encode_nonfinite_value, spread)] for name, spread in self.result.spreads.items()},
         }
 
 
@@ -248,7 +248,7 @@ class EventStream:
                     self.publish(Note(step=event.step, text=text))
 
 
-def guest_readers(on_event: Read | None) -> tuple[dict[str, Read], list[str]]:
+def user_event_readers(on_event: Read | None) -> tuple[dict[str, Read], list[str]]:
     """Return the user's readers by what they are called in a message: a function, and those of installed packages; and
     sentences about packages whose reader cannot be loaded. Raise UsageMistake for what is no function."""
     from importlib.metadata import entry_points

@@ -23,13 +23,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rlgraph.catalog.models.adapters import rename_base
+from rlgraph.catalog.models.adapters import update_adapter_base_path
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
-from rlgraph.runs.event_files import EventFile
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
-from rlgraph.runs.samples import SAMPLES, cut_rows
+from rlgraph.runs.samples import SAMPLES, cut_samples_after
+from rlgraph.runs.tensorboard_file import TensorBoardFile
 
 METRICS, TRACE, EVENTS, GRAPH = "metrics.jsonl", "trace.jsonl", "events.jsonl", "graph.txt"
 PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
@@ -38,7 +38,7 @@ OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, EVENTS, SAMPLES, "tensorboard
 DEFAULT_PARENT = Path("runs")
 
 
-class Saved(Protocol):
+class SavableModel(Protocol):
     """A model that can be saved."""
 
     def save(self, folder: str | Path) -> None: ...
@@ -60,7 +60,7 @@ class RunFolder:
         """The files beside the metrics that have lines of every step, by name."""
         self._made = made
         self._first = 1
-        self._board: EventFile | None = None
+        self._board: TensorBoardFile | None = None
 
     @classmethod
     def make_numbered(cls, name: str) -> RunFolder:
@@ -124,7 +124,7 @@ class RunFolder:
         """Cut metrics, trace and samples after this step, and return the metrics that stay."""
         try:
             records = cut_lines_after(self._metrics, step)
-            for name, cut in ((TRACE, cut_lines_after), (SAMPLES, cut_rows)):
+            for name, cut in ((TRACE, cut_lines_after), (SAMPLES, cut_samples_after)):
                 if (self.path / name).exists():
                     self._beside[name] = _lines(self.path / name)
                     cut(self._beside[name], step)
@@ -159,7 +159,7 @@ class RunFolder:
             write_text_atomically(self.path / name, text)
         if self._board is not None:
             self._board.close()
-            self._board = EventFile.open(self.path / "tensorboard", 1)
+            self._board = TensorBoardFile.open(self.path / "tensorboard", 1)
             for record in _records(self._metrics):
                 self._board.write_step(record)
         self.note(
@@ -184,7 +184,7 @@ class RunFolder:
             self._metrics.write(json.dumps(encode_nonfinite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
-                self._board = EventFile.open(self.path / "tensorboard", self._first)
+                self._board = TensorBoardFile.open(self.path / "tensorboard", self._first)
             self._board.write_step(record)
         except OSError as error:
             raise RunError(
@@ -212,7 +212,7 @@ class RunFolder:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
 
-    def save(self, models: Mapping[str, Saved]) -> list[Path]:
+    def save(self, models: Mapping[str, SavableModel]) -> list[Path]:
         """Save these models, each one whole or not at all, and return their folders. Raise RunError, also if weights
         are NaN or infinite and there is a saved model already, which stays."""
         written: list[Path] = []
@@ -226,7 +226,7 @@ class RunFolder:
                 model.save(draft)
                 odd = _odd(draft) if final.exists() else ""
                 if not odd:
-                    rename_base(draft, final)
+                    update_adapter_base_path(draft, final)
                     flush_folder(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full

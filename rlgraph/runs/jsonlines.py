@@ -17,10 +17,10 @@ def print_record(record: dict[str, Any]) -> None:
 def encode_nonfinite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record with the texts "NaN", "Infinity" and "-Infinity" for numbers that JSON lacks, as in Protocol
     Buffers' JSON (https://protobuf.dev/programming-guides/json/)."""
-    return {name: encode_value(value) for name, value in record.items()}
+    return {name: encode_nonfinite_value(value) for name, value in record.items()}
 
 
-def encode_value(value: Any) -> Any:
+def encode_nonfinite_value(value: Any) -> Any:
     """Return the value, or the text that stands for it if it is a number that JSON lacks."""
     if not isinstance(value, float) or math.isfinite(value):
         return value

@@ -198,7 +198,7 @@ class RunObserver:
         )
         if self._show_samples and step.samples and self._samples_are_due(step.number):
             self._samples_shown_s = self._clock()
-            self.display.samples(step, self._show_samples)
+            self.display.show_samples(step, self._show_samples)
         self.interrupts.raise_if_signalled()
 
     def _samples_are_due(self, number: int) -> bool:
@@ -229,7 +229,7 @@ class RunObserver:
         if self.trace is not None:
             self.trace.add_flow(source, target, name, sent_bytes)
 
-    def write_trace(self, path: Path | None) -> None:
+    def write_timeline(self, path: Path | None) -> None:
         """Write the trace, including work that was cut off. Raise RunError."""
         while self._open:
             node, start = self._open.pop()

@@ -35,7 +35,7 @@ class BackendSpec:
         return next((package for package in self.packages if find_spec(package) is None), None)
 
     @property
-    def how_to_install(self) -> str:
+    def install_command(self) -> str:
         """The command that installs what it needs."""
         return install_command(self.extra)
 
@@ -69,7 +69,7 @@ def require_installed(spec: BackendSpec) -> None:
     """Raise UsageMistake if a package of the backend is not installed."""
     if spec.missing_package:
         message = f"the package `{spec.missing_package}` is not installed"
-        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, spec.how_to_install))
+        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, spec.install_command))
 
 
 def installed_versions() -> dict[str, str]:
@@ -142,11 +142,11 @@ class RunOptions:
     """The number of samples of a step that are shown every so often."""
 
     @property
-    def kept_samples(self) -> int:
+    def kept_sample_count(self) -> int:
         """The number of samples of a step that are kept."""
         return KEEP_SAMPLES if self.keep_samples is None else self.keep_samples
 
-    def need_installed(self) -> None:
+    def check_backend(self) -> None:
         """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""
         spec = backend_spec(self.backend)
         if not spec.processes and (self.address or self.debug):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Display(EventReader):
     """A reader of a run's events that shows them to a person; by itself it shows nothing."""
 
-    def samples(self, step: StepResult, most: int) -> None:
+    def show_samples(self, step: StepResult, most: int) -> None:
         """Show so many samples of a finished step, the best and the worst."""
 
     def show_note(self, text: str) -> None:
@@ -65,7 +65,7 @@ class JsonDisplay(Display):
         fields = {"type": "step", "step": event.step, "phase": event.phase, "seconds": round(event.seconds, 6)}
         print_record(with_metrics(fields, event.result.metrics))
 
-    def samples(self, step: StepResult, most: int) -> None:
+    def show_samples(self, step: StepResult, most: int) -> None:
         from rlgraph.runs.samples import best_and_worst, to_json
 
         for word, sample in best_and_worst(step.samples, most):
@@ -75,7 +75,7 @@ class JsonDisplay(Display):
         print_record({"type": "note", "text": text})
 
 
-class StepCounts:
+class ProgressCounts:
     """A count of where in its phase a step is, what it has generated, and what its weights cost to transfer."""
 
     def __init__(self, phases: Mapping[str, int]) -> None:
@@ -95,7 +95,7 @@ class StepCounts:
         """When the first step of this run began."""
         self.steps_done = 0
 
-    def place(self, number: int) -> str:
+    def position_text(self, number: int) -> str:
         """Return where in its phase a step is, as "step 3/30"."""
         for phase, steps in self.phases.items():
             if number <= self._before[phase] + steps:
@@ -108,7 +108,7 @@ class StepCounts:
             return ""
         each_s = (step_began_s - self.began_s) / self.steps_done
         left_s = each_s * (self.total - self.done) - (now_s - step_began_s)
-        return f"about {shown_duration(max(left_s, 0.0))} left"
+        return f"about {format_duration(max(left_s, 0.0))} left"
 
     def step_line(self, done: StepResult) -> str:
         """Return a finished step as one line, and reset the counts to 0."""
@@ -136,14 +136,14 @@ def format_rate(tokens: int, seconds: float) -> str:
     return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
 
 
-def shown_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time as a short text: "40 s", "12 min", "3.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def shown_progress(event: WorkProgress, seconds: float) -> str:
+def format_progress(event: WorkProgress, seconds: float) -> str:
     """Return how far a node is: "212 of 512 rows, 1,830 tok/s", "micro-batch 3 of 8"."""
     if event.unit != "row":
         return f"{event.unit} {event.done:,} of {event.total:,}"
@@ -164,7 +164,7 @@ def format_bytes(count: int) -> str:
 class CountingDisplay(Display):
     """A display that counts tokens and transfers."""
 
-    count: StepCounts | None = None
+    count: ProgressCounts | None = None
 
     def work_done(self, event: WorkDone) -> None:
         if self.count is not None:
@@ -176,16 +176,16 @@ class CountingDisplay(Display):
             self.count.synced_bytes += event.sent_bytes
 
     def run_started(self, event: RunStarted) -> None:
-        self.count = StepCounts(event.phases)
+        self.count = ProgressCounts(event.phases)
         self.count.done = event.done
 
-    def samples(self, step: StepResult, most: int) -> None:
+    def show_samples(self, step: StepResult, most: int) -> None:
         from rlgraph.runs.samples import best_and_worst
-        from rlgraph.runs.shown_samples import shown_sample
+        from rlgraph.runs.shown_samples import format_sample
 
         width = shutil.get_terminal_size().columns
         for word, sample in best_and_worst(step.samples, most):
-            self.show_note(shown_sample(word, sample, width))
+            self.show_note(format_sample(word, sample, width))
 
 
 BETWEEN_LINES_S = 30.0
@@ -214,7 +214,7 @@ class LinesDisplay(CountingDisplay):
     def work_progress(self, event: WorkProgress) -> None:
         now = self.now()
         seconds = now - self._node_began_s.get((event.node.name, event.pool), now)
-        self._while_it_goes_on(f"{work_name(event.node)}: {shown_progress(event, seconds)}")
+        self._while_it_goes_on(f"{work_name(event.node)}: {format_progress(event, seconds)}")
 
     def _while_it_goes_on(self, what: str) -> None:
         """Print what a step is doing, if nothing was printed for a while."""
@@ -222,8 +222,8 @@ class LinesDisplay(CountingDisplay):
         if self.count is None or now - self._shown_s < BETWEEN_LINES_S:
             return
         self._shown_s = now
-        ages = [f"{shown_duration(now - self._step_began_s)}", self.count.time_left(now, self._step_began_s)]
-        self.show_note("  ".join([self.count.place(self.count.done + 1), what, ", ".join(filter(None, ages))]))
+        ages = [f"{format_duration(now - self._step_began_s)}", self.count.time_left(now, self._step_began_s)]
+        self.show_note("  ".join([self.count.position_text(self.count.done + 1), what, ", ".join(filter(None, ages))]))
 
     def opening(self, event: Opening) -> None:
         # Later openings are about the rounds of a `collect`.
@@ -260,7 +260,7 @@ class CellDisplay(LinesDisplay):
 
     def _while_it_goes_on(self, what: str) -> None:
         if self.count is not None:
-            self._show(f"{self.count.place(self.count.done + 1)}  {what}")
+            self._show(f"{self.count.position_text(self.count.done + 1)}  {what}")
 
     def close(self) -> None:
         self._show(self.line, least_s=0)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rlgraph.errors import escape_controls
 from rlgraph.runs.events import Opening, RunStarted, StepDone, WorkDone, WorkProgress, WorkStarted
-from rlgraph.runs.progress import CountingDisplay, format_rate, shown_progress, work_name
+from rlgraph.runs.progress import CountingDisplay, format_progress, format_rate, work_name
 
 
 @dataclass
@@ -25,7 +25,7 @@ class _Pool:
     last: str = ""
     """The text about the last rows that it generated."""
 
-    def shown(self) -> list[str]:
+    def work_texts(self) -> list[str]:
         """Return a text for each piece of work."""
         works = dict.fromkeys(list(self.at_work))
         return [f"{work} {self.progress[work]}" if work in self.progress else work for work in works]
@@ -59,7 +59,7 @@ class BarDisplay(CountingDisplay):
         for name, pool in list(self.pools.items()):
             lines.add_row(
                 f"  {name}",
-                ", ".join(pool.shown()) or "[dim]waits",
+                ", ".join(pool.work_texts()) or "[dim]waits",
                 f"[dim]{pool.last}",
             )
         return Group(self.bar, lines) if self.pools else Group(self.bar)
@@ -87,7 +87,7 @@ class BarDisplay(CountingDisplay):
 
     def work_progress(self, event: WorkProgress) -> None:
         name, pool, now = work_name(event.node), event.pool, time.monotonic()
-        text = shown_progress(event, now - self._began_s.get((event.node.name, pool), now))
+        text = format_progress(event, now - self._began_s.get((event.node.name, pool), now))
         if pool:
             self.pools.setdefault(pool, _Pool()).progress[name] = text
         else:

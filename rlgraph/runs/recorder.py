@@ -6,7 +6,7 @@ import json
 
 from rlgraph.runs.events import LASTING, Event, StepDone
 from rlgraph.runs.folder import RunFolder
-from rlgraph.runs.samples import bounded, sample_lines
+from rlgraph.runs.samples import limit_samples, sample_lines
 
 
 class Recorder:
@@ -23,7 +23,7 @@ class Recorder:
             return
         line = json.dumps(event.to_json(), default=str)
         if isinstance(event, StepDone):
-            samples = sample_lines(event.step, bounded(event.result.samples, self.kept_samples))
+            samples = sample_lines(event.step, limit_samples(event.result.samples, self.kept_samples))
             self.folder.append_step(event.metrics, event.result.trace, samples, line)
         else:
             self.folder.append_event(line)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.types import Axis, Handle, Table
+from rlgraph.ir.types import Axis, StateHandle, Table
 from rlgraph.ops.nodes import NODES, attribute_value, model_of, row_history, sampling_node, table_of
 
 LATE = "recent"
@@ -14,7 +14,7 @@ LATE = "recent"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingPath:
     """A pair of weights and a table on whose rows they are trained."""
 
     key: tuple[str, str]
@@ -39,7 +39,7 @@ class Training:
         return self.collect is not None and attribute_value(self.collect, "order") != "data"
 
     @property
-    def waiting_rows(self) -> int:
+    def waiting_row_count(self) -> int:
         """Return how many rows have to wait until its `collect` asks them again; 0 means in the next step."""
         if self.collect is None or attribute_value(self.collect, "rest") != "longest":
             return 0
@@ -50,7 +50,7 @@ class RowPaths:
     """The ways of a graph's rows from the nodes that sample them to the nodes that train on them."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.types = graph, graph.values()
+        self.graph, self.types = graph, graph.value_types()
         self.makers: dict[str, tuple[Node, int]] = {}
         for node in graph.walk():
             self.makers |= {value.name: (node, index) for index, value in enumerate(node.outputs)}
@@ -59,7 +59,7 @@ class RowPaths:
         """Yield the key of each node that samples, with the node and the name of the model it samples from."""
         for node in self.graph.walk():
             model = self.types.get(model_of(node))
-            if NODES[node.op].generates and isinstance(model, Handle):
+            if NODES[node.op].generates and isinstance(model, StateHandle):
                 yield node.attr("key"), (node, model.name)
 
     def is_repeatable(self, table: str) -> bool:
@@ -79,15 +79,15 @@ class RowPaths:
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
         return {collected_data(node): node for node in loops if attribute_value(node, "order") != "data"}
 
-    def samplers_ordered_by_age(self, collect: Node) -> set[str]:
+    def samplers_deciding_order(self, collect: Node) -> set[str]:
         """Return the keys of the nodes whose samples' age decides the order in which `collect` takes rows."""
         names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
         return {node.attr("key") for node in (sampling_node(name, self.makers) for name in names) if node}
 
-    def possible_trainings(self) -> Iterator[Training]:
+    def possible_trainings(self) -> Iterator[TrainingPath]:
         yield from self._inside(self.graph, ())
 
-    def _inside(self, graph: Graph, loops: tuple[Node, ...]) -> Iterator[Training]:
+    def _inside(self, graph: Graph, loops: tuple[Node, ...]) -> Iterator[TrainingPath]:
         for node in graph.nodes:
             if not NODES[node.op].trains:
                 for region in node.regions:
@@ -98,8 +98,8 @@ class RowPaths:
                 kind, way = self.types.get(table), self._way(table)
                 if way is not None and isinstance(kind, Table) and not self.is_repeatable(table):
                     weights = node.region.inputs[0]
-                    assert isinstance(weights.type, Handle)
-                    yield Training((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
+                    assert isinstance(weights.type, StateHandle)
+                    yield TrainingPath((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
 
     def _way(self, table: str) -> tuple[str, Node | None, frozenset[str], frozenset[str]] | None:
         """Return the key of the node that samples a table's rows, the `collect` on the way from there, and the nodes

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.plan_times import predicted_work
+from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
 from rlgraph.runs.backends import open_backend
-from rlgraph.runs.checkpoint import outside
+from rlgraph.runs.checkpoint import outside_digests
 from rlgraph.runs.checkpoint.best import parse_best
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.checkpoint.interval import parse_interval
@@ -26,7 +26,7 @@ from rlgraph.runs.checkpoint.resuming import (
 )
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
-from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, guest_readers
+from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
 from rlgraph.runs.folder import RunFolder, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.observer import InterruptHandler, RunObserver
@@ -79,8 +79,8 @@ def run(
     on_event: Read | None,
 ) -> Run:
     """Run a program with its options; see `Compiled.run`."""
-    options.need_installed()
-    guest_readers(on_event)
+    options.check_backend()
+    user_event_readers(on_event)
     if options.resume is None:
         folder = RunFolder.claim_folder(Path(out), overwrite) if out is not None else None
     else:
@@ -106,8 +106,8 @@ def run_in_folder(
     options = replace(options, threads=options.threads or _cores())
     if folder is None:
         options = replace(options, keep_samples=0)
-    guests, broken = guest_readers(on_event)
-    recorder = None if folder is None else Recorder(folder, options.kept_samples)
+    guests, broken = user_event_readers(on_event)
+    recorder = None if folder is None else Recorder(folder, options.kept_sample_count)
     stream = EventStream([shown] if recorder is None else [recorder, shown], guests)
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
@@ -160,7 +160,7 @@ def _once(
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
                 _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
-            watch.write_trace(options.trace)
+            watch.write_timeline(options.trace)
             watch.publish(RunEnded(step=len(result.metrics), outcome="finished"))
         except BaseException as error:
             if may_lose and _is_lost(error):
@@ -169,7 +169,7 @@ def _once(
             if options.resume is None and not again:
                 _give_back(result, folder)
             with _noted_failures(watch):
-                watch.write_trace(options.trace)
+                watch.write_timeline(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(result) from None
             raise
@@ -194,10 +194,10 @@ def _is_lost(error: BaseException) -> bool:
 @contextmanager
 def _claimed(
     folder: RunFolder | None, compiled: Compilation, options: RunOptions, again: bool
-) -> Iterator[tuple[Checkpoint | None, outside.Digests]]:
+) -> Iterator[tuple[Checkpoint | None, outside_digests.Digests]]:
     """Check before the run what it has to read and write. Yield the checkpoint that it is resumed from, if any, and the
     digests of what the program takes from outside, for a run that is saved."""
-    from rlgraph.backends.recording import claim_folder, is_recording, read_header
+    from rlgraph.backends.recording import claim_folder, has_recording, read_header
 
     if options.save_every is not None:
         parse_interval(options.save_every)
@@ -208,15 +208,15 @@ def _claimed(
         check_writable(options.trace)
     if options.replay:
         read_header(recording_folder(options.replay), compiled.name)
-    taken = outside.file_digests(compiled) if options.save_every is not None else {}
+    taken = outside_digests.file_digests(compiled) if options.save_every is not None else {}
     checkpoint = None if options.resume is None else checkpoint_to_resume(options.resume, compiled, options, taken)
     after = checkpoint.step if checkpoint else None
-    if again and checkpoint is None and options.record and is_recording(options.record):
+    if again and checkpoint is None and options.record and has_recording(options.record):
         after = 0
     with claim_folder(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
-            differs = [] if checkpoint is None else outside.change_notes(checkpoint.outside, taken)
+            differs = [] if checkpoint is None else outside_digests.change_notes(checkpoint.outside, taken)
             how = {**_how(compiled, options), "differs": differs}
             folder.write_run_inputs(compiled.source.text, compiled.text(), how, plan=plan)
         yield checkpoint, taken
@@ -227,7 +227,7 @@ def _steps(
     folder: RunFolder | None,
     compiled: Compilation,
     options: RunOptions,
-    taken: outside.Digests,
+    taken: outside_digests.Digests,
     watch: RunObserver,
     checkpoint: Checkpoint | None,
     *,
@@ -242,7 +242,7 @@ def _steps(
             watch.show_note(text)
         if options.save_every is not None:
             # The models are loaded now, so the revisions that the hub gave are known.
-            taken = {**taken, **outside.hub_revisions(compiled)}
+            taken = {**taken, **outside_digests.hub_revisions(compiled)}
         if checkpoint is not None:
             assert folder is not None
             restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.show_note)
@@ -258,7 +258,7 @@ def _steps(
 
             saver = Saver(folder, compiled, options, taken, resumable, saved)
         try:
-            watch.run_started(phases, done, compiled.name, predicted_work(compiled))
+            watch.run_started(phases, done, compiled.name, predicted_seconds_by_work(compiled))
             for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 watch.step_done(step, result.metrics[-1])

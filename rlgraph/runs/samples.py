@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rlgraph.backends.samples import Sample, places_to_keep, ranking
+from rlgraph.backends.samples import Sample, choose_shown_rows, ranking
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import failure_reason
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
@@ -56,7 +56,7 @@ def from_json(record: Mapping[str, Any]) -> Sample:
     )
 
 
-def bounded(samples: Sequence[Sample], most: int) -> list[Sample]:
+def limit_samples(samples: Sequence[Sample], most: int) -> list[Sample]:
     """Return at most so many samples of a step; each table has its share."""
     if not most or len(samples) <= most:
         return list(samples[:most])
@@ -66,12 +66,12 @@ def bounded(samples: Sequence[Sample], most: int) -> list[Sample]:
         rows = [sample for sample in samples if sample.table == table]
         rewards = [sample.reward for sample in rows]
         reward = [float("nan") if number is None else number for number in rewards]
-        places = places_to_keep([sample.row for sample in rows], reward, max(1, most // len(tables)))
+        places = choose_shown_rows([sample.row for sample in rows], reward, max(1, most // len(tables)))
         chosen += [rows[place] for place in places]
     return chosen[:most]
 
 
-def cut_rows(file: IO[str], step: int) -> None:
+def cut_samples_after(file: IO[str], step: int) -> None:
     """Cut a file of samples after this step. It may be long, so only the beginnings of lines are looked at."""
     end = 0
     file.seek(0)
@@ -161,7 +161,7 @@ def best_and_worst(samples: Sequence[Sample], count: int) -> list[tuple[str, Sam
     ]
 
 
-def same_prompts(before: StepSamples, after: StepSamples, run: Path) -> list[tuple[list[Sample], list[Sample]]]:
+def pair_by_prompt(before: StepSamples, after: StepSamples, run: Path) -> list[tuple[list[Sample], list[Sample]]]:
     """Return, for each prompt of which both steps have samples, these. Raise UsageMistake if there is none."""
     groups = [_by_prompt(step.samples) for step in (before, after)]
     common = [prompt for prompt in groups[0] if prompt in groups[1]]

@@ -14,9 +14,9 @@ _LINES = 8
 """The most lines in which a text is shown."""
 
 
-def shown_sample(word: str, sample: Sample, width: int) -> str:
+def format_sample(word: str, sample: Sample, width: int) -> str:
     """Return a sample as lines of at most so many cells, safe for a terminal. word: what it is, as "best"."""
-    return "\n".join([_fits(heading(word, sample), width), *shown_texts(sample, width)])
+    return "\n".join([_fits(heading(word, sample), width), *format_sample_texts(sample, width)])
 
 
 def heading(word: str, sample: Sample) -> str:
@@ -24,22 +24,25 @@ def heading(word: str, sample: Sample) -> str:
     parts = [f"{name} {value:.4g}" for name, value in sample.scores.items()]
     tokens = f"{sample.length:,} token{'s' * (sample.length != 1)}"
     return "  ".join(
-        [f"{word}:" if word else "", *parts, tokens, f"weights {sample.version}", row_text(sample.row)]
+        [f"{word}:" if word else "", *parts, tokens, f"weights {sample.version}", format_row_id(sample.row)]
     ).strip()
 
 
-def row_text(row: RowId) -> str:
+def format_row_id(row: RowId) -> str:
     """Return which row of the data a sample is of, and which of its samples it is."""
     data, _, place, *number = row
     return f"{data} row {place}" + "".join(f", sample {at}" for at in number)
 
 
-def shown_texts(sample: Sample, width: int) -> list[str]:
+def format_sample_texts(sample: Sample, width: int) -> list[str]:
     """Return the lines of a sample's prompt and answer."""
-    return [*shown_text("prompt", prompt_text(sample.prompt), width), *shown_text("answer", sample.answer, width)]
+    return [
+        *format_text_lines("prompt", prompt_text(sample.prompt), width),
+        *format_text_lines("answer", sample.answer, width),
+    ]
 
 
-def shown_text(name: str, text: str, width: int) -> list[str]:
+def format_text_lines(name: str, text: str, width: int) -> list[str]:
     """Return a text as indented lines behind its name; of a long one the beginning and the end."""
     head = f"  {name}  "
     room = max(10, width - len(head))

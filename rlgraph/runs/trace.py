@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.step import Ended
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.files import failure_reason
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import trains_on_stale_rows
+from rlgraph.ir.step_edges import trains_on_stale_rows
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.runs.folder import GRAPH, TRACE
 

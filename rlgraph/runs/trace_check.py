@@ -18,11 +18,11 @@ from typing import Any
 
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Ended
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
 from rlgraph.ir.graph import Node, program_axes
 from rlgraph.ops.nodes import attribute_value, rows_per_input
-from rlgraph.runs.row_paths import LATE, RowPaths, Training, collected_data
+from rlgraph.runs.row_paths import LATE, RowPaths, TrainingPath, collected_data
 from rlgraph.runs.trace import Batch, Row, Trace, TracedStep, read_trace
 
 
@@ -61,10 +61,10 @@ def check_trace(folder: str | Path) -> TraceCheck:
     The result counts the rows that were sampled and trained on, and has `diagnostics`, which are empty if all is as
     the program grants it. Raise ProgramError where there is no trace, or it is damaged.
     """
-    return check_run_in_trace(read_trace(Path(folder)))
+    return check_loaded_trace(read_trace(Path(folder)))
 
 
-def check_run_in_trace(trace: Trace) -> TraceCheck:
+def check_loaded_trace(trace: Trace) -> TraceCheck:
     """Check whether a run did what its program allows."""
     checker = _Checker(trace)
     checker.check_steps()
@@ -125,7 +125,7 @@ class _Checker:
         trainings = {name: list(way.possible_trainings()) for name, way in ways.items()}
         carrying = {name: list(way.collects_with_surplus()) for name, way in ways.items()}
         self.sources = {
-            id(collect): way.samplers_ordered_by_age(collect)
+            id(collect): way.samplers_deciding_order(collect)
             for way in ways.values()
             for collect in way.collects_in_end_order().values()
         }
@@ -148,7 +148,7 @@ class _Checker:
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
                 lost = again.difference((row[:3] for row, *_ in plain), *dropped)
                 wanted = next(
-                    (training.waiting_rows for training in trainings[step.phase] if training.source == key), 0
+                    (training.waiting_row_count for training in trainings[step.phase] if training.source == key), 0
                 )
                 if len(again) < wanted or (wanted and len(again) - len(lost) >= wanted):
                     # They wait until there are as many as a step takes.
@@ -190,7 +190,7 @@ class _Checker:
         traced: TracedStep,
         collect: Node,
         age_checks: Mapping[str, Node],
-        trainings: Iterable[Training],
+        trainings: Iterable[TrainingPath],
     ) -> None:
         """Check that rows which a `collect` carries over are given up once they are too old, and not before. looks: for
         each sampler, the node that checks the age of its rows."""
@@ -322,7 +322,7 @@ class _Checker:
             what = f"of `{source}` was {count_phrase(behind, 'update')} behind at the end: too old"
             self.add_fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
-    def check_trained_rows(self, step: int, traced: TracedStep, training: Training) -> list[Row]:
+    def check_trained_rows(self, step: int, traced: TracedStep, training: TrainingPath) -> list[Row]:
         """Check the rows that something was trained on, and return those that it was allowed to train on."""
         key, model = training.key, training.model
         counts = Counter(traced.trained.get(key, ()))
@@ -362,7 +362,13 @@ class _Checker:
         return allowed
 
     def check_missing_rows(
-        self, step: int, traced: TracedStep, training: Training, candidates: list[Row], used: set[Row], after: _Dropped
+        self,
+        step: int,
+        traced: TracedStep,
+        training: TrainingPath,
+        candidates: list[Row],
+        used: set[Row],
+        after: _Dropped,
     ) -> None:
         """Check what became of the rows that it was not trained on."""
         model, collect = training.model, training.collect
@@ -411,7 +417,7 @@ class _Checker:
     def row_position(self, row: Row) -> tuple[int, ...]:
         return (self.places.get(row[:3], len(self.places)),)
 
-    def training_order(self, training: Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
+    def training_order(self, training: TrainingPath, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
         """Return the order in which rows are taken whose batches are taken as they end, with unfinished ones last. None
         if the trace does not determine it, because several tables decide how old they are."""
         collect = training.collect
@@ -430,7 +436,7 @@ class _Checker:
 
         return turn
 
-    def skip_untrained_rows(self, training: Training) -> None:
+    def skip_untrained_rows(self, training: TrainingPath) -> None:
         """Take the rows that are collected in a step that does not train on them."""
         rows = self.waiting[training.key]
         assert training.collect is not None

@@ -152,7 +152,7 @@ class Child:
         """Load the file, outside of the limit of a call."""
         self.load()
 
-    def rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
+    def start_rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
         """Return the rows of a function that returns a list; None for one that yields them."""
         result = self.await_value(getattr(self.load(), name)(**arguments))
         if isinstance(result, list | tuple):
@@ -169,7 +169,7 @@ class Child:
         """Return the next rows of the generator, fewer if it ends."""
         return [row for _, row in zip(range(count), self.objects[key], strict=False)]
 
-    def make(self, key: int, name: str, arguments: dict[str, Any]) -> None:
+    def make_environment(self, key: int, name: str, arguments: dict[str, Any]) -> None:
         """Make an environment for one episode."""
         self.objects[key] = getattr(self.load(), name)(**arguments)
 

@@ -21,20 +21,20 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.user_code.child import Observation
-from rlgraph.user_code.declared import DEFAULT_LIMIT_S
-from rlgraph.user_code.environments import Environment, EnvironmentSpec, ToolCall
-from rlgraph.user_code.files import Folders
-from rlgraph.user_code.report import (
+from rlgraph.user_code.code_diagnostics import (
+    CallSignature,
     CodeTarget,
-    Signature,
     failed_call_error,
     load_signature,
     parse_target,
     require_arguments,
     user_options,
 )
+from rlgraph.user_code.environments import Environment, EnvironmentSpec, ToolCall
+from rlgraph.user_code.files import SearchFolders
+from rlgraph.user_code.function_declarations import DEFAULT_LIMIT_S
 from rlgraph.user_code.spec import int_option, seconds_option, single_text_argument
-from rlgraph.user_code.unread import declaration_faults
+from rlgraph.user_code.static_checks import python_reference_faults
 from rlgraph.user_code.worker import CodeFailure, Worker, Workers, WrongValue
 
 OPTIONS = ("timeout", "workers")
@@ -93,7 +93,7 @@ class ObjectEpisode:
         return failed_call_error(self.target, failure, where, self.row, hint)
 
 
-def open_class(spec: EnvironmentSpec, folders: Folders, pool: Workers) -> Environment:
+def open_class_environment(spec: EnvironmentSpec, folders: SearchFolders, pool: Workers) -> Environment:
     """Return the environment of a class. Raises `ProgramError`."""
     target = parse_target(spec.args[0], folders, spec.argument_span(0), spec.kind)
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
@@ -111,19 +111,19 @@ def open_class(spec: EnvironmentSpec, folders: Folders, pool: Workers) -> Enviro
     return Environment(begin, processes)
 
 
-def check(spec: EnvironmentSpec) -> None:
+def check_class_declaration(spec: EnvironmentSpec) -> None:
     """Raise an error for what is wrong with a declaration, as far as can be seen without any file."""
     single_text_argument(spec, "a file and a class in it", 'python("envs.py:Shell")')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     int_option(spec, "workers", 1)
 
 
-def faults(spec: EnvironmentSpec, folders: Folders) -> list[Diagnostic]:
+def class_declaration_faults(spec: EnvironmentSpec, folders: SearchFolders) -> list[Diagnostic]:
     """Return what is wrong with a declaration, without running the user's Python."""
-    return declaration_faults(spec, folders, OPTIONS, alone=True)
+    return python_reference_faults(spec, folders, OPTIONS, alone=True)
 
 
-def _check_class(target: CodeTarget, signature: Signature) -> None:
+def _check_class(target: CodeTarget, signature: CallSignature) -> None:
     missing = [name for name in ("reset", "step") if signature.is_class and name not in signature.methods]
     if missing:
         message = f"`{target.name}` is no environment: it has no method `{missing[0]}`"

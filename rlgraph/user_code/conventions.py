@@ -44,17 +44,17 @@ OTHER_NAMES = {
 """For each argument of a function, the names that other systems use for it."""
 
 
-def is_by_row(named: Collection[str]) -> bool:
+def is_called_per_row(named: Collection[str]) -> bool:
     """Return whether a function with these parameters is called a row at a time, as in verl."""
     return "solution_str" in named
 
 
-def verl_columns(columns: Collection[str]) -> tuple[str, ...]:
+def available_verl_arguments(columns: Collection[str]) -> tuple[str, ...]:
     """Return the arguments of a function as in verl that rows with these columns have beside them."""
     return ("solution_str", "extra_info", *(("ground_truth",) if "reward_model" in columns else ()))
 
 
-def row_arguments(
+def verl_row_arguments(
     named: Collection[str], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[Any]]:
     """Return the arguments of a function as in verl, each with an entry for each row: the answer as `solution_str`,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
 from rlgraph.user_code import class_environments, tool_environments
 from rlgraph.user_code.environments import Environment, EnvironmentSpec
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT
 from rlgraph.user_code.worker import Workers
 
@@ -19,38 +19,46 @@ class EnvironmentKind:
 
     check: Callable[[EnvironmentSpec], None]
     """Raises ProgramError for what is wrong, as far as can be seen without any file."""
-    faults: Callable[[EnvironmentSpec, Folders], list[Diagnostic]]
+    faults: Callable[[EnvironmentSpec, SearchFolders], list[Diagnostic]]
     """Returns what is wrong, as far as can be seen without running the user's Python."""
-    open: Callable[[EnvironmentSpec, Folders, Workers], Environment]
+    open: Callable[[EnvironmentSpec, SearchFolders, Workers], Environment]
     """Loads the user's file. Raises ProgramError."""
 
 
 KINDS = {
-    "python": EnvironmentKind(class_environments.check, class_environments.faults, class_environments.open_class),
-    "tools": EnvironmentKind(tool_environments.check, tool_environments.faults, tool_environments.open_tools),
+    "python": EnvironmentKind(
+        class_environments.check_class_declaration,
+        class_environments.class_declaration_faults,
+        class_environments.open_class_environment,
+    ),
+    "tools": EnvironmentKind(
+        tool_environments.check_tools_declaration,
+        tool_environments.tools_declaration_faults,
+        tool_environments.open_tool_environment,
+    ),
 }
 
 
-def check_environment(spec: EnvironmentSpec) -> None:
+def check_environment_declaration(spec: EnvironmentSpec) -> None:
     """Raise an error for what is wrong with an `env` declaration, as far as can be seen without any file."""
     _kind(spec).check(spec)
 
 
-def environment_faults(spec: EnvironmentSpec, folders: Folders) -> list[Diagnostic]:
+def environment_declaration_faults(spec: EnvironmentSpec, folders: SearchFolders) -> list[Diagnostic]:
     """Return what is wrong with an `env` declaration, without running or importing the user's Python."""
     try:
-        check_environment(spec)
+        check_environment_declaration(spec)
     except ProgramError as error:
         return [*error.diagnostics]
     return _kind(spec).faults(spec, folders)
 
 
-def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers | None = None) -> Environment:
+def open_environment(spec: EnvironmentSpec, folders: SearchFolders, workers: Workers | None = None) -> Environment:
     """Return the environment that a program declares. This loads the user's file, so only a run may do it.
 
     With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
     """
-    check_environment(spec)
+    check_environment_declaration(spec)
     return _kind(spec).open(spec, folders, workers or Workers())
 
 

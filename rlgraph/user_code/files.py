@@ -17,7 +17,7 @@ NO_FILE = "E0703"
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class SearchFolders:
     """The folders in which the relative paths of a program begin: first its own, then the one in which the command
     runs.
 
@@ -32,7 +32,7 @@ class Folders:
         places = [folder / os.path.expanduser(path) for folder in self.all_folders()]
         return next((place for place in places if os.path.exists(place)), places[0])
 
-    def model_source(self, source: str) -> str:
+    def resolve_model_source(self, source: str) -> str:
         """Return the folder that the source of a model or a tokenizer names, if there is one; else the source, a name
         of the hub."""
         local = self.find_path(source)
@@ -44,7 +44,7 @@ class Folders:
         return [self.program] if same else [self.program, self.here]
 
 
-def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
+def find_file(path: str, folders: SearchFolders, span: Span, what: str) -> Path:
     """Return the file that a program names `path`; it exists, is a regular file, and may be read.
 
     `what` is the user's word for it: `data file`. Raises ProgramError.
@@ -64,14 +64,14 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
     return file
 
 
-def _where(path: str, folders: Folders) -> str:
+def _where(path: str, folders: SearchFolders) -> str:
     """Return the folders that were searched, as words."""
     if os.path.isabs(os.path.expanduser(path)):
         return ""
     return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all_folders())
 
 
-def _missing_hint(path: str, folders: Folders) -> str:
+def _missing_hint(path: str, folders: SearchFolders) -> str:
     """Return a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
     them; of an address, how it becomes a file."""
     scheme, _, rest = path.partition("://")
@@ -115,7 +115,7 @@ def is_module(place: str) -> bool:
     return not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
 
 
-def find_module(name: str, folders: Folders) -> Path | None:
+def find_module_file(name: str, folders: SearchFolders) -> Path | None:
     """Return the file of the module `name`, which may lie in one of `folders`; None if there is no such module.
 
     Parent packages are not imported either, as `importlib.util.find_spec` would do.
@@ -129,12 +129,12 @@ def find_module(name: str, folders: Folders) -> Path | None:
     return Path(spec.origin or name) if spec is not None else None
 
 
-def module_search_path(folders: Folders) -> list[str]:
+def module_search_path(folders: SearchFolders) -> list[str]:
     """Return where the process that imports a user's module looks for it."""
     return [*(str(folder.absolute()) for folder in folders.all_folders()), *sys.path]
 
 
-def _top(name: str, folders: Folders) -> ModuleSpec | None:
+def _top(name: str, folders: SearchFolders) -> ModuleSpec | None:
     try:
         # The second lookup is for editable installs, which have their own finder.
         return PathFinder.find_spec(name, module_search_path(folders)) or importlib.util.find_spec(name)

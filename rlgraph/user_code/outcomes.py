@@ -20,7 +20,7 @@ HAS_NUMBER, ABSTAINED, FAILED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class ResultContract:
     """What a declaration says of the results of a function."""
 
     numbers: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Judgement:
     """A sentence on each row for which it failed."""
 
 
-def contract_of(spec: CallSpec) -> Contract:
+def result_contract(spec: CallSpec) -> ResultContract:
     """Return what a declaration says of results. Raises ProgramError."""
     numbers, texts = _names(spec, "returns"), _names(spec, "texts")
     twice = next((name for name in (*numbers, *texts) if (*numbers, *texts).count(name) > 1), "")
@@ -59,7 +59,7 @@ def contract_of(spec: CallSpec) -> Contract:
     if texts and not numbers:
         message = "`texts` come beside numbers, and `returns` names none"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span("texts"), 'as in `returns=["score"]`'))
-    return Contract(numbers, texts, _outcome(spec, "none"), _outcome(spec, "failed"))
+    return ResultContract(numbers, texts, _outcome(spec, "none"), _outcome(spec, "failed"))
 
 
 def _names(spec: CallSpec, option: str) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def _outcome(spec: CallSpec, option: str) -> Outcome:
     return float(value)
 
 
-def judgement(contract: Contract, results: Sequence[Any | CodeFailure], names: Sequence[str]) -> Judgement:
+def judge_results(contract: ResultContract, results: Sequence[Any | CodeFailure], names: Sequence[str]) -> Judgement:
     """Return what the results of rows mean. results: for each row its values, None, or the failure of its call; those
     that stop the run are not among them. names: of the rows."""
     width = max(1, len(contract.numbers)) + len(contract.texts)

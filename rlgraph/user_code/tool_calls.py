@@ -92,7 +92,7 @@ def written_calls(answer: str) -> list[WrittenCall]:
     return _bare(text.strip())
 
 
-def wrong_arguments(arguments: Any, schema: Mapping[str, Any]) -> str:
+def wrong_arguments_message(arguments: Any, schema: Mapping[str, Any]) -> str:
     """Return what is wrong with the arguments of a call, in words; "" if nothing is. schema: that of the parameters."""
     known = schema.get("properties", {})
     if not isinstance(arguments, Mapping):

@@ -15,12 +15,12 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.child import Observation
+from rlgraph.user_code.code_diagnostics import CodeTarget, load_signature, parse_target
 from rlgraph.user_code.environments import Environment, EnvironmentSpec, ToolCall
-from rlgraph.user_code.files import Folders
-from rlgraph.user_code.report import CodeTarget, load_signature, parse_target
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT, int_option, refuse_unknown_options, seconds_option
-from rlgraph.user_code.tool_calls import WrittenCall, written_calls, wrong_arguments
-from rlgraph.user_code.unread import declaration_faults
+from rlgraph.user_code.static_checks import python_reference_faults
+from rlgraph.user_code.tool_calls import WrittenCall, written_calls, wrong_arguments_message
 from rlgraph.user_code.worker import IMPORT_LIMIT_S, CodeFailure, Raised, Worker, Workers, run_in_parallel
 
 OPTIONS = ("timeout", "workers")
@@ -45,7 +45,7 @@ class Tools:
     turns: Iterator[Worker] = field(repr=False)
     """The processes in turn, without end."""
 
-    def answer(self, calls: list[WrittenCall]) -> tuple[ToolCall, ...]:
+    def run_calls(self, calls: list[WrittenCall]) -> tuple[ToolCall, ...]:
         """Return the calls of an answer with their results, in their order; they run beside each other."""
         asked: list[Callable[[], ToolCall]] = [
             partial(self._answer, call, next(self.turns), place) for place, call in enumerate(calls)
@@ -71,7 +71,7 @@ class Tools:
             return call.error
         if call.name not in self.schemas:
             return f"there is no tool `{call.name:.60}`; there are: {', '.join(self.schemas)}"
-        return wrong_arguments(call.arguments, self.schemas[call.name]["function"]["parameters"])
+        return wrong_arguments_message(call.arguments, self.schemas[call.name]["function"]["parameters"])
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class ToolEpisode:
 
     def step(self, action: str) -> tuple[Observation, float, bool]:
         """Return what the calls of an answer return, no reward, and whether there is no call."""
-        self.last_calls = self.tools.answer(written_calls(action))
+        self.last_calls = self.tools.run_calls(written_calls(action))
         messages = [
             {"role": "tool", **({"name": call.name} if call.name else {}), "content": call.result}
             for call in self.last_calls
@@ -98,7 +98,7 @@ class ToolEpisode:
         """End the episode: the tools keep nothing of it."""
 
 
-def check(spec: EnvironmentSpec) -> None:
+def check_tools_declaration(spec: EnvironmentSpec) -> None:
     """Raise an error for what is wrong with a declaration, as far as can be seen without any file."""
     for place, argument in enumerate(spec.args):
         if not isinstance(argument, str) or not argument:
@@ -116,16 +116,16 @@ def check(spec: EnvironmentSpec) -> None:
     int_option(spec, "workers", 1)
 
 
-def faults(spec: EnvironmentSpec, folders: Folders) -> list[Diagnostic]:
+def tools_declaration_faults(spec: EnvironmentSpec, folders: SearchFolders) -> list[Diagnostic]:
     """Return what is wrong with a declaration, without running the user's Python."""
     alone = [
         replace(spec, args=(argument,), options={}, spans={0: spec.argument_span(place)})
         for place, argument in enumerate(spec.args)
     ]
-    return [fault for tool in alone for fault in declaration_faults(tool, folders)]
+    return [fault for tool in alone for fault in python_reference_faults(tool, folders)]
 
 
-def open_tools(spec: EnvironmentSpec, folders: Folders, pool: Workers) -> Environment:
+def open_tool_environment(spec: EnvironmentSpec, folders: SearchFolders, pool: Workers) -> Environment:
     """Return the environment of tools. Raises `ProgramError`."""
     targets = [
         parse_target(argument, folders, spec.argument_span(place), spec.kind)

@@ -175,7 +175,7 @@ class Worker:
                 self._stop()
                 raise
 
-    def request_generation(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
+    def request_same_process(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
         """Send a `request` to the process of this generation; 0: to any."""
         if generation not in (0, self.generation):
             raise self.lost_episode_error()

@@ -33,7 +33,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ValueLink:
     """A line from a box's output to a box's input; an empty id is the frame, whose ports have their inside names."""
 
     source: str
@@ -49,7 +49,7 @@ class Body:
     """The boxes in a frame or a section, and the links between them."""
 
     boxes: tuple[Box, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[ValueLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlgraph.ir.graph import Constant, Model, Node, Phase, Record, Unit, Value
-from rlgraph.ir.text.text import show_constant, show_expr
-from rlgraph.ir.types import Handle
+from rlgraph.ir.graph import Constant, ConstructorCall, Model, Node, Phase, RowUnit, Value
+from rlgraph.ir.text.program_text import constant_text, expr_text
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops import NODES
 from rlgraph.ops.tensor import INFIX
 
@@ -29,14 +29,14 @@ def changed_options(node: Node, but: Iterable[str] = ()) -> str:
 
 
 def _shown(pairs: Iterable[tuple[str, Constant]]) -> str:
-    return ", ".join(f"{name}={show_constant(value)}" for name, value in pairs if value is not None and value != ())
+    return ", ".join(f"{name}={constant_text(value)}" for name, value in pairs if value is not None and value != ())
 
 
-def record_text(found: Record, kind: str) -> str:
+def constructor_call_text(found: ConstructorCall, kind: str) -> str:
     """Return what something from outside the program is made of: `jsonl("a.jsonl", batch=8)`."""
     # Shuffling is the default of a data source.
     options_text = _shown(item for item in found.options if (kind, *item) != ("data", "shuffle", True))
-    arguments = [show_constant(arg) for arg in found.args] + ([options_text] if options_text else [])
+    arguments = [constant_text(arg) for arg in found.args] + ([options_text] if options_text else [])
     return shorten_text(f"{found.name}({', '.join(arguments)})", OPTION_COLUMNS)
 
 
@@ -73,7 +73,7 @@ def loop_captions(node: Node, axes: Mapping[str, str]) -> tuple[str, str]:
 def _read(node: Node) -> str:
     """Return the data source whose rows a loop reads."""
     types = (value.type for value in node.region.inputs)
-    return next((kind.name for kind in types if isinstance(kind, Handle) and kind.kind == "cursor"), "")
+    return next((kind.name for kind in types if isinstance(kind, StateHandle) and kind.kind == "cursor"), "")
 
 
 def phase_text(found: Phase) -> str:
@@ -92,12 +92,12 @@ def model_text(found: Model) -> str:
 
 def value_label(value: Value, title: str = "") -> str:
     """Return a value's type, after its name unless the box shows the name already."""
-    if isinstance(value.type, Handle):
+    if isinstance(value.type, StateHandle):
         return value.name
     return str(value.type) if value.name == title else f"{value.name}: {value.type}"
 
 
-def barrier_text(unit: Unit | None, axes: Mapping[str, str]) -> str:
+def barrier_text(unit: RowUnit | None, axes: Mapping[str, str]) -> str:
     """Return what a box waits for; empty if it works row by row."""
     if unit is None or not unit.reason:
         return ""
@@ -107,10 +107,10 @@ def barrier_text(unit: Unit | None, axes: Mapping[str, str]) -> str:
 def formula_lines(node: Node) -> tuple[str, ...]:
     """Return the lines of a tensor node's mathematics, cut where they are many; a single one is without its name."""
     if len(node.body) == 1:
-        return limit_lines(wrap_formula(show_expr(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
+        return limit_lines(wrap_formula(expr_text(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
     lines: list[str] = []
     for let in node.body:
-        lines += limit_lines(wrap_formula(f"{let.name} = {show_expr(let.expr)}", FORMULA_COLUMNS), 2)
+        lines += limit_lines(wrap_formula(f"{let.name} = {expr_text(let.expr)}", FORMULA_COLUMNS), 2)
     return limit_lines(lines, 2 * FORMULA_LINES)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rlgraph.viz.boxes import Body, Box, Link, Port
+from rlgraph.viz.boxes import Body, Box, Port, ValueLink
 
 
 @dataclass
@@ -16,13 +16,13 @@ class DraftBody:
     """The box that makes each value; the empty id for values that the frame brings in."""
     owners: dict[str, tuple[str, str]] = field(default_factory=dict)
     """For each operation of a model, the model and the version of its weights."""
-    ends: list[Link] = field(default_factory=list)
+    ends: list[ValueLink] = field(default_factory=list)
     """Links to the lower ports of the frame."""
 
     def linked_body(self) -> Body:
         """Return the body with its links."""
         links = [
-            Link(self.sources[port.value], port.value, box.id, port.value, port.line, port.role)
+            ValueLink(self.sources[port.value], port.value, box.id, port.value, port.line, port.role)
             for box in self.boxes
             for port in box.inputs
             if port.value in self.sources
@@ -105,7 +105,7 @@ def _container(draft: DraftBody, shell: Box, boxes: list[Box], member: dict[str,
         link.out for link in draft.ends
     }
     inputs: dict[str, Port] = {}
-    links: list[Link] = []
+    links: list[ValueLink] = []
     outputs: list[Port] = []
     for box in boxes:
         for port in box.inputs:
@@ -113,16 +113,16 @@ def _container(draft: DraftBody, shell: Box, boxes: list[Box], member: dict[str,
             if source is None or source == shell.id:
                 continue
             if source in inside:
-                links.append(Link(source, port.value, box.id, port.value, port.line, port.role))
+                links.append(ValueLink(source, port.value, box.id, port.value, port.line, port.role))
                 continue
             inputs.setdefault(port.value, replace(port, inside=port.value))
             # The weights enter the container itself: every operation in it uses them.
             if port.value != draft.owners[box.id][1]:
-                links.append(Link("", port.value, box.id, port.value, port.line, port.role))
+                links.append(ValueLink("", port.value, box.id, port.value, port.line, port.role))
         for port in box.outputs:
             if port.value in used_outside:
                 outputs.append(replace(port, inside=port.value, label=""))
-                links.append(Link(box.id, port.value, "", port.value, port.line, port.role))
+                links.append(ValueLink(box.id, port.value, "", port.value, port.line, port.role))
     weights = draft.owners[boxes[0].id][1]
     if weights in used_outside and draft.sources.get(weights) == shell.id:
         outputs.append(Port(weights, weights, "weights", weights, shell.role))

@@ -8,7 +8,7 @@ from typing import Any
 import pydot
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz.boxes import Body, Box, Link, Scene, walk_boxes
+from rlgraph.viz.boxes import Body, Box, Scene, ValueLink, walk_boxes
 from rlgraph.viz.measure import has_badge, pill_text
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import BARRIER, KINDS, LINE, MUTED, ROLES
@@ -145,7 +145,7 @@ def _users(box: Box, value: str) -> Iterator[tuple[str, str]]:
         yield _anchor(box), f"cluster_{box.id}"
 
 
-def _edge(link: Link, source: str, target: str, label: str, tail: str, head: str) -> pydot.Edge:
+def _edge(link: ValueLink, source: str, target: str, label: str, tail: str, head: str) -> pydot.Edge:
     options: dict[str, Any] = {"label": quote_dot(label), "tooltip": quote_dot(link.out)}
     options["color"] = quote_dot(ROLES[link.role].edge if link.role else LINE)
     if link.line != "data":

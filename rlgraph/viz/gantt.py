@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from rlgraph.viz import marks
+from rlgraph.viz import svg_elements
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import FAMILY, WEIGHT
 from rlgraph.viz.legend import LegendEntry, pack_entries
@@ -55,7 +55,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class GanttLane:
     """A row of bars, with the texts before it."""
 
     name: str
@@ -66,7 +66,7 @@ class Lane:
 class Chart:
     """A chart of a time that begins at 0."""
 
-    lanes: Sequence[Lane]
+    lanes: Sequence[GanttLane]
     bars: Sequence[Bar]
     seconds: float
     looks: Sequence[BarStyle]
@@ -89,7 +89,7 @@ def gantt_svg(title: str, note: str, charts: Sequence[Chart], id: str = "") -> s
     return _Pen(charts).draw_picture(title, note, id)
 
 
-class _Pen(marks.Pen):
+class _Pen(svg_elements.Pen):
     """Draws charts."""
 
     anchor = "start"
@@ -107,7 +107,7 @@ class _Pen(marks.Pen):
         y = MARGIN + HEAD.height + 30
         for chart in self.charts:
             y = self.draw_chart(chart, y, width - 2 * MARGIN) + 24
-        return self.picture_svg(marks.picture_head(title, width, round(y + MARGIN - 24), id))
+        return self.picture_svg(svg_elements.picture_head(title, width, round(y + MARGIN - 24), id))
 
     def write_text(
         self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = ""
@@ -126,7 +126,7 @@ class _Pen(marks.Pen):
                 y += NOTE.height
                 self.write_text(line, MARGIN, y, NOTE, MUTED, "note")
         y += 22 if chart.title or chart.notes else 0
-        scale = _Scale.scale_of(chart, self.left)
+        scale = _Scale.scale_of_chart(chart, self.left)
         bottom = y + len(chart.lanes) * (chart.tall + chart.gap)
         if chart.lanes:
             self.draw_scale(chart, scale, y - 8, bottom)
@@ -155,7 +155,7 @@ class _Pen(marks.Pen):
                 f'd="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#b9c1ce" stroke-width="2" stroke-dasharray="2 5"/></g>'
             )
 
-    def draw_lane(self, chart: Chart, scale: _Scale, lane: Lane, y: float) -> None:
+    def draw_lane(self, chart: Chart, scale: _Scale, lane: GanttLane, y: float) -> None:
         if chart.tall < 30:
             self.write_text(lane.name, MARGIN, y + chart.tall / 2 + 4, NAME, INK, "name")
             x = self.left - 16 - text_width(lane.note, NOTE)
@@ -237,7 +237,7 @@ class _Scale:
     """The pixels of a second."""
 
     @classmethod
-    def scale_of(cls, chart: Chart, left: float) -> _Scale:
+    def scale_of_chart(cls, chart: Chart, left: float) -> _Scale:
         spans = tuple(chart.spans) or ((0.0, chart.seconds),)
         seconds = sum(end - start for start, end in spans)
         return cls(spans, left, (ROOM - CUT * (len(spans) - 1)) / seconds if seconds else 0.0)
@@ -277,7 +277,7 @@ def _rectangle(chart: Chart, bar: Bar, x: float, length: float) -> str:
     )
 
 
-def _name_width(chart: Chart, lane: Lane) -> float:
+def _name_width(chart: Chart, lane: GanttLane) -> float:
     """Return the width of the texts before a lane."""
     name, note = text_width(lane.name, NAME), text_width(lane.note, NOTE)
     return max(name, note) if chart.tall >= 30 else name + 12 + note

@@ -13,9 +13,9 @@ from rlgraph.viz.boxes import Scene
 from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lanes
 from rlgraph.viz.layout import lay_out_scene
-from rlgraph.viz.marks import NAMESPACE
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import drawing_to_svg
+from rlgraph.viz.svg_elements import NAMESPACE
 
 
 def to_html(

@@ -24,7 +24,7 @@ class DeployedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class PoolLane:
     """A pool, with the models that are deployed on it."""
 
     name: str
@@ -75,7 +75,7 @@ class LaneEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStage:
+class LanePhase:
     """The work of one phase."""
 
     title: str
@@ -91,8 +91,8 @@ class Lanes:
 
     title: str
     notes: tuple[str, ...]
-    lanes: tuple[Lane, ...]
-    stages: tuple[LaneStage, ...]
+    lanes: tuple[PoolLane, ...]
+    stages: tuple[LanePhase, ...]
 
     def all_works(self) -> Iterator[LaneWork]:
         for stage in self.stages:

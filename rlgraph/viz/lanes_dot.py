@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydot
 
 from rlgraph.viz.dot import new_graph, quote_dot
-from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneStage, LaneWork
+from rlgraph.viz.lanes import LaneEdge, LanePhase, Lanes, LaneWork, PoolLane
 from rlgraph.viz.theme import KINDS, LINE, ROLES
 
 
@@ -33,7 +33,7 @@ def to_dot(picture: Lanes) -> str:
     return str(drawing.to_string())
 
 
-def _head(lane: Lane) -> list[str]:
+def _head(lane: PoolLane) -> list[str]:
     lines = [f"{lane.name}: {lane.note}", *lane.memory]
     return [*lines, *(", ".join(filter(None, (model.title, *model.how, model.seconds))) for model in lane.deployed)]
 
@@ -53,7 +53,7 @@ def _node(work: LaneWork) -> pydot.Node:
     )
 
 
-def _edge(way: LaneEdge, stage: LaneStage) -> pydot.Edge:
+def _edge(way: LaneEdge, stage: LanePhase) -> pydot.Edge:
     lanes = {work.id: work.lane for work in stage.works}
     crosses = way.lane != lanes[way.target]
     label = "\n".join((", ".join(way.names), *way.sizes)) if way.names and crosses else ""

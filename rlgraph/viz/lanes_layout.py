@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlgraph.viz.fonts import text_width_bound
-from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneWork
+from rlgraph.viz.lanes import LaneEdge, Lanes, LaneWork, PoolLane
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import HEAD, LABEL, NAME, NOTE, SECTION, SMALL, TITLE
 
@@ -69,7 +69,7 @@ def edge_label(way: LaneEdge) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(lines), way.sizes
 
 
-def head_size(lane: Lane) -> tuple[float, float]:
+def lane_head_size(lane: PoolLane) -> tuple[float, float]:
     """Return the width and the height of the head of a lane."""
     width_needed = text_width(lane.name, TITLE) + 16 + text_width(lane.note, NOTE)
     width_needed = max([width_needed, *(text_width(line, SMALL) for line in lane.memory)])
@@ -82,7 +82,7 @@ def head_size(lane: Lane) -> tuple[float, float]:
     return width_needed, height_needed + PAD - 4
 
 
-def work_size(work: LaneWork) -> tuple[float, float]:
+def work_box_size(work: LaneWork) -> tuple[float, float]:
     """Return the width and the height of a box."""
     width_needed = max(
         text_width(work.title, NAME) + (16 + text_width(work.seconds, NOTE) if work.seconds else 0),
@@ -191,7 +191,7 @@ class _Placer:
             if way.names:
                 names, weights = edge_label(way)
                 room = max(text_width(line, LABEL) for line in (*names, *weights)) + 20
-                gutter = self.gutter_of(number)
+                gutter = self.gutter_of_edge(number)
                 gutters[gutter] = max(gutters[gutter], room)
         self.inner: list[tuple[float, float]] = []
         """Left edge and width of each lane's boxes."""
@@ -204,16 +204,18 @@ class _Placer:
                 self.middles[number] = x + gutters[number] / 2
                 x += gutters[number]
             boxes = [
-                work_size(self.work_of[name])[0] for name, (_, work_lane) in self.spots.items() if work_lane == number
+                work_box_size(self.work_of[name])[0]
+                for name, (_, work_lane) in self.spots.items()
+                if work_lane == number
             ]
             left, right = self.channel_width(number, "left"), self.channel_width(number, "right")
-            wide = max([head_size(lane)[0] - left - right, *boxes])
+            wide = max([lane_head_size(lane)[0] - left - right, *boxes])
             self.inner.append((x + PAD + left, wide))
             self.lanes.append((x, wide + left + right + 2 * PAD))
             x += self.lanes[-1][1]
         self.right = x
 
-    def gutter_of(self, number: int) -> int:
+    def gutter_of_edge(self, number: int) -> int:
         """Return the gutter beside the lane where a way ends, by the lane on its right."""
         lane, other = self.ways[number].lane, self.spots[self.ways[number].target][1]
         return other if lane < other else other + 1
@@ -283,7 +285,7 @@ class _Placer:
         if run.label:
             names, weights = edge_label(way)
             half = max(text_width(line, LABEL) for line in (*names, *weights)) / 2
-            middle = self.middles[self.gutter_of(run.way)]
+            middle = self.middles[self.gutter_of_edge(run.way)]
             return min(start, end, middle - half), max(start, end, middle + half)
         return min(start, end), max(start, end)
 
@@ -305,9 +307,9 @@ class _Placer:
         placed = LanesDrawing(self.picture)
         placed.top = MARGIN + HEAD.height + len(self.picture.notes) * NOTE.height + 14
         heights = [0.0] * self.rows
-        heights[0] = max((head_size(lane)[1] for lane in self.picture.lanes), default=0.0)
+        heights[0] = max((lane_head_size(lane)[1] for lane in self.picture.lanes), default=0.0)
         for name, (row, _) in self.spots.items():
-            heights[row] = max(heights[row], work_size(self.work_of[name])[1])
+            heights[row] = max(heights[row], work_box_size(self.work_of[name])[1])
         tops, y = [], placed.top
         for row in range(self.rows):
             if row in self.starts:
@@ -321,7 +323,7 @@ class _Placer:
         for name, (row, lane) in self.spots.items():
             left, wide = self.inner[lane]
             work = self.work_of[name]
-            placed.works.append((work, (left, tops[row], wide, work_size(work)[1])))
+            placed.works.append((work, (left, tops[row], wide, work_box_size(work)[1])))
         edges = {work.id: box_place[1] + box_place[3] for work, box_place in placed.works}
         for index, way in enumerate(self.ways):
             placed.paths.append(self.edge_path(index, way, edges.get(way.source, placed.head), tops, heights))
@@ -347,5 +349,5 @@ class _Placer:
             if run.label:
                 names, weights = edge_label(way)
                 over = (len(names) + len(weights)) * LABEL.height
-                label = (self.middles[self.gutter_of(index)], y - over - 2)
+                label = (self.middles[self.gutter_of_edge(index)], y - over - 2)
         return EdgePath(way, (*points, (self.into[index], end)), label)

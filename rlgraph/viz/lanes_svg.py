@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlgraph.passes.cost.peak_memory import TIGHT
-from rlgraph.viz import marks
+from rlgraph.viz import svg_elements
 from rlgraph.viz.escape import escape
-from rlgraph.viz.lanes import Lane, Lanes, LaneWork
+from rlgraph.viz.lanes import Lanes, LaneWork, PoolLane
 from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, EdgePath, LanesDrawing, Place, edge_label, lay_out_lanes
 from rlgraph.viz.legend import MODELS, LegendEntry, pack_entries
 from rlgraph.viz.theme import (
@@ -38,10 +38,10 @@ BEND = 6.0
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
     """Return the SVG. prefix: that of all ids. embed: includes the fonts."""
     svg = _Pen(prefix).draw_picture(lay_out_lanes(picture))
-    return marks.with_fonts(svg) if embed else svg
+    return svg_elements.with_fonts(svg) if embed else svg
 
 
-class _Pen(marks.Pen):
+class _Pen(svg_elements.Pen):
     """Draws lanes."""
 
     def draw_picture(self, placed: LanesDrawing) -> str:
@@ -54,7 +54,7 @@ class _Pen(marks.Pen):
         for lane, box_place in zip(picture.lanes, placed.lanes, strict=True):
             self.draw_lane(lane, box_place, placed.head)
         for title, note, y in placed.headings:
-            self.out += marks.heading_elements(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
+            self.out += svg_elements.heading_elements(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
         for path in placed.paths:
             self.draw_path(path)
         for work, box_place in placed.works:
@@ -63,11 +63,11 @@ class _Pen(marks.Pen):
             self.draw_label(path)
         for entry in legend:
             self.draw_entry(entry, MARGIN, placed.height)
-        return self.picture_svg(marks.picture_head(picture.title, wide, tall, f"{self.prefix}svg"))
+        return self.picture_svg(svg_elements.picture_head(picture.title, wide, tall, f"{self.prefix}svg"))
 
     # Lanes
 
-    def draw_lane(self, lane: Lane, where: Place, head: float) -> None:
+    def draw_lane(self, lane: PoolLane, where: Place, head: float) -> None:
         x, y, wide, tall = where
         r = 10
         self.draw_rect(x, y, wide, tall, r, LANE, "lane")
@@ -89,8 +89,8 @@ class _Pen(marks.Pen):
         for model in lane.deployed:
             y += 8
             self.out.append(
-                f'<g class="{marks.role_classes(model.role)}">'
-                + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[model.role], "container swatch")
+                f'<g class="{svg_elements.role_css_classes(model.role)}">'
+                + svg_elements.rectangle(left, y + 3, 10, 10, 3, ROLES[model.role], "container swatch")
                 + "</g>"
             )
             self.write_text(model.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
@@ -110,7 +110,7 @@ class _Pen(marks.Pen):
 
     def draw_work(self, work: LaneWork, where: Place) -> None:
         x, y, wide, tall = where
-        named = f"node k-{work.kind} {marks.role_classes(work.role)}".rstrip()
+        named = f"node k-{work.kind} {svg_elements.role_css_classes(work.role)}".rstrip()
         self.out.append(f'<g class="{named}" id="{escape(self.prefix + work.id)}">')
         self.out.append(f"<title>{escape(work.text or work.title)}</title>")
         paint = ROLES[work.role] if work.role else KINDS[work.kind]
@@ -142,7 +142,7 @@ class _Pen(marks.Pen):
             f'<g class="line l-{way.line}" data-value="{escape(" ".join(way.names) or way.source + way.target)}">'
             f"<title>{escape(tooltip)}</title>"
             f'<path d="{_bent(path.points, y - 6)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}{thin}/>'
-            f"{marks.arrow_heads([(x, y)], colour)}</g>"
+            f"{svg_elements.arrow_heads([(x, y)], colour)}</g>"
         )
 
     def draw_label(self, path: EdgePath) -> None:
@@ -159,7 +159,7 @@ class _Pen(marks.Pen):
         x, y = x + entry.x, y + entry.y
         self.out.append(f'<g class="legend {entry.name}">')
         if entry.kind == "weights":
-            self.out.append(marks.weights_line(x, y))
+            self.out.append(svg_elements.weights_legend_line(x, y))
         elif entry.kind == "share":
             self.draw_bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
         else:
@@ -195,7 +195,7 @@ def _legend(picture: Lanes) -> list[LegendEntry]:
     roles = {work.role for work in works} | {model.role for lane in picture.lanes for model in lane.deployed}
     plain = Paint("", "", "", "")
     entries = [
-        LegendEntry("container", text, ROLES[role], name=marks.role_classes(role))
+        LegendEntry("container", text, ROLES[role], name=svg_elements.role_css_classes(role))
         for role, text in MODELS.items()
         if role in roles
     ]

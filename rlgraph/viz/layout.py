@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlgraph.viz.boxes import Body, Box, Link, Port, Scene
+from rlgraph.viz.boxes import Body, Box, Port, Scene, ValueLink
 from rlgraph.viz.fonts import text_width_bound
 from rlgraph.viz.layered import Arrangement, PlacedItem, ValueNet, arrange_items
-from rlgraph.viz.measure import box_size, label_size, side_width, title_size
+from rlgraph.viz.measure import box_size, frame_title_size, label_size, model_caption_width
 from rlgraph.viz.theme import CODE, HEAD, NOTE, SECTION
 
 PAD = 16.0
@@ -56,7 +56,7 @@ class EntryTab:
 class ValueLine:
     """The line of a value: pieces of (from, to) and the points where it arrives."""
 
-    link: Link
+    link: ValueLink
     pieces: tuple[tuple[float, float, float, float], ...]
     arrows: tuple[tuple[float, float], ...]
 
@@ -124,7 +124,7 @@ class _Fit:
         """The height of the labels under it."""
         self.inner: list[_Fit] = []
         self.plan = Arrangement([], [], [])
-        self.nets: list[Link] = []
+        self.nets: list[ValueLink] = []
         """One link of each net."""
         if box.body:
             self._frame(box.body)
@@ -179,13 +179,13 @@ class _Fit:
             items.append(PlacedItem(wide, 0, ins={port.inside: wide / 2}, pin=1, margin=8))
         self.titled = not self.bare and box.kind != "model"
         if self.titled:
-            wide, tall = title_size(box)
+            wide, tall = frame_title_size(box)
             items.append(PlacedItem(wide, tall, pin=-1, first=True, margin=6))
         nets = self._nets(body, place, top, bottom)
         self.given = len(items)
         self.targets = {(at, target): into for at, net in enumerate(nets) for target, into in net.targets}
         self.plan = arrange_items(items, nets, 14.0 if box.kind == "model" else 26.0)
-        self.left = 0.0 if self.bare else side_width(box) if box.kind == "model" else PAD
+        self.left = 0.0 if self.bare else model_caption_width(box) if box.kind == "model" else PAD
         self.top = 14.0 if box.kind == "model" and not box.inputs else 0.0
         self.width = self.plan.width + self.left + (0.0 if self.bare else PAD)
         self.height = self.plan.height + self.top + (0.0 if box.outputs or self.bare else PAD)

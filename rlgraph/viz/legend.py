@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from rlgraph.viz.boxes import Box, Role
 from rlgraph.viz.layout import Drawing
-from rlgraph.viz.marks import role_classes
 from rlgraph.viz.measure import text_width
+from rlgraph.viz.svg_elements import role_css_classes
 from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
 
 ROW = 20.0
@@ -61,7 +61,7 @@ def _used(boxes: list[Box], weights: bool) -> list[LegendEntry]:
     kinds = {box.kind for box in boxes}
     no_paint = Paint("", "", "", "")
     entries_used = [
-        LegendEntry("container", words, ROLES[role], "frozen" in role, role_classes(role))
+        LegendEntry("container", words, ROLES[role], "frozen" in role, role_css_classes(role))
         for role, words in MODELS.items()
         if role in roles
     ]

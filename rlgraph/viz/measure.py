@@ -30,18 +30,18 @@ def label_size(port: Port) -> tuple[float, float]:
     ) + 2 if lines else 0
 
 
-def title_size(box: Box) -> tuple[float, float]:
+def frame_title_size(box: Box) -> tuple[float, float]:
     """Return the size of a frame's title, with its note below it."""
     wide = max(text_width(box.title, TITLE) + (20 if box.kind == "loop" else 0), text_width(box.note, NOTE))
     return wide + 8, 12 + TITLE.height + (NOTE.height if box.note else 0)
 
 
-def side_width(box: Box) -> float:
+def model_caption_width(box: Box) -> float:
     """Return the width of a model's name and kind, left of its operations."""
-    return max(text_width(box.title, TITLE), max(text_width(line, SMALL) for line in side_lines(box))) + 26
+    return max(text_width(box.title, TITLE), max(text_width(line, SMALL) for line in model_caption_lines(box))) + 26
 
 
-def side_lines(box: Box) -> tuple[str, ...]:
+def model_caption_lines(box: Box) -> tuple[str, ...]:
     """Return the lines below a model's name."""
     return tuple(box.note.split(", "))
 

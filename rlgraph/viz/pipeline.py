@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlgraph.passes.pipelines.problem import Part, Problem
+from rlgraph.passes.pipelines.problem import Part, PipelineProblem
 from rlgraph.passes.pipelines.timetable import WAYS, Lists, ScheduleEntry, Timetable, timed_entries
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import Bar, BarStyle, Chart, Lane
+from rlgraph.viz.gantt import Bar, BarStyle, Chart, GanttLane
 from rlgraph.viz.theme import HUES, INK, LABEL, ROLES, Paint
 
 WHOLE = 100
@@ -29,7 +29,7 @@ STRONG: dict[Part, float] = {"F": 0.2, "B": 0.62, "I": 0.45, "W": 0.8}
 
 
 def draw_pipeline(
-    problem: Problem,
+    problem: PipelineProblem,
     lists: Lists,
     table: Timetable,
     title: str,
@@ -54,23 +54,23 @@ def draw_pipeline(
         left_out = 1 - sum(end - start for start, end in spans) / table.makespan
         lines.append(f"{left_out:.0%} of the time is left out, where the scale is broken")
     lanes = [
-        Lane(_stage(stage), f"{idle:.0%} idle, {' + '.join(f'{count:.3g}' for count in counts)} in flight")
+        GanttLane(_stage(stage), f"{idle:.0%} idle, {' + '.join(f'{count:.3g}' for count in counts)} in flight")
         for stage, (idle, counts) in enumerate(zip(idle_fractions(problem, table), counts_of, strict=True))
     ]
     legend = [look for model_looks in looks for look in model_looks.values()]
     return Chart(lanes, bars, table.makespan, legend, title, lines, spans, 18, 3, LABEL)
 
 
-def idle_fractions(problem: Problem, table: Timetable) -> tuple[float, ...]:
+def idle_fractions(problem: PipelineProblem, table: Timetable) -> tuple[float, ...]:
     """Return, for each stage, the fraction of the time in which it is idle."""
-    work = [0.0] * problem.stages
+    work = [0.0] * problem.stage_count
     for line in problem.replicas:
         for stage in line.stages:
             work[stage] += line.model.micro_batches * (line.model.forward + line.model.backward)
     return tuple(max(0.0, 1 - seconds / table.makespan) for seconds in work)
 
 
-def peak_in_flight(problem: Problem, lists: Lists) -> tuple[tuple[float, ...], ...]:
+def peak_in_flight(problem: PipelineProblem, lists: Lists) -> tuple[tuple[float, ...], ...]:
     """Return, for each stage, how many micro-batches of each model are in flight at the moment when these need most
     memory. Of a model with several chunks, each chunk is a fraction of a micro-batch."""
     lines, peaks = problem.replicas, []
@@ -86,7 +86,7 @@ def peak_in_flight(problem: Problem, lists: Lists) -> tuple[tuple[float, ...], .
     return tuple(peaks)
 
 
-def _ways(problem: Problem) -> list[str]:
+def _ways(problem: PipelineProblem) -> list[str]:
     """Return lines such as `critic: 14 micro-batches, from the last stage to the first`."""
     texts = []
     for model in problem.models:
@@ -109,7 +109,7 @@ def _stage(number: int) -> str:
     return f"stage {number + 1}"
 
 
-def _line(problem: Problem, models: Sequence[int], entry: ScheduleEntry) -> str:
+def _line(problem: PipelineProblem, models: Sequence[int], entry: ScheduleEntry) -> str:
     """Return a model's name, which of its replicas and chunks this is if there are several, and the direction."""
     model = problem.models[models[entry.replica]]
     copy = f", copy {entry.replica - models.index(models[entry.replica]) + 1}," if model.copies > 1 else ""
@@ -122,7 +122,7 @@ def _letter(chunk: int) -> str:
     return chr(ord("a") + chunk % 26) + (str(chunk // 26) if chunk >= 26 else "")
 
 
-def _spans(problem: Problem, seconds: float) -> tuple[tuple[float, float], ...]:
+def _spans(problem: PipelineProblem, seconds: float) -> tuple[tuple[float, float], ...]:
     """Return the spans that are drawn: all of it, or three of a long one."""
     work_seconds = sum(
         line.model.micro_batches * len(line.stages) * (line.model.forward + line.model.backward)
@@ -131,7 +131,7 @@ def _spans(problem: Problem, seconds: float) -> tuple[tuple[float, float], ...]:
     usual = work_seconds / problem.forward_backward_count
     if seconds <= WHOLE * usual and problem.forward_backward_count <= BARS:
         return ((0.0, seconds),)
-    room = usual * max(LEAST, min(MOST, BARS / problem.stages))
+    room = usual * max(LEAST, min(MOST, BARS / problem.stage_count))
     if seconds <= room:
         return ((0.0, seconds),)
     first, middle, last = (share * room for share in SHARES)
@@ -139,7 +139,7 @@ def _spans(problem: Problem, seconds: float) -> tuple[tuple[float, float], ...]:
     return (0.0, first), (centre - middle / 2, centre + middle / 2), (seconds - last, seconds)
 
 
-def _looks(problem: Problem, roles: Sequence[Role]) -> list[dict[Part, BarStyle]]:
+def _looks(problem: PipelineProblem, roles: Sequence[Role]) -> list[dict[Part, BarStyle]]:
     """Return each model's looks for forward and backward, in the colour of its role if no other model has it."""
     free, hues = [*HUES], dict[int, str]()
     role_of: dict[int, Role] = {index: role for index, role in enumerate(roles) if role}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from rlgraph.viz import marks
+from rlgraph.viz import svg_elements
 from rlgraph.viz.escape import escape
 from rlgraph.viz.gantt import tick_seconds
 from rlgraph.viz.measure import text_width
@@ -74,7 +74,7 @@ def lines_svg(title: str, note: str, axis: PanelAxis, panels: Sequence[Panel]) -
     return _Lines(title, note, axis, panels).draw_picture()
 
 
-class _Pen(marks.Pen):
+class _Pen(svg_elements.Pen):
     """Draws a picture with a title and a note."""
 
     anchor = "start"
@@ -91,7 +91,7 @@ class _Pen(marks.Pen):
         self.write_text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.write_text(self.note, MARGIN + text_width(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         self.out += drawn
-        return self.picture_svg(marks.picture_head(self.title, page_width, page_height))
+        return self.picture_svg(svg_elements.picture_head(self.title, page_width, page_height))
 
     def draw_rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
@@ -182,7 +182,7 @@ class _Lines(_Pen):
             left += PANEL + BETWEEN
         return self.titled_svg(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
 
-    def label_fractions(self) -> list[float]:
+    def label_position_fractions(self) -> list[float]:
         """Return where each label stands, as fractions of a panel's width."""
         count = len(self.axis.labels)
         places = [log10(place) if self.axis.logarithmic else place for place in self.axis.places] or list(
@@ -201,7 +201,7 @@ class _Lines(_Pen):
             self.write_text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, anchor="end")
         free = left - 1e9
         for label, share in sorted(
-            zip(self.axis.labels, self.label_fractions(), strict=True), key=lambda pair: pair[1]
+            zip(self.axis.labels, self.label_position_fractions(), strict=True), key=lambda pair: pair[1]
         ):
             x = left + PANEL * share
             if x - text_width(label, LABEL) / 2 > free:
@@ -214,7 +214,7 @@ class _Lines(_Pen):
         """Draw a line through the points that exist; a missing one is a cross at the bottom."""
         paint, path, pen = ROLES["policy"], "", "M"
         points = []
-        values = zip(self.axis.labels, self.label_fractions(), panel.values, strict=True)
+        values = zip(self.axis.labels, self.label_position_fractions(), panel.values, strict=True)
         for label, share, value in sorted(values, key=lambda value_at: value_at[1]):
             x = left + PANEL * share
             if value is None:

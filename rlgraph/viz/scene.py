@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, program_axes
-from rlgraph.ir.text.text import print_node, show_constant, show_expr
-from rlgraph.ir.types import Handle, is_model
+from rlgraph.ir.text.program_text import constant_text, expr_text, node_lines
+from rlgraph.ir.types import StateHandle, is_model
 from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
-from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Link, Port, Role, Scene, Section
+from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Port, Role, Scene, Section, ValueLink
 from rlgraph.viz.containers import DraftBody, gather_containers
 
 Said = tuple[BoxKind, str, str, tuple[str, ...]]
@@ -27,7 +27,7 @@ def to_scene(program: Program) -> Scene:
     return Scene(program.name, tuple(maker.make_section(phase) for phase in program.phases))
 
 
-def role_of(model: Model) -> Role:
+def role_of_model(model: Model) -> Role:
     """Return the role of a model, for its colour."""
     role = _ROLES.get(model.kind, "policy")
     return _FROZEN[role] if model.frozen else role
@@ -40,7 +40,7 @@ class _Maker:
         self.program = program
         self.models = {model.name: model for model in program.models}
         self.axes = {key: axis.name for key, axis in program_axes(program).items()}
-        self.types = {name: kind for p in program.phases for name, kind in p.graph.values().items()}
+        self.types = {name: kind for p in program.phases for name, kind in p.graph.value_types().items()}
         self.count = 0
 
     def next_id(self) -> str:
@@ -56,7 +56,7 @@ class _Maker:
         self.add_nodes(draft, phase.graph, "")
         for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
             if last in draft.sources and last != first.name and not _is_cursor(first):
-                self.add_box(draft, self.make_next_box(first, last))
+                self.add_box(draft, self.make_state_exit_box(first, last))
         gather_containers(draft, self.empty_containers(draft))
         return Section(phase.name, captions.phase_text(phase), _pruned(draft.linked_body()))
 
@@ -92,13 +92,13 @@ class _Maker:
         for index, value in enumerate(node.inputs):
             name = str(names[index]) if isinstance(names, tuple) and index < len(names) else value
             source = minor.get(value)
-            formula = show_expr(source.body[-1].expr) if source else value
+            formula = expr_text(source.body[-1].expr) if source else value
             title = captions.shorten_text(
                 name if _base(formula) == name else f"{name} = {formula}", captions.METRIC_COLUMNS
             )
             inputs = tuple(self.make_port(used, used) for used in (source.inputs if source else (value,)))
             box = self.make_box(source or node, "report", title, "", inputs=inputs)
-            text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
+            text = "\n".join([*(node_lines(source) if source else ()), *node_lines(node)])
             made.append(replace(box, text=text, waits=""))
         return made
 
@@ -119,30 +119,30 @@ class _Maker:
         shown = captions.changed_options(node)
         if model_of(node):
             env, input_type = node.attr("env"), self.types[node.inputs[1]]
-            source = f"from {input_type.name}" if isinstance(input_type, Handle) else ""
+            source = f"from {input_type.name}" if isinstance(input_type, StateHandle) else ""
             with_env = f"with {env}" if env else ""
             return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
         axis = node.attr("axis")
         title = f"{node.op} {self.axes.get(str(axis), axis)}" if isinstance(axis, str) else node.op
         return "table", title, shown, ()
 
-    def tensor_captions(self, node: Node) -> Said:
+    def tensor_node_captions(self, node: Node) -> Said:
         return "tensor", ", ".join(value.name for value in node.outputs), "", captions.formula_lines(node)
 
-    def column_captions(self, node: Node) -> Said:
+    def column_node_captions(self, node: Node) -> Said:
         return "column", f"{node.inputs[0]}.{node.attr('name')}", "", ()
 
-    def read_captions(self, node: Node) -> Said:
-        return "data", node.name, self.record_text(_base(node.inputs[0])), ()
+    def read_node_captions(self, node: Node) -> Said:
+        return "data", node.name, self.constructor_call_text(_base(node.inputs[0])), ()
 
-    def call_captions(self, node: Node) -> Said:
+    def call_node_captions(self, node: Node) -> Said:
         func = node.attr("func")
-        return "call", func, self.record_text(func), ()
+        return "call", func, self.constructor_call_text(func), ()
 
-    def record_text(self, name: str) -> str:
+    def constructor_call_text(self, name: str) -> str:
         """Return what a data source or a function is made of."""
         outside = next((candidate for candidate in self.program.outside if candidate.name == name), None)
-        return captions.record_text(outside.record, outside.kind) if outside else ""
+        return captions.constructor_call_text(outside.record, outside.kind) if outside else ""
 
     def make_state_box(self, value: Value) -> Box:
         name = value.name.split("@")[0]
@@ -151,7 +151,7 @@ class _Maker:
         outputs = (self.make_port(value.name, captions.value_label(value, name)),)
         return _of(Box(self.next_id(), "state", name, note, outputs=outputs), state.span if state else NO_SPAN)
 
-    def make_next_box(self, first: Value, last: str) -> Box:
+    def make_state_exit_box(self, first: Value, last: str) -> Box:
         """Return the box where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
@@ -187,7 +187,7 @@ class _Maker:
             body,
             waits,
             node.unit.reason if node.unit else "",
-            "\n".join(print_node(node)),
+            "\n".join(node_lines(node)),
             source_lines(node),
             node.span.source.path,
         )
@@ -195,7 +195,7 @@ class _Maker:
     # Frames
 
     def make_frame(self, node: Node) -> Box:
-        region, count = node.region, len(node.carried_in)
+        region, count = node.region, len(node.carried_input_names)
         inputs = [
             self.make_port(outer, _base(inner.name), inner.name)
             for outer, inner in zip(node.inputs, region.inputs, strict=False)
@@ -209,7 +209,7 @@ class _Maker:
         for index, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
             if _is_cursor(value) or (index < count and inner == region.inputs[index].name):
                 continue
-            if index < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
+            if index < count and not isinstance(self.types[inner], StateHandle) and isinstance(value.type, StateHandle):
                 goal = Box(
                     self.next_id(),
                     "minimize",
@@ -227,7 +227,7 @@ class _Maker:
                 inner = value.name
             port = self.make_port(value.name, captions.value_label(value), inner)
             outputs.append(port)
-            draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
+            draft.ends.append(ValueLink(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
         gather_containers(draft, self.empty_containers(draft))
         body = draft.linked_body()
         in_ports, out_ports = tuple(inputs), tuple(outputs)
@@ -252,24 +252,24 @@ class _Maker:
         return Port(name, label, line, inside, role)
 
     def role_named(self, name: str) -> Role:
-        return role_of(self.models[name]) if name in self.models else ""
+        return role_of_model(self.models[name]) if name in self.models else ""
 
     def empty_containers(self, draft: DraftBody) -> dict[tuple[str, str], Box]:
         """Return an empty container for each model that works in a body."""
         return {owner: self.empty_container(self.models[owner[0]]) for owner in draft.owners.values()}
 
     def empty_container(self, model: Model) -> Box:
-        source = "" if model.copy_of or model.source is None else f" {show_constant(model.source)}"
+        source = "" if model.copy_of or model.source is None else f" {constant_text(model.source)}"
         text = f"model {model.name}: {captions.model_text(model)}{source}"
         role = self.role_named(model.name)
         return _of(Box("", "model", model.name, captions.model_text(model), role=role, text=text), model.span)
 
 
 _CAPTIONED: Mapping[str, Callable[[_Maker, Node], Said]] = {
-    "tensor": _Maker.tensor_captions,
-    "column": _Maker.column_captions,
-    "read": _Maker.read_captions,
-    "call": _Maker.call_captions,
+    "tensor": _Maker.tensor_node_captions,
+    "column": _Maker.column_node_captions,
+    "read": _Maker.read_node_captions,
+    "call": _Maker.call_node_captions,
 }
 """The operations with captions of their own."""
 
@@ -292,7 +292,7 @@ def _base(version: str) -> str:
 
 def _is_cursor(value: Value) -> bool:
     # The position of a data source in its file is not drawn, nor the surplus that `collect` keeps for later.
-    return isinstance(value.type, Handle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
+    return isinstance(value.type, StateHandle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
 
 
 def _pruned(body: Body) -> Body:

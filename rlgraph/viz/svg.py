@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlgraph.ir.graph import Program
-from rlgraph.viz import marks
+from rlgraph.viz import svg_elements
 from rlgraph.viz.boxes import Box
 from rlgraph.viz.escape import escape
 from rlgraph.viz.layout import MARGIN, Drawing, EntryTab, PlacedBox, ValueLabel, ValueLine, lay_out_scene
 from rlgraph.viz.legend import LegendEntry, legend_entries
-from rlgraph.viz.measure import has_badge, label_lines, pill_text, side_lines
+from rlgraph.viz.measure import has_badge, label_lines, model_caption_lines, pill_text
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.theme import (
     BARRIER,
@@ -34,7 +34,7 @@ def to_svg(program: Program, prefix: str = "", *, embed: bool = True) -> str:
     """Return the picture; all ids begin with the prefix, so that several pictures can stand in one page. embed:
     includes the fonts, which a page that has them already does not need."""
     svg = drawing_to_svg(lay_out_scene(to_scene(program)), prefix)
-    return marks.with_fonts(svg) if embed else svg
+    return svg_elements.with_fonts(svg) if embed else svg
 
 
 def drawing_to_svg(drawing: Drawing, prefix: str = "") -> str:
@@ -42,7 +42,7 @@ def drawing_to_svg(drawing: Drawing, prefix: str = "") -> str:
     return _Pen(prefix).draw_picture(drawing)
 
 
-class _Pen(marks.Pen):
+class _Pen(svg_elements.Pen):
     """Draws a program's graph."""
 
     def draw_picture(self, drawing: Drawing) -> str:
@@ -50,7 +50,9 @@ class _Pen(marks.Pen):
         wide, tall = round(max(drawing.width, wide + 2 * MARGIN)), round(drawing.height + tall + MARGIN)
         for heading in drawing.headings:
             style = HEAD if heading.large else SECTION
-            self.out += marks.heading_elements(heading.text, heading.note, heading.x, heading.y + style.size, style)
+            self.out += svg_elements.heading_elements(
+                heading.text, heading.note, heading.x, heading.y + style.size, style
+            )
         for shape in drawing.shapes:
             if shape.box.body is not None:
                 self.draw_shape(shape)
@@ -65,7 +67,7 @@ class _Pen(marks.Pen):
             self.draw_label(label)
         for entry in legend:
             self.draw_legend_entry(entry, MARGIN, drawing.height)
-        return self.picture_svg(marks.picture_head(drawing.title, wide, tall, f"{self.prefix}svg"))
+        return self.picture_svg(svg_elements.picture_head(drawing.title, wide, tall, f"{self.prefix}svg"))
 
     def escaped_id(self, name: str) -> str:
         return escape(f"{self.prefix}{name}")
@@ -75,7 +77,7 @@ class _Pen(marks.Pen):
     def draw_shape(self, s: PlacedBox) -> None:
         box = s.box
         named = " ".join(
-            filter(None, (f"node k-{box.kind}", marks.role_classes(box.role), "waits" if box.waits else ""))
+            filter(None, (f"node k-{box.kind}", svg_elements.role_css_classes(box.role), "waits" if box.waits else ""))
         )
         self.out.append(f'<g class="{named}" id="{self.escaped_id(box.id)}" data-node="{box.id}">')
         self.out.append(f"<title>{escape(box.tooltip)}</title>")
@@ -114,7 +116,7 @@ class _Pen(marks.Pen):
         if box.kind == "train":
             self.draw_note(box, x, y)
             return
-        for line in side_lines(box):
+        for line in model_caption_lines(box):
             y += SMALL.height
             self.write_text(line, x, y, SMALL, paint.text, "side")
 
@@ -212,12 +214,12 @@ class _Pen(marks.Pen):
                 parts.append(
                     f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y:.1f}"
                 )
-        named = f"line l-{s.link.line} {marks.role_classes(s.link.role)}".rstrip()
+        named = f"line l-{s.link.line} {svg_elements.role_css_classes(s.link.role)}".rstrip()
         self.out.append(
             f'<g class="{named}" data-value="{escape(s.link.out)}">'
             f"<title>{escape(s.link.out)}</title>"
             f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}/>'
-            f"{marks.arrow_heads(s.arrows, colour)}</g>"
+            f"{svg_elements.arrow_heads(s.arrows, colour)}</g>"
         )
 
     def draw_label(self, label: ValueLabel) -> None:
@@ -248,7 +250,7 @@ class _Pen(marks.Pen):
                 f'<path d="M{x + 4:.1f} {y:.1f}v12" stroke="{BARRIER}" stroke-width="4" stroke-linecap="round"/>'
             )
         elif entry.kind == "weights":
-            self.out.append(marks.weights_line(x, y))
+            self.out.append(svg_elements.weights_legend_line(x, y))
         else:
             paint = entry.paint
             self.draw_rect(

@@ -13,7 +13,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.trace_check import TraceCheck, check_trace
 

@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_knows_what_prompts_gave(folder: Path) -> None:
     first = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
     try:
         list(first.run_steps(2))
-        assert first.lasting == (HISTORY,)
+        assert first.extra_state_names == (HISTORY,)
         kept = first.last_state_value(HISTORY)
         assert sum(rows for rows, _ in kept["rollout"].values()) == 2 * 5 * 2
     finally:

@@ -15,11 +15,11 @@ import torch
 from test_random_programs import Writer
 from tiny import EPS, Run, Seen, compile_text, data_folder, weights
 
-from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.clocks import ThreadClock
 from rlgraph.backends.executor import Executor
 from rlgraph.backends.frame import Frame, Part
 from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.row_blocks import BlockSizes
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
 from tests.suites import few

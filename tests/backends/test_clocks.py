@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlgraph.backends.clocks import ThreadClock
 from rlgraph.backends.device_queues import DeviceQueues, DeviceSet
-from rlgraph.backends.places import TOGETHER, LockPlaces, always_joins
+from rlgraph.backends.lock_places import TOGETHER, LockPlaces, may_always_share
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.plan import Plan, Pool
 from tests.waits import NEVER
@@ -51,10 +51,10 @@ def run(tasks: list[Task]) -> dict[int, Done]:
 
     def work(number: int, tell: Callable[[Callable[[], None]], None]) -> None:
         with queues.acquire_devices(*(DeviceSet(pool, frozenset({0})) for pool in tasks[number].pools)):
-            start, cause = clock.now, clock.cause
+            start, cause = clock.now, clock.wait_cause
             clock.sleep(tasks[number].seconds)
             found = Done(start, clock.now, cause)
-            clock.note_cause(found)
+            clock.note_wait_cause(found)
         tell(partial(done.__setitem__, number, found))
 
     with clock.task_pool(len(tasks)) as crew:
@@ -163,7 +163,7 @@ def test_a_crew_inside_another_one() -> None:
 
 def test_a_failure_ends_everything_with_its_own_words() -> None:
     clock, unwound = VirtualClock(), []
-    lock = clock.lock()
+    lock = clock.new_lock()
 
     def waits() -> None:
         try:
@@ -202,7 +202,7 @@ def test_waiting_for_nobody_is_a_mistake() -> None:
 
 def test_locks_are_handed_over_in_the_order_of_asking() -> None:
     clock, order = VirtualClock(), []
-    lock = clock.lock()
+    lock = clock.new_lock()
 
     def work(name: str) -> None:
         with ExitStack() as held:
@@ -295,7 +295,7 @@ def test_work_of_the_same_key_is_done_together(
 
 def test_so_many_have_a_place_together() -> None:
     clock, most = VirtualClock(), []
-    lock, inside = clock.lock(), []
+    lock, inside = clock.new_lock(), []
 
     def work() -> None:
         with lock.acquire(0, frozenset({0}), "x"):
@@ -314,7 +314,7 @@ def test_so_many_have_a_place_together() -> None:
 def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
     """Who waits for these alone has them at once; who wants all of them waits, also with the same key."""
     clock, at = VirtualClock(), dict[str, float]()
-    lock = clock.lock(3)
+    lock = clock.new_lock(3)
 
     def first() -> None:
         with lock.acquire_partly_releasable(0, frozenset({0, 1, 2}), key) as held:
@@ -338,7 +338,7 @@ def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
 
 def test_places_that_others_have_too_are_not_given_back() -> None:
     clock, left = VirtualClock(), list[bool]()
-    lock, both = clock.lock(2), frozenset({0, 1})
+    lock, both = clock.new_lock(2), frozenset({0, 1})
 
     def work() -> None:
         with lock.acquire_partly_releasable(0, both, "x") as held:
@@ -358,6 +358,6 @@ def test_nothing_is_kept_of_places_that_were_given_back() -> None:
     for turn in range(100):
         for key in (None, "key"):
             wanted = frozenset({0, 1 + turn % 3})
-            assert places.request(0, wanted, key, always_joins, turn) == [(turn, wanted)]
+            assert places.request(0, wanted, key, may_always_share, turn) == [(turn, wanted)]
             assert not places.release(wanted, key)
     assert sum(len(kept) for kept in vars(places).values() if isinstance(kept, Sized)) == 4

@@ -13,7 +13,7 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary_text
 from rlgraph.backends.enginespec.registry import engines_by_name
-from rlgraph.backends.ray.cluster import process_environment
+from rlgraph.backends.ray.cluster import process_env_vars
 from rlgraph.backends.ray.processes import InlineProcesses
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
@@ -21,8 +21,8 @@ from rlgraph.dsl import placing
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation import default_plan
-from rlgraph.passes.cost.work import rank_parameters
-from rlgraph.passes.placement.opening import opening_rounds
+from rlgraph.passes.cost.work import model_parallel_parameter_count
+from rlgraph.passes.placement.model_load_order import model_load_rounds
 from rlgraph.passes.placement.place import Machine
 
 PROGRAM = """
@@ -71,23 +71,23 @@ def test_models_of_one_pool_sleep_in_turns_where_no_cluster_is_named() -> None:
     """The commonest layout on a node: vLLM takes most of a device, and would not start beside the trainer."""
     made = compiled()
     assert sleepers(made.plan) == {(model, group.name) for group in made.plan.groups for model in group.models}
-    sampler, trainer = made.plan.role("actor", "generate").name, made.plan.role("actor", "train").name
+    sampler, trainer = made.plan.group_of_role("actor", "generate").name, made.plan.group_of_role("actor", "train").name
     assert made.plan.holding("actor", sampler).share == 0.85 and not made.plan.holding("actor", trainer).share
     [warning] = [found for found in made.diagnostics if found.code == "W0887"]
     assert "sleep in turns on `all`" in warning.message and warning.span.line == 3
     # The sampler is opened first, on devices that nobody has yet.
-    assert opening_rounds(made.plan) == [["host", sampler], [trainer]]
+    assert model_load_rounds(made.plan) == [["host", sampler], [trainer]]
 
 
 @pytest.mark.usefixtures("on_gpus")
 def test_what_a_schedule_says_of_sleeping_is_kept() -> None:
     said = compiled(", sleep=true", ", sleep=true, cache=8e9, max_len=4096")
     assert not [found for found in said.diagnostics if found.code == "W0887"]
-    holding = said.plan.holding("actor", said.plan.role("actor", "generate").name)
+    holding = said.plan.holding("actor", said.plan.group_of_role("actor", "generate").name)
     assert (holding.offload, holding.kv_bytes, holding.max_len, holding.share) == (True, 8_000_000_000, 4096, 0.0)
     awake = compiled(", sleep=false", ", sleep=false, share=0.4")
     assert not sleepers(awake.plan)
-    assert awake.plan.holding("actor", awake.plan.role("actor", "generate").name).share == 0.4
+    assert awake.plan.holding("actor", awake.plan.group_of_role("actor", "generate").name).share == 0.4
 
 
 def test_on_cpus_nobody_sleeps_unasked() -> None:
@@ -117,15 +117,15 @@ place actor.train, ref on learn(engine=megatron, tp=2)
 place actor.generate on play(engine=vllm, tp=2)
 """
     made = rlgraph.compile(PROGRAM, schedule=apart)
-    assert not sleepers(made.plan) and len(opening_rounds(made.plan)) == 1
+    assert not sleepers(made.plan) and len(model_load_rounds(made.plan)) == 1
 
 
 def test_a_search_keeps_what_is_said() -> None:
     made = compiled(", sleep=true", ", sleep=false, cache=20e9, max_len=4096", CLUSTER)
-    sampler = made.plan.role("actor", "generate").name
+    sampler = made.plan.group_of_role("actor", "generate").name
     holding = made.plan.holding("actor", sampler)
     assert (holding.offload, holding.kv_bytes, holding.max_len) == (False, 20_000_000_000, 4096)
-    assert made.plan.holding("actor", made.plan.role("actor", "train").name).offload
+    assert made.plan.holding("actor", made.plan.group_of_role("actor", "train").name).offload
     with pytest.raises(ProgramError) as caught:
         compiled("", ", share=0.5", CLUSTER)
     assert [found.code for found in caught.value.diagnostics] == ["E0889"]
@@ -154,13 +154,13 @@ def test_what_engines_ask_for_is_what_the_plan_says(
     memory = 80 << 30
     if made.target is not None:
         memory = int(made.target.cluster.islands[0].device.memory)
-    rounds = opening_rounds(made.plan)
+    rounds = model_load_rounds(made.plan)
     told = {(contract.group, contract.model): contract for contract in made.contracts}
     assert len(told) == sum(len(group.models) for group in made.plan.groups)
     for (name, model), contract in told.items():
         group, holding = made.plan.group(name), made.plan.holding(model, name)
         assert name in rounds[contract.opens - 1]
-        started = process_environment("GPU", False, group.engine)
+        started = process_env_vars("GPU", False, group.engine)
         assert contract.environment.items() <= started.items() and contract.visible_devices == 1
         assert bool(contract.asleep_during) == holding.offload
         if group.engine != "vllm":
@@ -169,7 +169,7 @@ def test_what_engines_ask_for_is_what_the_plan_says(
         shape = made.placed.shapes[model]
         assert isinstance(shape, Shape) and contract.cache is not None
         spec = ModelSpec("causal_lm", "", "bfloat16")
-        asked = start.vllm_arguments(spec, shape, group.mesh, start.limits_of(holding), memory)
+        asked = start.vllm_arguments(spec, shape, group.mesh, start.limits_in_plan(holding), memory)
         assert asked["max_model_len"] == contract.cache.row_tokens
         assert asked["kv_cache_memory_bytes"] == contract.cache.cache_bytes
         # Without a cluster the device is known when the engine starts: it takes no more than the share.
@@ -206,9 +206,9 @@ def opened(made: Compiled, rounds: list[list[str]]) -> Device:
     for group, model in [(each, model) for each in groups for model in each.models]:
         shape, holding = made.placed.shapes[model], made.plan.holding(model, group.name)
         assert isinstance(shape, Shape)
-        size = 2.0 * rank_parameters(shape, "causal_lm", 1, group.mesh.axis_size("tp"))
+        size = 2.0 * model_parallel_parameter_count(shape, "causal_lm", 1, group.mesh.axis_size("tp"))
         if group.engine == "vllm":
-            limits = start.limits_of(holding)
+            limits = start.limits_in_plan(holding)
             spec = ModelSpec("causal_lm", "", "bfloat16")
             asked = start.vllm_arguments(spec, shape, group.mesh, limits, device.total_memory)
             config: Any = SimpleNamespace(gpu_memory_utilization=asked["gpu_memory_utilization"])
@@ -235,7 +235,7 @@ def test_the_layouts_of_one_node_start(
 
     monkeypatch.setattr(start, "has_no_gpu", lambda: False)
     made = compiled(trainer, sampler, cluster)
-    assert opened(made, opening_rounds(made.plan)).free_memory > 0
+    assert opened(made, model_load_rounds(made.plan)).free_memory > 0
 
 
 @pytest.mark.usefixtures("on_gpus")
@@ -246,9 +246,9 @@ def test_what_is_awake_and_told_nothing_would_not_start(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(start, "has_no_gpu", lambda: False)
     made = compiled(", sleep=false", ", sleep=false")
-    assert len(opening_rounds(made.plan)) == 1
+    assert len(model_load_rounds(made.plan)) == 1
     with pytest.raises(ValueError, match="Free memory on device"):
-        opened(made, opening_rounds(made.plan))
+        opened(made, model_load_rounds(made.plan))
 
 
 def test_it_is_printed_with_the_plan(tmp_path: Path) -> None:
@@ -270,5 +270,6 @@ def test_processes_load_their_models_in_the_order_of_the_plan() -> None:
     from rlgraph.backends.ray import processes
 
     assert (
-        processes.opening_rounds is opening_rounds and "opening_rounds" in InlineProcesses.load_models.__code__.co_names
+        processes.model_load_rounds is model_load_rounds
+        and "opening_rounds" in InlineProcesses.load_models.__code__.co_names
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import Run, Seen, compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from tests.suites import few
 
 CLOSE = 1e-10
@@ -234,12 +234,12 @@ def gradients(name: str, folder: Path, **settings: Any) -> dict[str, list[torch.
     names = {id(state.engine): model for model, state in watched.backend.session.models.items()}
 
     def spy(engine: Any, *rest: Any) -> Any:
-        total, busy, found = sum_gradients(engine, *rest)
+        total, busy, found = compute_gradient_sum(engine, *rest)
         kept.setdefault(names[id(engine)], [torch.zeros(1) if one is None else one.clone() for one in found])
         return total, busy, found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlgraph.backends.engines.transformers.engine.sum_gradients", spy)
+        patch.setattr("rlgraph.backends.engines.transformers.engine.compute_gradient_sum", spy)
         watched.steps(1)
     return kept
 

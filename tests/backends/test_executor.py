@@ -13,11 +13,11 @@ import pytest
 import torch
 from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
-from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.clocks import ThreadClock
 from rlgraph.backends.executor import Executor
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.row_blocks import BlockSizes
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from tests.suites import few

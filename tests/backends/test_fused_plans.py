@@ -26,20 +26,20 @@ from rlgraph.backends.ray.dispatch import Dispatcher
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_chosen_plan
+from rlgraph.explain.chosen_plan import chosen_plan_lines
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import with_node_ids
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
-from rlgraph.passes.compilation.choose_plan import fusion_timetables, peak_memory_by_pool
+from rlgraph.passes.compilation.choose_plan import fused_pipeline_timetables, peak_memory_by_pool
 from rlgraph.passes.compilation.default_plan import missing_feature_diagnostics
-from rlgraph.passes.cost.fusing import _in_flight
-from rlgraph.passes.pipelines.counted_models import counted_model
+from rlgraph.passes.cost.fused_pipelines import _in_flight
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.time_sharing import device_steps
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.relative_costs import relative_pipeline_model
+from rlgraph.passes.pipelines.time_sharing import device_schedule
 from rlgraph.passes.pipelines.timetable import ScheduleEntry, compute_timetable
-from rlgraph.passes.resharding.edges import group_edges
+from rlgraph.passes.resharding.group_edges import group_edges
 from tests.suites import few
 
 SMALL = 'model critic   = value_lm("Qwen/Qwen2.5-3B")'
@@ -122,19 +122,23 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
     without, found = simulate(turns), simulate(fused)
     assert fused.plan_file_sections["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
     # The lists are those of a rank, which counts parameters; the seconds are the cost model's.
-    [each] = fusion_timetables(fused.choice).values()
+    [each] = fused_pipeline_timetables(fused.choice).values()
     actor, critic = each.problem.models
     assert critic.reverse and not actor.reverse and actor.forward + actor.backward > critic.forward + critic.backward
     configs = fused.choice.model_configs
     known = [
-        counted_model(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
+        relative_pipeline_model(
+            configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic"
+        )
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == best_rule_schedule(Problem(tuple(known)))
+    assert each.lists == best_rule_schedule(PipelineProblem(tuple(known)))
     assert each.table == compute_timetable(each.problem, each.lists)
     assert each.bound <= each.table.makespan < each.serial_seconds
-    pieces = [work for work in found.works if work.name == "train actor, critic" and work.start >= found.last]
-    apart = [work for work in without.works if work.op == "train" and work.start >= without.last]
+    pieces = [
+        work for work in found.works if work.name == "train actor, critic" and work.start >= found.last_step_start
+    ]
+    apart = [work for work in without.works if work.op == "train" and work.start >= without.last_step_start]
     assert len(apart) == 2 * len(pieces) > 0
     saved = sum(work.seconds for work in apart) - sum(work.seconds for work in pieces)
     # Beside the bubbles an order is saved; rows come in mini-batches of other lengths than the average.
@@ -144,7 +148,7 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
 
 def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
     made = [chosen(folder, LINE, schedule=SCHEDULE.replace("pp=4", f"pp=2{more}")) for more in ("", ", chunks=2")]
-    (one,), (two,) = (fusion_timetables(each.choice).values() for each in made)
+    (one,), (two,) = (fused_pipeline_timetables(each.choice).values() for each in made)
     assert [model.chunks for model in two.problem.models] == [2, 2]
     assert len(two.lists[0]) == 2 * len(one.lists[0])
     assert two.bound <= two.table.makespan < 1.05 * one.table.makespan
@@ -169,14 +173,14 @@ place ref, reward    on play
 def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str, copies: int) -> None:
     schedule = UNLIKE.format(critic=critic)
     turns, fused = (chosen(folder, line, schedule=schedule) for line in ("", LINE))
-    [each] = fusion_timetables(fused.choice).values()
+    [each] = fused_pipeline_timetables(fused.choice).values()
     assert [model.copies for model in each.problem.models] == [1, copies]
     assert [model.stages for model in each.problem.models] == [4, 4 // copies]
     # By the lists of ranks, which count parameters; in the cost model's seconds.
     configs = fused.choice.model_configs
     known = [
         replace(
-            counted_model(
+            relative_pipeline_model(
                 configs[name].shape, configs[name].kind, model.stages, model.micro_batches, turned=model.reverse
             ),
             copies=model.copies,
@@ -184,10 +188,10 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
         )
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == best_rule_schedule(Problem(tuple(known)))
+    assert each.lists == best_rule_schedule(PipelineProblem(tuple(known)))
     for stage, own in enumerate(each.lists):
         most = [model.micro_batches for model in each.problem.models]
-        steps = device_steps([replace(model, name="") for model in _whole(known)], stage, most, most)
+        steps = device_schedule([replace(model, name="") for model in _whole(known)], stage, most, most)
         here = [step for step in steps if isinstance(step, ScheduleEntry)]
         assert [entry.part for entry in here] == [entry.part for entry in own], "what processes take turns by"
     found = simulate(fused)
@@ -215,7 +219,7 @@ def _whole(known: list[PipelineModel]) -> list[PipelineModel]:
 def test_processes_of_unlike_models_keep_what_each_of_them_needs(folder: Path) -> None:
     """Not what both need at one moment: what one does not need is not the other's."""
     made = chosen(folder, LINE, schedule=UNLIKE.format(critic="tp=1, pp=4"))
-    [each] = fusion_timetables(made.choice).values()
+    [each] = fused_pipeline_timetables(made.choice).values()
     joint = _in_flight(each.problem, each.lists, ["one", "one"])
     apart = _in_flight(each.problem, each.lists, ["one", "other"])
     assert each.in_flight == apart
@@ -267,7 +271,7 @@ def test_it_is_in_the_plan_file(folder: Path) -> None:
     assert rlgraph.load_plan(path).plan == made.plan
     line = "train actor, critic in one pipeline, critic the other way round: "
     assert line in summary_text(made) and any(
-        each.startswith(line) for each in show_chosen_plan(made.choice, made.plan_file_sections["predicted"])
+        each.startswith(line) for each in chosen_plan_lines(made.choice, made.plan_file_sections["predicted"])
     )
     assert line in made.to_svg()
     assert not missing_feature_diagnostics(made.plan)
@@ -286,8 +290,8 @@ def test_it_is_in_the_plan_file(folder: Path) -> None:
 def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_first_ranks(folder: Path) -> None:
     made = chosen(folder, LINE)
     plan = made.plan
-    group = plan.role("critic", "train")
-    assert group.mesh == plan.role("actor", "train").mesh == make_mesh(pp=4, tp=2)
+    group = plan.group_of_role("critic", "train")
+    assert group.mesh == plan.group_of_role("actor", "train").mesh == make_mesh(pp=4, tp=2)
     assert plan.has_reversed_stages("critic", group.name) and not plan.has_reversed_stages("actor", group.name)
     assert (group.result_ranks(), group.result_ranks(turned=True)) == ((6,), (0,))
     # The weights of the actor lie as ever, and values come from the rank that has the critic's last stage.
@@ -295,9 +299,9 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
     assert (values.source, values.value) == (group.name, "value")
     # One order: who has results of a model has what it made, and all others lack the same.
     dispatch = Dispatcher(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
-    ranks = [tuple(rank for _, rank in alike) for alike in dispatch.split_by_missing_rows(group, 0)]
+    ranks = [tuple(rank for _, rank in alike) for alike in dispatch.ranks_by_missing_rows(group, 0)]
     assert ranks == [(6,), (0,), (1, 2, 3, 4, 5, 7)]
-    other = dispatch.split_by_missing_rows(plan.role("actor", "generate"), 0)
+    other = dispatch.ranks_by_missing_rows(plan.group_of_role("actor", "generate"), 0)
     assert [len(each) for each in other] == [1, 1]
 
 
@@ -315,7 +319,7 @@ def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> No
     )
     told, without = made.plan_file_sections["predicted"], alone.plan_file_sections["predicted"]
     assert made.plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),) and not alone.plan.fused
-    splits = [made.plan.role(model, "train").mesh for model in ("actor", "critic")]
+    splits = [made.plan.group_of_role(model, "train").mesh for model in ("actor", "critic")]
     assert splits == [make_mesh(pp=4, tp=2), make_mesh(dp=2, pp=4)]
     assert told["seconds"] < told["unfused_seconds"] == pytest.approx(without["seconds"])
     assert told["bound_seconds"] <= told["unfused_seconds"] and peak_memory_by_pool(made.choice)["learn"].fits

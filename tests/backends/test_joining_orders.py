@@ -20,7 +20,7 @@ from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.ir.steps import oldest_weights
+from rlgraph.ir.step_edges import oldest_weights_age_versions
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation import default_plan
 from rlgraph.passes.cost.batch import Batch
@@ -124,7 +124,7 @@ class Watch:
     """Of each copy which weights it has, and who is sampled with them."""
 
     def __init__(self, backend: SimBackend) -> None:
-        self.backend, self.versions = backend, backend.versions
+        self.backend, self.versions = backend, backend.weight_versions
         self.there: defaultdict[int, int] = defaultdict(int)
         self.going: list[Going] = []
         self.over: list[Going] = []
@@ -224,7 +224,7 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(
             for versions in each.versions.values():
                 assert all(before < after for before, after in pairwise(versions))
                 assert versions[0] >= watch.versions.version_at(
-                    "actor", each.order.step, 1 + oldest_weights(each.order.node)
+                    "actor", each.order.step, 1 + oldest_weights_age_versions(each.order.node)
                 )
                 spans += len(versions) > 1
     apart = name.endswith("apart")

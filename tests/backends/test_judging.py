@@ -15,7 +15,7 @@ from rlgraph.backends.worker.prompt_limits import PromptLimit, apply_prompt_limi
 from rlgraph.backends.worker.session import Settings
 from rlgraph.data import BatchReader, Cursor, open_source
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 MODEL = f"algorithm t\nmodel actor = causal_lm({weights().replace('max_position_embeddings=64', 'max_position_embeddings=12')})\n"
@@ -168,7 +168,7 @@ def test_of_a_mixture_the_rows_that_are_too_long_are_left_out(folder: Path) -> N
 def source(folder: Path, lines: str, **options: object) -> BatchReader:
     (folder / "rows.jsonl").write_text(lines)
     spec = CallSpec("jsonl", ("rows.jsonl",), {"shuffle": False, **options}, NO_SPAN)
-    return BatchReader(open_source(spec, Folders(folder)), "q", 0)
+    return BatchReader(open_source(spec, SearchFolders(folder)), "q", 0)
 
 
 def judged(reader: BatchReader, codec: Codec, most: int) -> list[str]:

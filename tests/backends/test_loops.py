@@ -694,7 +694,7 @@ def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None
 
     def when(loop: Loop) -> Frame:
         if loop.frame.values[loop.node.attr("condition")]:
-            loop.run(loop.frame.child_frame())
+            loop.run_body(loop.frame.child_frame())
         return loop.frame
 
     program = compile_text(WHEN)

@@ -15,8 +15,8 @@ pytest.importorskip("ray.util")
 from benchmarks.at_once import Controlled, grpo
 from rlgraph.backends.clocks import InlineClock
 from rlgraph.backends.exchange.exchange import ExchangeCost
-from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.requests import unpickle_request
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Group

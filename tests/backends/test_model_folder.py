@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("ray")
 
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.backends.ray.folder_writers import ModelFolder, split_parameters
@@ -25,7 +25,7 @@ from tests.catalog.models.tiny import OWN, SIZES
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_is_as_transformers_writes_it(family: str, tmp_path: Path) -> None:
     fields = {name: value for name, value in (SIZES | OWN.get(family, {})).items() if name != "vocab_size"}
-    spec = ModelSpec("causal_lm", RandomSource(family, fields, WORDS))
+    spec = ModelSpec("causal_lm", RandomWeights(family, fields, WORDS))
     model = load(spec).model
     layout = replicated_layout(shape_of(model.config.to_dict()), make_mesh(), 0)
     folder = ModelFolder(spec, tmp_path / "ours")

@@ -89,7 +89,7 @@ def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: py
         asked.append(tokens)
         return ModelHolding("actor", "play.vllm", kv_bytes=12345)
 
-    monkeypatch.setattr(TransformersEngine, "longest_row", 7)
+    monkeypatch.setattr(TransformersEngine, "max_row_tokens", 7)
     monkeypatch.setattr(TransformersEngine, "larger_cache", roomier, raising=False)
     text = failure("    report n = mean(rollout.length)\n", folder, HEAD + kept)
     assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 4 of `max_tokens` more it is" in text

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlgraph.backends.ray.failures import CallContext
-from rlgraph.backends.ray.polled import ProgressPoll
-from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.worker import WorkDone, Worker
+from rlgraph.backends.ray.progress_poll import ProgressPoll
+from rlgraph.backends.ray.row_refs import Address
+from rlgraph.backends.ray.worker import NodeProgress, Worker
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.ir.graph import Node
 from rlgraph.ir.mesh import make_mesh
@@ -24,14 +24,14 @@ class Fakes:
 
     def __init__(self) -> None:
         self.asked: list[Address] = []
-        self.answers: dict[Address, WorkDone | None] = {}
+        self.answers: dict[Address, NodeProgress | None] = {}
 
     def call(self, who: Address, method: object) -> Any:
-        assert method is Worker.work_done
+        assert method is Worker.node_progress
         self.asked.append(who)
         return who
 
-    def answered(self, references: list[Address]) -> list[WorkDone | None] | None:
+    def answered(self, references: list[Address]) -> list[NodeProgress | None] | None:
         return [self.answers[who] for who in references] if self.answers.keys() >= set(references) else None
 
 
@@ -46,25 +46,25 @@ class Told(SilentObserver):
 def test_the_leaders_of_replicas_are_asked_and_their_rows_added() -> None:
     fakes, watch = Fakes(), Told()
     poll = ProgressPoll(PLAN, fakes, watch)  # type: ignore[arg-type]
-    poll.waited(EVERYBODY)
-    poll.waited(EVERYBODY)
+    poll.poll_progress(EVERYBODY)
+    poll.poll_progress(EVERYBODY)
     first, second = fakes.asked
     assert watch.told == [] and {first[0], second[0]} == {"play_all"} and first != second
-    fakes.answers = {first: WorkDone(4, (3, 8, 30), "row"), second: WorkDone(4, (5, 8, 44), "row")}
-    poll.waited(EVERYBODY)
+    fakes.answers = {first: NodeProgress(4, (3, 8, 30), "row"), second: NodeProgress(4, (5, 8, 44), "row")}
+    poll.poll_progress(EVERYBODY)
     assert watch.told == [(8, 16, "row", 74, "play")]
     # One has not begun with this work, and counts as much as the other.
-    fakes.answers[second] = WorkDone(3, (8, 8, 80), "row")
-    poll.waited(EVERYBODY)
-    poll.waited(EVERYBODY)
+    fakes.answers[second] = NodeProgress(3, (8, 8, 80), "row")
+    poll.poll_progress(EVERYBODY)
+    poll.poll_progress(EVERYBODY)
     assert watch.told[1:] == [(6, 16, "row", 60, "play")]
     fakes.answers = {first: None, second: None}
-    poll.waited(EVERYBODY)
-    poll.waited(EVERYBODY)
+    poll.poll_progress(EVERYBODY)
+    poll.poll_progress(EVERYBODY)
     assert len(watch.told) == 2
 
 
 def test_of_what_is_no_work_of_a_node_nothing_is_asked() -> None:
     fakes = Fakes()
-    ProgressPoll(PLAN, fakes, Told()).waited(CallContext((("play_all", 0),), "saving"))  # type: ignore[arg-type]
+    ProgressPoll(PLAN, fakes, Told()).poll_progress(CallContext((("play_all", 0),), "saving"))  # type: ignore[arg-type]
     assert fakes.asked == []

@@ -31,7 +31,7 @@ class Coming:
 
 def test_who_samples_takes_them_before_a_token() -> None:
     arrivals, coming = WeightArrivals(), Coming()
-    arrivals.begin_with_version(6)
+    arrivals.begin_sampling(6)
     assert arrivals.version == 6 and not arrivals.can_take_weights
     with ThreadPoolExecutor() as pool:
         moved = pool.submit(arrivals.announce_weights, 3, 7, coming)
@@ -43,7 +43,7 @@ def test_who_samples_takes_them_before_a_token() -> None:
     arrivals.wait_until_received(3)
     assert arrivals.version == 7
     # Who was told of older ones, when he was ordered, begins with these.
-    arrivals.begin_with_version(6)
+    arrivals.begin_sampling(6)
     assert arrivals.version == 7
 
 

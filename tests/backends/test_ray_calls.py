@@ -13,7 +13,7 @@ pytest.importorskip("ray.util")
 
 from rlgraph.backends.ray.calls import Calls, Copy
 from rlgraph.backends.ray.processes import InlineProcesses, Processes, Reference
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker
 from tests.waits import NEVER
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rlgraph.backends.ray import cluster
-from rlgraph.backends.ray.sessions import Daemons
+from rlgraph.backends.ray.daemons import Daemons
 from rlgraph.backends.ray.start_timeout import longer_start_timeout
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan

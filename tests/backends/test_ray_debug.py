@@ -17,7 +17,7 @@ from tiny import compile_text, data_folder, shipped, weights
 from rlgraph.backends.distributed.offload import OffloadedReplica
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.exchange import exchange
-from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.exchange.exchange import TransferEndpoint
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.step import Step
@@ -218,11 +218,11 @@ def test_weights_that_somebody_is_about_to_work_with_are_kept(folder: Path) -> N
     backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
     try:
         node = next(node for _, node in made.program.walk() if node.op == "generate")
-        bed = OffloadedReplica("actor", plan.role("actor", "generate"), 0)
+        bed = OffloadedReplica("actor", plan.group_of_role("actor", "generate"), 0)
         with backend.weights.lend_weights("actor", bed.group, node, Step(1, "step")):
             assert not backend.weights._forgets(bed)
         assert backend.weights._forgets(bed)
-        owner = OffloadedReplica("actor", plan.role("actor", "train"), 0)
+        owner = OffloadedReplica("actor", plan.group_of_role("actor", "train"), 0)
         assert not backend.weights._forgets(owner) and not backend.weights._forgets(replace(bed, model="ref"))
     finally:
         backend.close()
@@ -270,15 +270,15 @@ def test_weights_that_are_not_what_was_sent(folder: Path, monkeypatch: pytest.Mo
         if len(transfers) == 2 and view.dim() == 1:
             view[0] += 1e-3
 
-    send = TransferEnd.run
+    send = TransferEndpoint.run
 
-    def counted(end: TransferEnd, source: Weights, destination: Weights, **options: object) -> object:
+    def counted(end: TransferEndpoint, source: Weights, destination: Weights, **options: object) -> object:
         if destination:
             transfers.append("")
         return send(end, source, destination, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exchange, "_store", damaged)
-    monkeypatch.setattr(TransferEnd, "run", counted)
+    monkeypatch.setattr(TransferEndpoint, "run", counted)
     for verify_every, found in ((1, True), (10, False)):
         transfers.clear()
         backend = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True, verify_every=verify_every)

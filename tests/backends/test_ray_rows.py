@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rlgraph.backends.distributed.sharding import RequestNeeds, slice_rows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.piece_store import Piece, Store, as_array, as_range, from_wire, to_wire, wire_bytes
-from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs
+from rlgraph.backends.ray.piece_store import Piece, PieceStore, as_array, as_range, from_wire, to_wire, wire_bytes
 from rlgraph.backends.ray.requests import WantedRows
 from rlgraph.backends.ray.row_ledger import RowLedger
+from rlgraph.backends.ray.row_refs import Address, PieceRef, RowRefs
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.ir.layout import even_range
@@ -147,7 +147,7 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
 
 def _remote(number: int, count: int, holder: Address = ("a", 0)) -> tuple[RowRefs, list[tuple[int, int]]]:
     """All rows of a piece, and how this test names them."""
-    return RowRefs.whole_piece(PieceRef((number, holder[1], "x"), holder, count)), [
+    return RowRefs.from_whole_piece(PieceRef((number, holder[1], "x"), holder, count)), [
         (number, place) for place in range(count)
     ]
 
@@ -163,7 +163,7 @@ class Stores:
     """What `RowLedger` needs of processes: they have rows."""
 
     def __init__(self, who: Sequence[Address]) -> None:
-        self.stores = {each: Store() for each in who}
+        self.stores = {each: PieceStore() for each in who}
         self.sent: list[tuple[Address, list[tuple[Any, list[int]]]]] = []
 
     def pack(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
@@ -195,7 +195,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
     came: dict[tuple[Address, int], list[tuple[int, int]]] = {}
     steps = [1, 2, 3]
     whole, all_numbers = (
-        values[0][0].join([remote for remote, _ in values[1:]]),
+        values[0][0].concat([remote for remote, _ in values[1:]]),
         [each for _, numbers in values for each in numbers],
     )
     for _ in range(data.draw(st.integers(1, 7))):
@@ -245,7 +245,7 @@ def test_what_two_ranks_need_is_packed_once() -> None:
 
 def test_what_a_step_made_and_got_goes_with_it() -> None:
     """What a later step has stays, and what lives on."""
-    store, piece = Store(), flat([[1, 2], [3]])
+    store, piece = PieceStore(), flat([[1, 2], [3]])
     rows = np.arange(2)
     store.put(1, (1, 0, "x"), piece)
     store.put(1, (1, 0, "buffer"), piece)

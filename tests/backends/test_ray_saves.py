@@ -14,7 +14,7 @@ from tiny import EPS, data_folder, weights
 
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.processes import InlineProcesses
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.runs.checkpoint import disk

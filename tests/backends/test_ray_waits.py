@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.collectives import Collective, CollectiveState, collective_state
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
-from rlgraph.backends.exchange.exchange import PendingMessage
+from rlgraph.backends.exchange.exchange import CurrentMessage
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray import activity as doing_module
 from rlgraph.backends.ray.activity import ActivityLog, ActivityReport, ThreadWork
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.waits import WaitGraph
 from tests.waits import NEVER
 
@@ -32,7 +32,7 @@ def at(
     doing = (ThreadWork(work, 61.0, "engines/some/engine.py:9, in step"),) if work else ()
     ranks = {key: tuple(("learn", rank) for rank in key[1]) for key in last}
     return ActivityReport(
-        doing, CollectiveState(last, open_), ranks, (PendingMessage("a part of a tensor", moving),) if moving else ()
+        doing, CollectiveState(last, open_), ranks, (CurrentMessage("a part of a tensor", moving),) if moving else ()
     )
 
 

@@ -26,7 +26,7 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.recording import HEADER, Recorder, Replay, claim_folder
-from rlgraph.backends.replayed import drop_resampled_rows, drop_unfinished_steps
+from rlgraph.backends.recording_cleanup import drop_resampled_rows, drop_unfinished_steps
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings

@@ -13,7 +13,7 @@ from tiny import compile_text, data_folder, shipped, weights
 import rlgraph
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.samples import Sample, places_to_keep, ranking, sampled_tables
+from rlgraph.backends.samples import Sample, choose_shown_rows, ranking, sampled_tables
 from rlgraph.backends.worker.session import Settings
 from tests.suites import few
 
@@ -78,14 +78,14 @@ def test_the_best_the_worst_and_prompts_that_come_again_are_kept() -> None:
     ids = [("prompts", 0, place // 2, place % 2) for place in range(40)]
     reward = [0.5] * 40
     reward[7], reward[12], reward[30] = 0.9, float("nan"), 0.1
-    kept = places_to_keep(ids, reward, 8)
+    kept = choose_shown_rows(ids, reward, 8)
     assert len(kept) == 8 and {7, 12, 30} <= set(kept)
     # The prompts that are kept for themselves are the same in another pass over the data, in another order.
     again = [("prompts", 1, place // 2, place % 2) for place in reversed(range(40))]
-    alone = places_to_keep(ids, None, 8)
-    assert {ids[place][2:] for place in alone} == {again[place][2:] for place in places_to_keep(again, None, 8)}
-    assert places_to_keep(ids, reward, 100) == list(range(40))
-    assert [len(places_to_keep(ids, reward, most)) for most in (1, 2, 3)] == [1, 2, 3]
+    alone = choose_shown_rows(ids, None, 8)
+    assert {ids[place][2:] for place in alone} == {again[place][2:] for place in choose_shown_rows(again, None, 8)}
+    assert choose_shown_rows(ids, reward, 100) == list(range(40))
+    assert [len(choose_shown_rows(ids, reward, most)) for most in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_what_is_no_number_is_the_worst() -> None:

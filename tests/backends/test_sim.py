@@ -19,11 +19,11 @@ from tiny import ALGORITHMS, compile_text, data_folder, shipped
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.blocks import streams_on_by_node
 from rlgraph.backends.distributed import backend as placed_backend
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_time
+from rlgraph.backends.row_blocks import streams_blocks_by_node
+from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_pool_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.sampling_rows import SamplingRows
@@ -176,7 +176,7 @@ def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[
         late = {
             (node.op, node.name)
             for phase in made.program.phases
-            for node, handed in zip(phase.graph.nodes, streams_on_by_node(phase.graph), strict=True)
+            for node, handed in zip(phase.graph.nodes, streams_blocks_by_node(phase.graph), strict=True)
             if more and not handed
         }
         assert Counter(each for each in ours.names if each not in late) == Counter(
@@ -305,7 +305,7 @@ def test_functions_on_cpus_run_side_by_side_and_beside_sampling(folder: Path) ->
     for who in workers:
         own = sorted((work.start, work.end) for work in calls if who in work.groups)
         assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
-    told = worker_time(
+    told = worker_pool_time(
         "judges", {who: [cpu] for cpu, who in enumerate(workers)}, calls, 0.0, max(work.end for work in calls)
     )
     assert told.busy == pytest.approx(seconds / 4)
@@ -330,7 +330,7 @@ def test_a_copy_with_long_rows_takes_fewer(folder: Path) -> None:
     scored = [work for work in backend.works if work.name == "ref_logp"]
     assert {name for work in scored for name in work.groups} == {f"play.transformers {copy}" for copy in range(2)}
     devices = {name: [int(name[-1])] for work in sampled for name in work.groups}
-    told = worker_time("play", devices, sampled, 0.0, step.seconds)
+    told = worker_pool_time("play", devices, sampled, 0.0, step.seconds)
     assert told.busy == pytest.approx(sum(work.seconds for work in sampled) / 2)
 
 
@@ -350,7 +350,7 @@ def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
     assert answered.rows == acted.rows > 3 and answered.start == acted.end
     assert answered.seconds == turns * -(-acted.rows // 3)
     assert next(work for work in backend.works if work.name == "train actor").start >= answered.end
-    told = worker_time(
+    told = worker_pool_time(
         "judges", {who: [cpu] for cpu, who in enumerate(answered.groups)}, backend.works, 0.0, answered.end
     )
     assert (told.busy, told.idle) == pytest.approx((answered.seconds, acted.end))
@@ -433,7 +433,7 @@ def test_samples_that_end_first(folder: Path) -> None:
     found = phase_tasks(made.program, main_phase(made.program), WORKLOAD)
     answers = WORKLOAD.answer_lengths(5)
     assert [(batch.rows, batch.response) for task in found for batch in task.batches] == [
-        (25, answers.group_lengths_until(3, 5)),
+        (25, answers.group_lengths_cut_after(3, 5)),
         *[(15, answers.shortest_of_groups(3, 5))] * 2,
     ]
 
@@ -486,7 +486,7 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
     copy: Any = SimpleNamespace(result_alone=SimpleNamespace(end_times=(1.0,), cost=SimpleNamespace(seconds=1.0)))
     for count in range(1, 20):
         rows = SamplingRows([copy] * count, lambda _: 0.0, waited_until=there)
-        rows.begin_part(lambda _: there)
+        rows.begin_part_wait(lambda _: there)
         assert rows.idle_seconds() == 0
 
 
@@ -494,9 +494,9 @@ def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
     zeros = lengths * 0
     rows = FakeRows("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
-    kept = rows.shortest_of_groups(3, 5)
+    kept = rows.shortest_rows_of_groups(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
-    sampling = kept.sampling_work(3, 5)
+    sampling = kept.sampling_cost_batch(3, 5)
     assert (sampling.rows, sampling.samples) == (10, 5)
     assert sampling.response == Lengths((1, 1, 2, 2, 2, 4, 4, 4, 4, 4))
 
@@ -534,7 +534,9 @@ place actor.generate on play(engine=vllm, dp=2)
             made = rlgraph.compile(program, schedule=f"schedule remax{schedule}", cluster=cluster)
             found = simulate(made, cluster, steps=3, workload=rows)
         works = [work for work in found.works if work.op == "generate"]
-        busy = worker_time("play", {name: [0] for work in works for name in work.groups}, works, 0.0, found.ends[-1])
+        busy = worker_pool_time(
+            "play", {name: [0] for work in works for name in work.groups}, works, 0.0, found.ends[-1]
+        )
         return found.seconds, sum(work.tokens for work in works), busy.busy
 
     for schedule in (placed, f"{placed}stream rollout(block=32, deal=free)\n"):

@@ -10,10 +10,10 @@ from tiny import data_folder
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import longest_cycle_seconds, warm_up_steps
+from rlgraph.backends.sim.steady_state import longest_cycle_seconds, warm_up_step_count
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate_plan
-from rlgraph.explain.simulation import Simulation, mean_age
+from rlgraph.explain.simulation import Simulation, mean_staleness_versions
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 
@@ -52,7 +52,7 @@ def waits(found: Simulation, pool: str) -> dict[str, float]:
 def test_steady_state_begins_where_both_halves_of_the_rest_take_the_same(
     seconds: list[float], skipped: int | None
 ) -> None:
-    assert warm_up_steps(seconds) == skipped
+    assert warm_up_step_count(seconds) == skipped
 
 
 def test_who_waits_for_whom(folder: Path) -> None:
@@ -77,13 +77,13 @@ def test_the_bound_is_the_load_or_the_longest_cycle(folder: Path) -> None:
         assert cycle(program(folder, 0), seconds) == 15.0
         made = program(folder, 1)
         found = simulation(made, seconds)
-        assert found.fullest.busy / found.steps == 11.0 == found.bound
+        assert found.busiest_pool.busy / found.steps == 11.0 == found.least_step_seconds
         # Over two steps generation, training and the weights; over one the training, or the sampler's next rows.
         assert 10.0 <= cycle(made, seconds) <= found.seconds
     # On one pool that all work shares, its load is the bound, whatever the lag.
     seconds = Seconds(3.0, 5.0)
     found = simulation(program(folder, 2, ONE), seconds)
-    assert found.bound == found.seconds == 8.0 and cycle(program(folder, 2, ONE), seconds) < 8.0
+    assert found.least_step_seconds == found.seconds == 8.0 and cycle(program(folder, 2, ONE), seconds) < 8.0
 
 
 def test_how_old_the_rows_are_and_which_are_trained_on(folder: Path) -> None:
@@ -115,5 +115,5 @@ def test_rows_are_as_old_as_batches_are_under_way(
     """Little's law."""
     made = program(folder, 0, text=AHEAD.replace("STEP:", f"step async(staleness={bound}):"))
     found = simulation(made, Seconds(generate, train), 16)
-    age = mean_age(found.ages)
-    assert 0 < age <= bound and found.batches == pytest.approx(age, abs=near)
+    age = mean_staleness_versions(found.ages)
+    assert 0 < age <= bound and found.mean_batches_in_flight == pytest.approx(age, abs=near)

@@ -22,12 +22,12 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import StepRunner
-from rlgraph.backends.versions import PastWeights, WeightVersions
+from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.sampling import version_columns
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import longest_distances, step_edges
-from rlgraph.ir.types import OLDEST, Axis, Handle, Table
+from rlgraph.ir.step_edges import longest_step_distances, step_edges
+from rlgraph.ir.types import OLDEST, Axis, StateHandle, Table
 from tests.suites import few
 
 
@@ -69,7 +69,7 @@ class Hand:
 
     def give(self, values: dict[str, Any]) -> None:
         for value in self.phase.graph.inputs:
-            assert isinstance(value.type, Handle)
+            assert isinstance(value.type, StateHandle)
             self.frame.values[value.name] = values[value.type.name]
 
     def left(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def test_staleness_is_an_edge(folder: Path) -> None:
     program = compile_text(EDGES)
     [edge] = step_edges(program)
     assert (edge.model, edge.reader.op, edge.distance) == ("actor", "generate", 3)
-    assert longest_distances(program) == {"actor": 3}
+    assert longest_step_distances(program) == {"actor": 3}
 
 
 def test_versions_are_read_off_the_program() -> None:

@@ -27,7 +27,7 @@ from rlgraph.backends.steps import SilentObserver, Things
 from rlgraph.backends.worker.nodes import WORK
 from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.session import Session, Settings
-from rlgraph.backends.worker.training import train
+from rlgraph.backends.worker.training import run_train
 from rlgraph.ir.graph import with_node_ids
 from rlgraph.ir.plan import Group
 from tests.waits import NEVER
@@ -46,7 +46,7 @@ class Here:
         node = order.node
         self.carried.append(f"{order.step.number}: {node.op} {node.id} on {order.group.name}")
         with torch.no_grad():
-            return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
+            return (run_train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
@@ -154,7 +154,7 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
                     each.wait_for_arrival()
             transport.stuck = False
         assert transport.told == 1
-        assert backend.weights.take_step_costs(first, first)["sync/bytes"] == 8
+        assert backend.weights.pop_step_costs(first, first)["sync/bytes"] == 8
     finally:
         backend.close()
 

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
 from rlgraph.errors import ProgramError, RunError
-from rlgraph.runs.checkpoint.outside import file_digests
+from rlgraph.runs.checkpoint.outside_digests import file_digests
 from tests.conversations.files import Row, says, system, user
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"

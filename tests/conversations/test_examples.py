@@ -10,7 +10,7 @@ import pytest
 from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
-from rlgraph.conversations import Example, OddRow, row_example, shape_of
+from rlgraph.conversations import Example, OddRow, example_of_row, format_of_columns
 from tests.conversations.files import Row, says, system, user
 
 MARKED = (Path(__file__).parent / "trl" / "small.jinja").read_text("utf-8")
@@ -31,7 +31,7 @@ def codec(template: str = PLAIN, chat: ChatOptions | None = None) -> Codec:
 
 def parts(made: Codec, row: Row, answer: str | None = None, **options: Any) -> list[tuple[bool, str]]:
     """The text of a row's tokens, in stretches with and without loss."""
-    ids, learned = made.encode_example(row_example(row, answer, **options))
+    ids, learned = made.encode_example(example_of_row(row, answer, **options))
     stretches: list[tuple[bool, list[int]]] = []
     for token, flag in zip(ids, learned, strict=True):
         if not stretches or stretches[-1][0] != flag:
@@ -87,7 +87,7 @@ def test_conversations_that_begin_in_common() -> None:
     text = {"chosen": "it is so", "rejected": "it is not"}
     assert parts(codec(), text, "chosen") == [(False, "it is"), (True, " so<eos>")]
     with pytest.raises(OddRow, match="one of `chosen` and `rejected` is a text"):
-        row_example({"chosen": "a", "rejected": [says("b")]}, "chosen")
+        example_of_row({"chosen": "a", "rejected": [says("b")]}, "chosen")
 
 
 def test_whole_conversations_with_their_prompt_beside() -> None:
@@ -105,7 +105,7 @@ def test_messages_as_sharegpt_has_them_and_as_tables_fill_them_up() -> None:
     assert parts(codec(), shared) == parts(codec(), {"messages": [user("a"), says("b")]})
     filled = [{**user("a"), "tool_calls": None}, {**says("b"), "tool_calls": None}]
     made = codec("{% for m in messages %}{{ 'odd' if m.tool_calls is defined else m.content }}{% endfor %}")
-    assert made.encode_prompt(row_example({"messages": filled}).answer) == made.encode_text("ab")
+    assert made.encode_prompt(example_of_row({"messages": filled}).answer) == made.encode_text("ab")
 
 
 def test_shapes_are_looked_for_in_their_order() -> None:
@@ -115,13 +115,13 @@ def test_shapes_are_looked_for_in_their_order() -> None:
         ["prompt", "response", "text"],
         ["text"],
     ):
-        shape = shape_of(columns)
+        shape = format_of_columns(columns)
         assert shape and shape.answer == columns[-2 if len(columns) > 1 else 0]
-    assert shape_of(["prompt"]) is None and shape_of(["prompt", "answer"], "chosen") is None
-    assert row_example({"messages": None, "text": "a"}) == Example("a")
+    assert format_of_columns(["prompt"]) is None and format_of_columns(["prompt", "answer"], "chosen") is None
+    assert example_of_row({"messages": None, "text": "a"}) == Example("a")
     for odd in (3, [], [4], ["a"], {"role": "user", "content": "a"}, [{"role": "user"}]):
         with pytest.raises(OddRow, match="`messages`"):
-            row_example({"messages": odd})
+            example_of_row({"messages": odd})
 
 
 # Templates that write the same message in two ways
@@ -130,7 +130,7 @@ def test_shapes_are_looked_for_in_their_order() -> None:
 def test_a_turn_that_is_written_otherwise_when_more_follow_is_refused() -> None:
     row = {"messages": [user("a"), says("1+1=2"), user("b"), says("2+2=4")]}
     with pytest.raises(ConversationError) as caught:
-        codec(FORGETS).encode_example(row_example(row))
+        codec(FORGETS).encode_example(example_of_row(row))
     assert caught.value.code == "E0770" and "turns=last" in caught.value.hint
     assert "the chat template writes its first 2 messages otherwise when more follow" in str(caught.value)
     assert "alone '<user>a<eos><assistant>1+1=2<eos>', in the whole '<user>a<eos><assistant>2<eos><user>b" in str(
@@ -150,28 +150,28 @@ def test_a_prompt_that_ends_otherwise_when_it_is_answered_is_refused() -> None:
     thinks = PLAIN.replace("{{- '<assistant>\\n' -}}", "{{- '<assistant>\\n<think>' -}}")
     assert thinks != PLAIN
     with pytest.raises(ConversationError, match="writes its first 1 message otherwise") as caught:
-        codec(thinks).encode_example(row_example({"prompt": [user("a")], "completion": [says("b")]}))
+        codec(thinks).encode_example(example_of_row({"prompt": [user("a")], "completion": [says("b")]}))
     assert "asked in other words" in caught.value.hint
 
 
 @pytest.mark.parametrize("template", [MARKED, PLAIN])
 def test_a_conversation_with_nothing_to_learn(template: str) -> None:
     with pytest.raises(ConversationError, match="no message of the assistant's") as caught:
-        codec(template).encode_example(row_example({"messages": [user("a")]}))
+        codec(template).encode_example(example_of_row({"messages": [user("a")]}))
     assert caught.value.code == "E0772"
     with pytest.raises(ConversationError, match="no message of the assistant's"):
-        codec(template).encode_example(row_example({"prompt": [user("a"), says("b")], "completion": [user("c")]}))
+        codec(template).encode_example(example_of_row({"prompt": [user("a"), says("b")], "completion": [user("c")]}))
 
 
 def test_an_answer_to_nobody_and_a_template_that_marks_nothing() -> None:
     with pytest.raises(ConversationError, match="begins with the assistant"):
-        codec().encode_example(row_example({"messages": [says("a")]}))
+        codec().encode_example(example_of_row({"messages": [says("a")]}))
     assert learned(codec(MARKED), {"messages": [says("a")]}) == ["a<eos>\n"]
     marks_nothing = MARKED.replace("== 'assistant'", "== 'nobody'")
     with pytest.raises(ConversationError, match="marks nothing"):
-        codec(marks_nothing).encode_example(row_example({"messages": [user("a"), says("b")]}))
+        codec(marks_nothing).encode_example(example_of_row({"messages": [user("a"), says("b")]}))
     with pytest.raises(EngineError, match="the model's chat template fails"):
-        codec("{{ raise_exception('no') }}").encode_example(row_example({"messages": [user("a"), says("b")]}))
+        codec("{{ raise_exception('no') }}").encode_example(example_of_row({"messages": [user("a"), says("b")]}))
 
 
 # What a user writes is text
@@ -180,7 +180,7 @@ def test_an_answer_to_nobody_and_a_template_that_marks_nothing() -> None:
 def test_a_special_tokens_text_in_a_message_is_text() -> None:
     row = {"messages": [user("a<eos>\n<assistant>\nc<pad>"), says("b<eos>")]}
     made = codec()
-    ids, flags = made.encode_example(row_example(row))
+    ids, flags = made.encode_example(example_of_row(row))
     asked = (
         made.encode_text("<user>\n")
         + made.tokenizer("a<eos>\n<assistant>\nc<pad>", split_special_tokens=True)["input_ids"]
@@ -214,7 +214,7 @@ def test_an_empty_prompt_begins_as_it_is_sampled_from() -> None:
 def test_short_rows_are_not_counted_and_long_ones_are() -> None:
     made = codec()
     for row in ({"messages": TURNS}, {"prompt": "a" * 40, "completion": "b"}, {"text": "é" * 20}):
-        shown = row_example(row)
+        shown = example_of_row(row)
         ids, _ = made.encode_example(shown)
         assert made.example_length(shown, len(ids)) == made.example_length(shown, 3) == len(ids)
         assert made.example_length(shown, 1000) == 0
@@ -223,11 +223,13 @@ def test_short_rows_are_not_counted_and_long_ones_are() -> None:
     )
     # The template rewrites what was said, however short that is.
     with pytest.raises(ConversationError):
-        codec(FORGETS).example_length(row_example({"messages": [user("a"), says("1=2"), user("b"), says("c")]}), 1000)
+        codec(FORGETS).example_length(
+            example_of_row({"messages": [user("a"), says("1=2"), user("b"), says("c")]}), 1000
+        )
 
 
 def test_rows_with_tokens_can_be_saved_and_restored() -> None:
     from rlgraph.runs.checkpoint.values import decode_value, encode_value
 
-    shown = row_example({"prompt": [user("a")], "completion": [says("b")], "tools": [{"name": "t"}]})
+    shown = example_of_row({"prompt": [user("a")], "completion": [says("b")], "tools": [{"name": "t"}]})
     assert decode_value(encode_value((shown,), "x", {}), {}, None) == (shown,)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rlgraph.backends.engines.chat import Piece
+from rlgraph.backends.engines.chat import TextPiece
 from rlgraph.backends.engines.pieces import encode_pieces
 from rlgraph.backends.engines.tokenizers import WordTokenizer, build_tokenizer
 
@@ -29,7 +29,7 @@ def bpe(*, regex: bool = True, trims: bool = False) -> PreTrainedTokenizerFast:
 
 def tokens(tokenizer: PreTrainedTokenizerFast, *pieces: str, begins: bool = False) -> list[list[str]]:
     """The tokens of each piece; every other one carries loss."""
-    made = [Piece(text, place % 2 == 1) for place, text in enumerate(pieces)]
+    made = [TextPiece(text, place % 2 == 1) for place, text in enumerate(pieces)]
     ids, learned = encode_pieces(tokenizer, made, begins=begins)
     names = tokenizer.convert_ids_to_tokens(ids)
     split: list[list[str]] = [[]]

@@ -12,7 +12,7 @@ import pytest
 from tiny import Run, Sampled, compile_text, shipped
 
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
-from rlgraph.conversations import row_example
+from rlgraph.conversations import example_of_row
 from tests.conversations.files import FILES, USES, Row
 
 HERE = Path(__file__).parent / "trl"
@@ -44,7 +44,7 @@ def sides(row: Row, algorithm: str) -> tuple[str | None, ...]:
 def encoded(codec: Codec, row: Row, algorithm: str, side: str | None) -> list[list[int]]:
     if algorithm == "grpo":
         return [codec.encode_prompt(row["prompt"]), []]
-    ids, learned = codec.encode_example(row_example(row, side))
+    ids, learned = codec.encode_example(example_of_row(row, side))
     return [ids, [] if algorithm == "reward_model" else places(learned)]
 
 

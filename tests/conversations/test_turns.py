@@ -10,8 +10,8 @@ import pytest
 from tiny import Run, Seen, compile_text
 
 from rlgraph.backends.engines.errors import ConversationError
-from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_structure
-from rlgraph.backends.engines.turns import without_end
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_tokens_in
+from rlgraph.backends.engines.turns import without_end_of_turn
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
@@ -68,9 +68,9 @@ def episode(
     for action, reply in pairs:
         tokens += code.encode_response(action)
         replies.append(reply)
-        piece = code.encode_turn(asked, replies)
+        piece = code.encode_between_answers(asked, replies)
         written += piece
-        tokens += without_end(piece, tokens)
+        tokens += without_end_of_turn(piece, tokens)
         messages += [says(action), *reply]
     code.check_episode(written, asked, replies)
     return tokens, code.encode_prompt(messages)
@@ -95,7 +95,7 @@ def test_a_template_that_rewrites_an_answer_leaves_what_was_sampled(template: st
     tokens, whole = episode(code, [user("Guess.")], [(sampled, [user("More.")]), (sampled, [user("Less.")])])
     texts = [str(code.tokenizer.decode(ids)) for ids in (tokens, whole)]
     assert texts[0] != texts[1] == texts[0].replace(sampled, written)
-    assert special_structure(code.tokenizer, tokens) == special_structure(code.tokenizer, whole)
+    assert special_tokens_in(code.tokenizer, tokens) == special_tokens_in(code.tokenizer, whole)
 
 
 def test_an_episode_that_is_not_its_conversation_is_refused() -> None:
@@ -109,14 +109,14 @@ def test_an_action_that_was_cut_is_ended_and_thinking_stays_as_sampled() -> None
     code = codec(DROPS)
     asked = [user("Guess.")]
     sampled = code.encode_text("<think>4?</think> 4")
-    behind = without_end(code.encode_turn(asked, [[user("More.")]]), sampled)
+    behind = without_end_of_turn(code.encode_between_answers(asked, [[user("More.")]]), sampled)
     assert code.tokenizer.decode(behind) == "<eos><user>More.<eos><assistant>"
 
 
 @pytest.mark.parametrize(("template", "said"), [(LAST, "ends an answer"), (SILENT, "not once"), (TWICE, "special")])
 def test_a_template_without_a_right_piece_is_refused(template: str, said: str) -> None:
     with pytest.raises(ConversationError, match=said) as caught:
-        codec(template).encode_turn([user("Guess.")], [[user("More.")]])
+        codec(template).encode_between_answers([user("Guess.")], [[user("More.")]])
     assert caught.value.code == "E0860" and "turns=text" in caught.value.hint
 
 
@@ -195,14 +195,14 @@ def test_an_end_that_was_sampled_is_not_written_again() -> None:
     )
     for action in ("4", "5"):
         ids = code.encode_response(action)
-        assert growing.act(ids, [0.0] * len(ids), [(0, len(ids))]) == action
-        growing.add_calls(())
-        growing.observe("More.", 1000)
+        assert growing.add_action(ids, [0.0] * len(ids), [(0, len(ids))]) == action
+        growing.add_tool_calls(())
+        growing.add_observation("More.", 1000)
     said = [says("4"), user("More."), says("5"), user("More.")]
     assert growing.tokens == code.encode_prompt([*asked, *said])
-    assert growing.said() == {"messages": said, "calls": []}
+    assert growing.function_arguments() == {"messages": said, "calls": []}
     assert sum(growing.scored) == len(growing.logprobs) == 4
-    growing.check()
+    growing.check_special_tokens()
     left = growing.tokens_left(1000)
-    growing.observe("x" * left, 1000)
+    growing.add_observation("x" * left, 1000)
     assert growing.over and growing.tokens_left(1000) == 0 and len(growing.replies) == 2

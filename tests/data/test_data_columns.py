@@ -17,10 +17,10 @@ import pytest
 import rlgraph.columns
 from rlgraph.columns import Column, ColumnInspector, column_at, value_at, value_kind, with_value_at
 from rlgraph.data import BatchReader, Cursor, open_source, source_columns
-from rlgraph.data import lines as lines_source
+from rlgraph.data import json_lines as lines_source
 from rlgraph.errors import NO_SPAN, RunError
 from rlgraph.user_code import Workers
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Declare = Callable[[str], CallSpec]
@@ -93,7 +93,7 @@ def test_jsonl_is_looked_at_by_line(declare: Declare, tmp_path: Path, monkeypatc
     """The checker sees the beginning of a large file, the run all of it."""
     lines = [json.dumps(row) for row in ROWS]
     (tmp_path / "d.jsonl").write_text("\n" + "\n".join(lines) + "\n")
-    spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
+    spec, folders = declare('data d = jsonl("d.jsonl")'), SearchFolders(tmp_path)
     wanted = {name: {k: f"d.jsonl:{n + 1}" for k, n in of.items()} for name, of in KINDS.items()}
     assert first(source_columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
     monkeypatch.setattr(lines_source, "_PEEK_BYTES", len(lines[0]) + len(lines[1]) + 10)
@@ -108,7 +108,7 @@ def test_jsonl_is_looked_at_by_line(declare: Declare, tmp_path: Path, monkeypatc
 def test_rows_beyond_the_limit_are_not_looked_at(declare: Declare, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "tasks.py").write_text(f"def f():\n    return {ROWS!r}\n")
-    spec, folders = declare('data d = jsonl("d.jsonl", limit=1)'), Folders(tmp_path)
+    spec, folders = declare('data d = jsonl("d.jsonl", limit=1)'), SearchFolders(tmp_path)
     wanted = {"prompt": {"text": "d.jsonl:1"}, "x": {"whole": "d.jsonl:1"}}
     assert first(source_columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
 
@@ -134,7 +134,7 @@ def test_a_table_says_what_its_columns_are(declare: Declare, tmp_path: Path) -> 
         }
     )
     pa.parquet.write_table(table, tmp_path / "d.parquet")
-    spec, folders = declare('data d = parquet("d.parquet")'), Folders(tmp_path)
+    spec, folders = declare('data d = parquet("d.parquet")'), SearchFolders(tmp_path)
     kinds = ["text", "text", "whole", "whole", "real", "real", "real", "truth", "messages", "nested", "other", "null"]
     assert [list(column.first) for column in (source_columns(spec, folders) or {}).values()] == [
         [kind] for kind in kinds
@@ -171,8 +171,8 @@ def test_a_data_set_of_the_hub_is_looked_at(declare: Declare, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
     spec = declare('data d = hub("some/set")')
-    assert source_columns(spec, Folders(Path())) is None, "nothing is loaded before a run"
-    assert first(open_source(spec, Folders(Path())).columns) == {
+    assert source_columns(spec, SearchFolders(Path())) is None, "nothing is loaded before a run"
+    assert first(open_source(spec, SearchFolders(Path())).columns) == {
         "prompt": {"text": "row 0 of 'some/set'"},
         "level": {"whole": "row 0 of 'some/set'", "null": "row 1 of 'some/set'"},
     }
@@ -180,7 +180,7 @@ def test_a_data_set_of_the_hub_is_looked_at(declare: Declare, monkeypatch: pytes
 
 def test_tasks_of_reasoning_gym_have_columns_of_known_kinds(declare: Declare) -> None:
     pytest.importorskip("reasoning_gym")
-    spec, folders = declare('data d = reasoning_gym("spell_backward", size=2, max_word_len=4)'), Folders(Path())
+    spec, folders = declare('data d = reasoning_gym("spell_backward", size=2, max_word_len=4)'), SearchFolders(Path())
     source = open_source(spec, folders)
     looked = ColumnInspector(str)
     looked.add_row(source.rows[0], 0)  # type: ignore[index]
@@ -191,7 +191,7 @@ def test_tasks_of_reasoning_gym_have_columns_of_known_kinds(declare: Declare) ->
 
 def test_a_list_is_looked_at_and_a_stream_is_not(declare: Declare, tmp_path: Path, workers: Workers) -> None:
     (tmp_path / "tasks.py").write_text(f"def listed():\n    return {ROWS!r}\ndef yielded():\n    yield from {ROWS!r}\n")
-    folders = Folders(tmp_path)
+    folders = SearchFolders(tmp_path)
     listed = open_source(declare('data d = python("tasks.py:listed")'), folders, workers)
     assert first(listed.columns) == {
         name: {k: f"row {n - 1} of `listed`" for k, n in of.items()} for name, of in KINDS.items()
@@ -211,7 +211,7 @@ def test_all_rows_of_a_stream_have_the_same_columns(
 ) -> None:
     (tmp_path / "tasks.py").write_text(f"def f():\n    yield from {rows!r}\n")
     reader = BatchReader(
-        open_source(declare('data d = python("tasks.py:f", batch=1)'), Folders(tmp_path), workers), "d", 0
+        open_source(declare('data d = python("tasks.py:f", batch=1)'), SearchFolders(tmp_path), workers), "d", 0
     )
     with pytest.raises(RunError) as caught:
         cursor = Cursor()
@@ -223,13 +223,13 @@ def test_all_rows_of_a_stream_have_the_same_columns(
 def test_a_default_stands_for_a_column_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": 2}\n{"prompt": "b", "answer": "4", "n": null}\n')
     spec = CallSpec("jsonl", ("a.jsonl",), {"shuffle": False, "defaults": {"answer": "", "n": 7, "by": 1}}, NO_SPAN)
-    source = open_source(spec, Folders(tmp_path))
+    source = open_source(spec, SearchFolders(tmp_path))
     rows, _, _ = BatchReader(source, "a", 0).read_batch(Cursor())
     assert rows == [{"answer": "", "n": 2, "by": 1, "prompt": "a"}, {"answer": "4", "n": None, "by": 1, "prompt": "b"}]
     known = first(source.columns)
     assert known["answer"] == {"text": "a.jsonl:2"} and known["by"] == {"whole": ""}
     assert known["n"] == {"whole": "a.jsonl:1", "null": "a.jsonl:2"}, "null is a value, for which no default stands"
-    assert first(source_columns(spec, Folders(tmp_path))) == known
+    assert first(source_columns(spec, SearchFolders(tmp_path))) == known
 
 
 VERL: list[dict[str, Any]] = [
@@ -258,7 +258,7 @@ def test_what_objects_hold_is_known_by_name(declare: Declare, tmp_path: Path, wo
     """Before a run and in one, in files of lines and in a function's list."""
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in VERL))
     (tmp_path / "tasks.py").write_text(f"def f():\n    return {VERL!r}\n")
-    spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
+    spec, folders = declare('data d = jsonl("d.jsonl")'), SearchFolders(tmp_path)
     for known in (source_columns(spec, folders), open_source(spec, folders).columns):
         assert {name: kinds(known, name) for name in NESTED} == {
             name: {kind: f"d.jsonl:{number}" for kind, number in of.items()} for name, of in NESTED.items()
@@ -276,7 +276,7 @@ def test_a_table_says_what_its_objects_hold(declare: Declare, tmp_path: Path) ->
     import pyarrow.parquet
 
     pa.parquet.write_table(pa.Table.from_pylist(VERL), tmp_path / "d.parquet")
-    spec, folders = declare('data d = parquet("d.parquet")'), Folders(tmp_path)
+    spec, folders = declare('data d = parquet("d.parquet")'), SearchFolders(tmp_path)
     schema, known = source_columns(spec, folders), open_source(spec, folders).columns
     for name, of in NESTED.items():
         [kind] = {"real" if kind == "whole" else kind for kind in of} - {"null", "missing"}
@@ -329,7 +329,7 @@ def test_a_default_stands_for_what_objects_lack(tmp_path: Path, declare: Declare
     lines = [{"prompt": "a", **row} for row in ({"o": {"x": 1}}, {"o": {"y": "b"}}, {"o": None}, {})]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     options = {"shuffle": False, "defaults": {"o": {"x": 7}, "p": {"q": ""}}}
-    source = open_source(CallSpec("jsonl", ("d.jsonl",), options, NO_SPAN), Folders(tmp_path))
+    source = open_source(CallSpec("jsonl", ("d.jsonl",), options, NO_SPAN), SearchFolders(tmp_path))
     rows, _, _ = BatchReader(source, "a", 0).read_batch(Cursor())
     assert [row["o"] for row in rows] == [{"x": 1}, {"x": 7, "y": "b"}, None, {"x": 7}]
     assert all(row["p"] == {"q": ""} for row in rows)

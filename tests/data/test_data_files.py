@@ -22,7 +22,7 @@ from rlgraph.columns import column_at
 from rlgraph.data import BatchReader, Cursor, open_source, source_columns
 from rlgraph.data.sources import source_files
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Declare = Callable[[str], CallSpec]
@@ -98,18 +98,18 @@ def spec_of(paths: Any, **options: Any) -> CallSpec:
 
 
 def read(spec: CallSpec, folder: Path) -> list[dict[str, Any]]:
-    return BatchReader(open_source(spec, Folders(folder)), "d", 0).read_batch(Cursor())[0]
+    return BatchReader(open_source(spec, SearchFolders(folder)), "d", 0).read_batch(Cursor())[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_has_the_same_rows(tmp_path: Path, name: str) -> None:
     """In csv what is written as a number in every row is one, and nothing else: no leading zeros, no `None`."""
     written(tmp_path, f"d.{name}")
-    source = open_source(spec_of(f"d.{name}"), Folders(tmp_path))
+    source = open_source(spec_of(f"d.{name}"), SearchFolders(tmp_path))
     assert BatchReader(source, "d", 0).read_batch(Cursor())[0] == ROWS
     known = source.columns or {}
     assert {column: set(known[column].first) for column in known} == KINDS
-    before = source_columns(spec_of(f"d.{name}"), Folders(tmp_path))
+    before = source_columns(spec_of(f"d.{name}"), SearchFolders(tmp_path))
     assert tuple(before or ()) == tuple(KINDS)
 
 
@@ -122,7 +122,7 @@ def test_a_table_may_be_packed_by_zstd(tmp_path: Path) -> None:
 def test_lines_of_text_are_rows(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("one\n\ntwo")
     assert read(spec_of("d.txt"), tmp_path) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
-    assert column_at(source_columns(spec_of("d.txt"), Folders(tmp_path)) or {}, "text")
+    assert column_at(source_columns(spec_of("d.txt"), SearchFolders(tmp_path)) or {}, "text")
 
 
 def test_a_json_file_may_have_lines_or_its_rows_under_a_name(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_json_file_may_have_lines_or_its_rows_under_a_name(tmp_path: Path) -> 
     assert read(spec_of("d.json", field="data"), tmp_path) == ROWS
     nested = {"a": [{"o": {"x": 1}}, {"o": {}}]}
     (tmp_path / "n.json").write_text(json.dumps(nested))
-    known = open_source(spec_of("n.json", field="a"), Folders(tmp_path)).columns or {}
+    known = open_source(spec_of("n.json", field="a"), SearchFolders(tmp_path)).columns or {}
     column = column_at(known, "o.x")
     assert column and column.first == {"whole": "row 0 of 'n.json'", "missing": "row 1 of 'n.json'"}
 
@@ -157,15 +157,15 @@ def test_many_files_are_read_in_the_order_of_their_names_or_of_a_list(tmp_path: 
     assert codes(f"data/*.{ending}") == "678012" and codes(f"data/[b].{ending}") == "012"
     assert codes([f"data/b.{ending}", "data/sub"]) == "012345"
     assert codes([f"data/sub/c.{ending}", f"data/a.{ending}"]) == "345678"
-    names = [file.relative_to(tmp_path).as_posix() for file in source_files(spec_of("data"), Folders(tmp_path))]
+    names = [file.relative_to(tmp_path).as_posix() for file in source_files(spec_of("data"), SearchFolders(tmp_path))]
     assert names == [f"data/{name}.{ending}" for name in ("a", "b", "sub/c")]
 
     spec = spec_of("data", batch=4, shuffle=True)
     every, cursor = [], Cursor()
-    reader = BatchReader(open_source(spec, Folders(tmp_path)), "d", 3)
+    reader = BatchReader(open_source(spec, SearchFolders(tmp_path)), "d", 3)
     for _ in range(6):
         rows_read, ids, cursor_after = reader.read_batch(cursor)
-        again = BatchReader(open_source(spec, Folders(tmp_path)), "d", 3).read_batch(cursor)
+        again = BatchReader(open_source(spec, SearchFolders(tmp_path)), "d", 3).read_batch(cursor)
         assert again == (rows_read, ids, cursor_after)
         every += rows_read
         cursor = cursor_after
@@ -175,17 +175,17 @@ def test_many_files_are_read_in_the_order_of_their_names_or_of_a_list(tmp_path: 
 def test_messages_name_the_file_of_a_row(tmp_path: Path) -> None:
     written(tmp_path, "a.jsonl", [{"x": 1}, {"x": 2}])
     (tmp_path / "b.jsonl").write_text('\n{"y": 1}\n{"x": "t"}\n')
-    source = open_source(spec_of("*.jsonl"), Folders(tmp_path))
+    source = open_source(spec_of("*.jsonl"), SearchFolders(tmp_path))
     known = source.columns or {}
     assert known["x"].first == {"whole": "a.jsonl:1", "missing": "b.jsonl:2", "text": "b.jsonl:3"}
-    limited = open_source(spec_of("*.jsonl", limit=3), Folders(tmp_path))
+    limited = open_source(spec_of("*.jsonl", limit=3), SearchFolders(tmp_path))
     assert (limited.columns or {})["x"].first == {
         "whole": "a.jsonl:1",
         "missing": "b.jsonl:2",
     } and limited.row_count == 3
     (tmp_path / "b.jsonl").write_text('{"x": 1}\n{"x": \n')
     with pytest.raises(ProgramError, match="b.jsonl:2: broken JSON: Expecting value at column 6"):
-        open_source(spec_of("*.jsonl"), Folders(tmp_path))
+        open_source(spec_of("*.jsonl"), SearchFolders(tmp_path))
 
 
 def test_a_folder_of_splits_is_read_by_its_split(tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_a_table_may_be_streamed(tmp_path: Path, ending: str) -> None:
     for name in ("b", "a"):
         written(tmp_path, f"{name}.{ending}", [{**row, "code": f"{name}{place}"} for place, row in enumerate(ROWS)])
     spec = CallSpec("files", (f"*.{ending}",), {"batch": 4, "streaming": True}, NO_SPAN)
-    reader, cursor = BatchReader(open_source(spec, Folders(tmp_path)), "d", 0), Cursor()
+    reader, cursor = BatchReader(open_source(spec, SearchFolders(tmp_path)), "d", 0), Cursor()
     for wanted in (["a0", "a1", "a2", "b0"], ["b1", "b2", "a0", "a1"], ["a2", "b0", "b1", "b2"]):
         rows, ids, after = reader.read_batch(cursor)
         assert [row["code"] for row in rows] == wanted
-        assert BatchReader(open_source(spec, Folders(tmp_path)), "d", 0).read_batch(cursor) == (rows, ids, after)
+        assert BatchReader(open_source(spec, SearchFolders(tmp_path)), "d", 0).read_batch(cursor) == (rows, ids, after)
         cursor = after
 
 
@@ -279,10 +279,10 @@ def test_what_is_wrong_is_said(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     spec = CallSpec("files", (paths,), {"shuffle": "streaming" in options, **options}, NO_SPAN)
-    source_columns(spec, Folders(tmp_path))  # raises nothing
-    source_files(spec, Folders(tmp_path))
+    source_columns(spec, SearchFolders(tmp_path))  # raises nothing
+    source_files(spec, SearchFolders(tmp_path))
     with pytest.raises(ProgramError) as told:
-        open_source(spec, Folders(tmp_path))
+        open_source(spec, SearchFolders(tmp_path))
     assert said in str(told.value), str(told.value)
 
 
@@ -296,7 +296,7 @@ def test_a_hub_s_data_set_may_be_streamed(declare: Declare, monkeypatch: pytest.
         return datasets.Dataset.from_list(ROWS).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = open_source(declare('data d = hub("some/set", batch=2, streaming=True)'), Folders(Path()))
+    source = open_source(declare('data d = hub("some/set", batch=2, streaming=True)'), SearchFolders(Path()))
     assert asked == [{"split": "train", "revision": None, "streaming": True}]
     rows, _, cursor = BatchReader(source, "d", 0).read_batch(Cursor(0, 1))
     assert rows == ROWS[1:] and cursor == Cursor(0, 3)
@@ -304,7 +304,9 @@ def test_a_hub_s_data_set_may_be_streamed(declare: Declare, monkeypatch: pytest.
 
 def test_a_stream_that_breaks_off_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "a.csv")
-    source = open_source(CallSpec("files", ("a.csv",), {"batch": 2, "streaming": True}, NO_SPAN), Folders(tmp_path))
+    source = open_source(
+        CallSpec("files", ("a.csv",), {"batch": 2, "streaming": True}, NO_SPAN), SearchFolders(tmp_path)
+    )
     (tmp_path / "a.csv").unlink()
     with pytest.raises(RunError, match="E0710.*'a.csv' cannot be read on from row 0"):
         BatchReader(source, "d", 0).read_batch(Cursor())

@@ -17,7 +17,7 @@ from rlgraph.data.mixture import Turns
 from rlgraph.data.sources import source_files
 from rlgraph.errors import NO_SPAN, ProgramError
 from rlgraph.user_code import Workers
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 
@@ -29,15 +29,17 @@ def mix(*parts: Any, **options: Any) -> CallSpec:
     return CallSpec("mix", parts, options, NO_SPAN)
 
 
-def written(folder: Path, **counts: int) -> Folders:
+def written(folder: Path, **counts: int) -> SearchFolders:
     """Files of so many rows, which are called after them: a0, a1, ..."""
     for name, count in counts.items():
         rows = [{"prompt": f"{name}{row}"} for row in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Folders(folder)
+    return SearchFolders(folder)
 
 
-def prompts(spec: CallSpec, folders: Folders, count: int, cursor: Cursor | None = None, seed: int = 0) -> list[str]:
+def prompts(
+    spec: CallSpec, folders: SearchFolders, count: int, cursor: Cursor | None = None, seed: int = 0
+) -> list[str]:
     rows, ids, _ = BatchReader(open_source(spec, folders), "d", seed).read_batch(cursor or Cursor(), count)
     assert len(ids) == len(set(ids)), "every row has an identity of its own"
     return [row["prompt"] for row in rows]
@@ -55,10 +57,12 @@ def test_each_source_has_its_share_at_every_place(weights: list[float]) -> None:
     counts = [0] * len(weights)
     for place in range(3000):
         assert (
-            turns.counts(place) == counts and Turns(turns.weights).counts(place) == counts if place % 97 == 0 else True
+            turns.counts_before(place) == counts and Turns(turns.weights).counts_before(place) == counts
+            if place % 97 == 0
+            else True
         )
         assert all(abs(count - weight * place) < len(weights) for count, weight in zip(counts, weights, strict=True))
-        counts[turns.source(place)] += 1
+        counts[turns.source_at(place)] += 1
 
 
 def test_a_source_that_ends_begins_again_by_itself(tmp_path: Path) -> None:
@@ -111,7 +115,7 @@ def test_columns_are_those_of_all_sources(tmp_path: Path, workers: Workers) -> N
     rows = {"a": {"prompt": "a", "x": 1, "o": {"p": 1}}, "b": {"prompt": "b", "x": "t", "y": 2, "o": {"q": 1}}}
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    folders = Folders(tmp_path)
+    folders = SearchFolders(tmp_path)
     for known in (source_columns(mix(*AB), folders), open_source(mix(*AB), folders).columns):
         assert known is not None
         assert known["x"].first == {"whole": "a.jsonl:1", "text": "b.jsonl:1"}

@@ -17,10 +17,10 @@ import pytest
 
 from rlgraph.data import BatchReader, Cursor, check_source, column_values, open_source, source_columns
 from rlgraph.data.base import numbered_rows
-from rlgraph.data.lines import JsonLines
+from rlgraph.data.json_lines import JsonLines
 from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
 from rlgraph.user_code import Workers
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Declare = Callable[[str], CallSpec]
@@ -33,7 +33,7 @@ def jsonl(folder: Path, *rows: Any, name: str = "d.jsonl") -> Path:
 
 def first(spec: CallSpec, base: Path) -> list[dict[str, Any]]:
     """All rows of the first epoch in the order of the data."""
-    rows, ids, _ = BatchReader(open_source(spec, Folders(base)), "d", 0).read_batch(Cursor())
+    rows, ids, _ = BatchReader(open_source(spec, SearchFolders(base)), "d", 0).read_batch(Cursor())
     return [row for _, row in sorted(zip(ids, rows, strict=True), key=lambda pair: pair[0])]
 
 
@@ -42,7 +42,7 @@ def test_jsonl_skips_blank_lines_a_bom_and_windows_line_ends(declare: Declare, t
     (tmp_path / "d.jsonl").write_bytes(text.encode())
     spec = declare('data d = jsonl("d.jsonl")')
     assert first(spec, tmp_path) == [{"prompt": "é\u2028x"}, {"prompt": [{"role": "user", "content": "b"}]}]
-    assert tuple(source_columns(spec, Folders(tmp_path)) or ()) == ("prompt",)
+    assert tuple(source_columns(spec, SearchFolders(tmp_path)) or ()) == ("prompt",)
 
 
 def test_paths_may_be_absolute(declare: Declare, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_parquet(declare: Declare, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     spec = declare('data d = parquet("d.parquet")')
     assert first(spec, tmp_path) == rows
-    assert tuple(source_columns(spec, Folders(tmp_path)) or ()) == ("prompt", "answer")
+    assert tuple(source_columns(spec, SearchFolders(tmp_path)) or ()) == ("prompt", "answer")
 
 
 def test_parquet_of_values_that_python_has_and_that_it_has_not(declare: Declare, tmp_path: Path) -> None:
@@ -96,15 +96,15 @@ def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
     assert [row["prompt"] for row in held] == [row["prompt"] for row in whole[4:]]
     assert [row["index"] for row in held] == [4, 5]
     assert all(len(row["answer"]) <= 4 and row["task"] == "spell_backward" for row in whole)
-    assert tuple(source_columns(declare('data d = reasoning_gym("spell_backward")'), Folders(Path())) or ()) == tuple(
-        whole[0]
-    )
+    assert tuple(
+        source_columns(declare('data d = reasoning_gym("spell_backward")'), SearchFolders(Path())) or ()
+    ) == tuple(whole[0])
 
 
 def test_hub_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = hub("openai/gsm8k")'), Folders(Path()))
+        open_source(declare('data d = hub("openai/gsm8k")'), SearchFolders(Path()))
     [found] = caught.value.diagnostics
     assert (found.code, found.message) == ("E0709", "this needs the package 'datasets', which is not installed")
     assert found.hint == "pip install 'rlgraph-compiler[datasets]'"
@@ -127,7 +127,7 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     assert first(spec, Path()) == [{"prompt": "a"}, {"prompt": "b"}]
     assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": None})]
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = hub("openai/gsm8k", split="tran")'), Folders(Path()))
+        open_source(declare('data d = hub("openai/gsm8k", split="tran")'), SearchFolders(Path()))
     assert str(caught.value) == (
         "error[E0710]: 'openai/gsm8k' cannot be loaded from the hub: "
         "ValueError: Unknown split 'tran'. It should be one of ['train'].\n"
@@ -142,10 +142,10 @@ def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Wo
         "def listed(n=3):\n    return [{'prompt': i} for i in range(n)]\n"
         "def yielded(n=3):\n    for i in range(n):\n        yield {'prompt': i}\n"
     )
-    listed = open_source(declare('data d = python("tasks.py:listed", n=4)'), Folders(tmp_path), workers)
+    listed = open_source(declare('data d = python("tasks.py:listed", n=4)'), SearchFolders(tmp_path), workers)
     assert (listed.row_count, listed.shuffle) == (4, True)
     spec = declare('data d = python("tasks.py:yielded", batch=2)')
-    one, two = open_source(spec, Folders(tmp_path), workers), open_source(spec, Folders(tmp_path), workers)
+    one, two = open_source(spec, SearchFolders(tmp_path), workers), open_source(spec, SearchFolders(tmp_path), workers)
     reader, other = BatchReader(one, "d", 0), BatchReader(two, "d", 0)
     rows, ids, cursor = reader.read_batch(Cursor())
     again, _, after = other.read_batch(Cursor(0, 2))
@@ -161,10 +161,10 @@ def test_generators_may_be_endless_and_limited(declare: Declare, tmp_path: Path,
         "import itertools\ndef f():\n    for i in itertools.count():\n        yield {'prompt': i}\n"
     )
     reader = BatchReader(
-        open_source(declare('data d = python("tasks.py:f", batch=2)'), Folders(tmp_path), workers), "d", 0
+        open_source(declare('data d = python("tasks.py:f", batch=2)'), SearchFolders(tmp_path), workers), "d", 0
     )
     assert reader.read_batch(Cursor(0, 3000))[1] == [(0, 3000), (0, 3001)]
-    limited = open_source(declare('data d = python("tasks.py:f", batch=2, limit=3)'), Folders(tmp_path), workers)
+    limited = open_source(declare('data d = python("tasks.py:f", batch=2, limit=3)'), SearchFolders(tmp_path), workers)
     assert BatchReader(limited, "d", 0).read_batch(Cursor(0, 2))[1] == [(0, 2), (1, 0)]
 
 
@@ -173,9 +173,9 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
     loaded = set(sys.modules)
     spec = declare('data d = python("tasks.py:f", batch=2)')
     check_source(spec)
-    assert source_columns(spec, Folders(tmp_path)) is None
+    assert source_columns(spec, SearchFolders(tmp_path)) is None
     jsonl(tmp_path, {"a": 1})
-    assert tuple(source_columns(declare('data d = jsonl("d.jsonl", batch=2)'), Folders(tmp_path)) or ()) == ("a",)
+    assert tuple(source_columns(declare('data d = jsonl("d.jsonl", batch=2)'), SearchFolders(tmp_path)) or ()) == ("a",)
     assert not {name for name in set(sys.modules) - loaded if not name.startswith("rlgraph.data")}
 
 
@@ -196,7 +196,7 @@ def test_check_runs_and_imports_nothing(declare: Declare, tmp_path: Path) -> Non
 def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"a": ')
     (tmp_path / "empty.jsonl").write_text("")
-    assert source_columns(declare(f"data d = {call}"), Folders(tmp_path)) is None
+    assert source_columns(declare(f"data d = {call}"), SearchFolders(tmp_path)) is None
 
 
 NO_ROWS = "write rows into it, or name another: `--data FILE`"
@@ -252,7 +252,7 @@ FILES: list[tuple[bytes, str, str]] = [
 def test_bad_files(declare: Declare, tmp_path: Path, content: bytes, message: str, hint: str) -> None:
     (tmp_path / "d.jsonl").write_bytes(content)
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
+        open_source(declare('data d = jsonl("d.jsonl")'), SearchFolders(tmp_path))
     code, text = message.split(": ", 1)
     lines = [f"error[{code}]: {text}", " --> p.rlf:1:16", "  |", '1 | data d = jsonl("d.jsonl")']
     lines += ["  |                ^^^^^^^^^"] + ([f"help: {hint}"] if hint else [])
@@ -367,7 +367,7 @@ def test_bad_declarations(
     jsonl(tmp_path / "folder", {"a": 1}, name="train.jsonl")
     (tmp_path / "bad.parquet").write_bytes(b"")
     with pytest.raises(ProgramError) as caught:
-        open_source(declare(f"data d = {call}"), Folders(tmp_path, here))
+        open_source(declare(f"data d = {call}"), SearchFolders(tmp_path, here))
     found = caught.value.diagnostics[0]
     message, hint = (text.replace("BASE", str(tmp_path)).replace("HERE", str(here)) for text in (message, hint))
     assert (f"{found.code}: {found.message}", found.hint) == (message, hint)
@@ -377,7 +377,7 @@ def test_permission_denied(declare: Declare, tmp_path: Path, monkeypatch: pytest
     jsonl(tmp_path, {"a": 1})
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
     with pytest.raises(ProgramError) as caught:
-        open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
+        open_source(declare('data d = jsonl("d.jsonl")'), SearchFolders(tmp_path))
     assert str(caught.value) == (
         "error[E0704]: 'd.jsonl' cannot be read: permission denied\n"
         " --> p.rlf:1:16\n  |\n"
@@ -389,7 +389,7 @@ def test_permission_denied(declare: Declare, tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_that_changes_during_the_run(declare: Declare, tmp_path: Path) -> None:
     jsonl(tmp_path, {"a": 1}, {"a": 2})
-    source = open_source(declare('data d = jsonl("d.jsonl")'), Folders(tmp_path))
+    source = open_source(declare('data d = jsonl("d.jsonl")'), SearchFolders(tmp_path))
     jsonl(tmp_path, {"a": 11}, {"a": 2})
     with pytest.raises(RunError) as caught:
         BatchReader(source, "d", 0).read_batch(Cursor())
@@ -497,7 +497,7 @@ def test_bad_rows_of_python(
     (tmp_path / "tasks.py").write_text(text)
     spec = declare(f'data d = python("tasks.py:f"{options})')
     with pytest.raises(RlgraphError) as caught:
-        BatchReader(open_source(spec, Folders(tmp_path), workers), "d", 0).read_batch(Cursor())
+        BatchReader(open_source(spec, SearchFolders(tmp_path), workers), "d", 0).read_batch(Cursor())
     found = caught.value.diagnostics[0]
     assert found.hint == hint
     assert f"{found.code}: {found.message}".startswith(message)
@@ -508,7 +508,7 @@ def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:
     """Read at one go they are those that are read one by one, whatever lies between them."""
     (tmp_path / "d.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \r\n{"a": 2}\r\n{"a": 3}')
     spec = CallSpec("jsonl", ("d.jsonl",), {"limit": 2}, NO_SPAN)
-    source = open_source(spec, Folders(tmp_path))
+    source = open_source(spec, SearchFolders(tmp_path))
     assert isinstance(source.rows, JsonLines)
     assert [*source.rows.iterate_rows()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert [*numbered_rows(source)] == [(0, {"a": 1}), (1, {"a": 2})]

@@ -11,7 +11,7 @@ from typing import AnyStr
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 HERE = Path(__file__).parent
@@ -251,5 +251,5 @@ def compile_fully(text: str) -> bool:
         assert warning.severity == "warning"
         warning.render()
     for stage in run_passes(program):
-        assert parse_program(print_program(stage.program)) == stage.program, stage.name
+        assert parse_program(program_text(stage.program)) == stage.program, stage.name
     return True

@@ -11,7 +11,7 @@ from rlgraph.columns import Column, ColumnInspector
 from rlgraph.dsl.check import check
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, Source
-from rlgraph.ir.graph import Record
+from rlgraph.ir.graph import ConstructorCall
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 HEAD = """algorithm t
@@ -40,7 +40,7 @@ def said(
     passes, has to be the same."""
     known = {"q.jsonl": columns(*rows), "held.jsonl": columns(held or {})}
 
-    def look(record: Record) -> Mapping[str, Column] | None:
+    def look(record: ConstructorCall) -> Mapping[str, Column] | None:
         return known[str(record.args[0])]
 
     text = HEAD.replace("DTYPE", f', dtype="{dtype}"' if dtype else "")

@@ -21,17 +21,17 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.graph import Record
-from rlgraph.user_code.files import Folders
+from rlgraph.ir.graph import ConstructorCall
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 from tests import golden
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
 
 
-def data_columns(record: Record) -> Mapping[str, Column] | None:
+def data_columns(record: ConstructorCall) -> Mapping[str, Column] | None:
     args, options = record.plain_arguments()
-    return source_columns(CallSpec(record.name, args, options, record.span), Folders(Path()))
+    return source_columns(CallSpec(record.name, args, options, record.span), SearchFolders(Path()))
 
 
 def said(text: str) -> str:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lark import Token
 
-from rlgraph.dsl import tables, tree, words
+from rlgraph.dsl import lark_parser, tree, words
 from rlgraph.dsl.names import BUILT_IN
 from rlgraph.dsl.parse import MAX_DIAGNOSTICS, parse, parse_expression
 from rlgraph.errors import ProgramError, Source
@@ -378,7 +378,7 @@ def test_any_text_is_a_program_or_is_explained(text: str) -> None:
 
 
 def test_the_words_are_those_of_the_grammar() -> None:
-    literals = {t.pattern.value for t in tables.parser().terminals if t.pattern.type == "str"}
+    literals = {t.pattern.value for t in lark_parser.parser().terminals if t.pattern.type == "str"}
     assert {word for word in literals if word.isalpha()} == words.KEYWORDS
 
 
@@ -421,14 +421,16 @@ def test_what_other_libraries_call_a_function_is_answered_by_what_there_is() -> 
 
 
 def test_the_tables_belong_to_the_grammar() -> None:
-    grammar = tables.GRAMMAR.read_text(encoding="utf-8")
-    assert tables.parser_from_tables(grammar) is not None, "python -m rlgraph.dsl.tables"
-    assert tables.parser_from_tables(grammar + "\n// changed") is None
+    grammar = lark_parser.GRAMMAR.read_text(encoding="utf-8")
+    assert lark_parser.parser_from_tables(grammar) is not None, "python -m rlgraph.dsl.lark_parser"
+    assert lark_parser.parser_from_tables(grammar + "\n// changed") is None
 
 
 def test_the_tables_read_as_the_grammar_does() -> None:
-    slow = tables.parser_from_grammar(tables.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(start="expression")
-    quick = tables.parser().parse_interactive(start="expression")
+    slow = lark_parser.parser_from_grammar(lark_parser.GRAMMAR.read_text(encoding="utf-8")).parse_interactive(
+        start="expression"
+    )
+    quick = lark_parser.parser().parse_interactive(start="expression")
     for kind in ("NAME", "LPAR", "NAME", "EQUAL", "NUMBER", "RPAR", "NEWLINE"):
         assert slow.accepts() == quick.accepts()
         slow.feed_token(Token(kind, "a"))

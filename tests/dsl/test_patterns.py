@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlgraph.dsl.patterns import doubles_with_each_sign
+from rlgraph.dsl.regex_backtracking import backtracks_exponentially
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from rlgraph.dsl.patterns import doubles_with_each_sign
     ],
 )
 def test_a_repetition_of_a_repetition(pattern: str) -> None:
-    assert doubles_with_each_sign(pattern)
+    assert backtracks_exponentially(pattern)
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_repetition_of_a_repetition(pattern: str) -> None:
     ],
 )
 def test_what_is_no_such_thing(pattern: str) -> None:
-    assert not doubles_with_each_sign(pattern)
+    assert not backtracks_exponentially(pattern)

@@ -9,7 +9,7 @@ import pytest
 
 import rlgraph
 from rlgraph.api.target import workload
-from rlgraph.explain.critical import critical_path
+from rlgraph.explain.critical_path import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.constants import default_constants
 from tests.suites import few
@@ -28,7 +28,7 @@ def test_compiling_and_simulating_agree(cpus: int) -> None:
     found = simulate(made, workload=rows)
     # The program evaluates every 20 steps, and this step is none of them.
     assert found.seconds == pytest.approx(made.choice.search_result.seconds, rel=0.03)
-    copies = made.plan.role("actor", "interact").mesh.axis_size("dp")
+    copies = made.plan.group_of_role("actor", "interact").mesh.axis_size("dp")
     shared = TURNS * ceil(ROWS / (cpus or copies)) * HOST.function_row + HOST.node
     # Without a pool of its own, each copy has its rows answered by one process.
     [acted] = [work for work in found.works if work.op == "interact"]

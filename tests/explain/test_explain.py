@@ -19,13 +19,13 @@ from rlgraph.backends.sim.steady_state import simulate_steps
 from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, seconds_by_kind
+from rlgraph.explain.critical_path import BOUNDS, KINDS, critical_path, seconds_by_kind
 from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
 from rlgraph.explain.placement_strategies import OVER, placement_strategies, pool_components
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.variants import ONE_STEP_OFF, next_better_device, possible_variants
 from rlgraph.explain.whatif import Sweep, what_if
-from rlgraph.passes.compilation.overlap import make_simulator
+from rlgraph.passes.compilation.overlap_simulation import make_simulator
 from rlgraph.passes.compilation.stream_blocks import STEPS, streaming_gains
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import parse_lengths
@@ -355,7 +355,7 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     told, seconds = explain(made), made.choice.search_result.seconds
     host = default_constants("gpu").host
     calls = 8192 * host.function_row + host.node
-    assert told.host.function_seconds == {"correct": pytest.approx(calls)} and calls > 0.4 * seconds
+    assert told.host_work.function_seconds == {"correct": pytest.approx(calls)} and calls > 0.4 * seconds
     [line] = [line for line in str(told).splitlines() if line.startswith("the host works")]
     assert "of it in `correct`: `place correct on judges`, a pool of cpus" in line and line in summary_text(made)
     # What it would save is what is found with that schedule; the function is not told then.
@@ -364,7 +364,7 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     assert change.seconds == pytest.approx(apart.choice.search_result.seconds, rel=COARSE)
     assert change.saves == pytest.approx(1 - apart.choice.search_result.seconds / seconds, abs=COARSE)
     told = explain(apart)
-    assert "of it in" not in str(told) and not told.host.function_seconds
+    assert "of it in" not in str(told) and not told.host_work.function_seconds
     # The simulator says the same of its plan.
     found = simulate(made)
     assert found.host_seconds(calls=True) == pytest.approx(calls, rel=0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rlgraph
 from rlgraph.catalog.clusters.units import format_seconds
-from rlgraph.explain.chunked import show_chunked
+from rlgraph.explain.chunked_stages import chunked_stage_lines
 from rlgraph.ir.mesh import make_mesh
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
@@ -28,7 +28,7 @@ def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
         for own in (option.strategy, found.problem.options.make_strategy(component, plain))
     )
     assert single > several
-    assert list(show_chunked(found)) == [
+    assert list(chunked_stage_lines(found)) == [
         f"actor has {split['chunks']} parts of the layers on each of {split['pp']} stages: "
         f"{format_seconds(several)} in place of {format_seconds(single)} with one"
     ]
@@ -40,4 +40,4 @@ def test_a_schedule_that_says_one_part_has_it() -> None:
     assert [option.deployment.chunks_per_stage for option in found.search_result.options] == [1] * len(
         found.search_result.options
     )
-    assert list(show_chunked(found)) == []
+    assert list(chunked_stage_lines(found)) == []

@@ -11,11 +11,11 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import run_command
 from rlgraph.explain.pipelines import plan_pipelines
-from rlgraph.passes.compilation.choose_plan import fusion_timetables
-from rlgraph.passes.pipelines.counted_models import counted_model
+from rlgraph.passes.compilation.choose_plan import fused_pipeline_timetables
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
-from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.published import interleaved_lists, one_f_one_b_lists
+from rlgraph.passes.pipelines.problem import PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import interleaved_lists, one_f_one_b_lists
+from rlgraph.passes.pipelines.relative_costs import relative_pipeline_model
 from tests.viz.charts import bars_of
 
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -70,14 +70,14 @@ def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) ->
 
     def seen(name: str, micro_batches: int, turned: bool):  # type: ignore[no-untyped-def]
         config = configs[name]
-        return counted_model(config.shape, config.kind, 4, micro_batches, turned=turned)
+        return relative_pipeline_model(config.shape, config.kind, 4, micro_batches, turned=turned)
 
     [one] = plan_pipelines(together)
     sizes = [model.micro_batches for model in one.fusion.problem.models]
     assert one.fusion.lists == best_rule_schedule(
-        Problem((seen("actor", sizes[0], False), seen("critic", sizes[1], True)))
+        PipelineProblem((seen("actor", sizes[0], False), seen("critic", sizes[1], True)))
     )
-    assert one.fusion == fusion_timetables(together.choice)["actor, critic"]
+    assert one.fusion == fused_pipeline_timetables(together.choice)["actor, critic"]
     alone = {each.fusion.problem.models[0].name: each.fusion for each in plan_pipelines(apart)}
     assert set(alone) == {"actor", "critic"}
     for name, fusion in alone.items():

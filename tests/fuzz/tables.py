@@ -320,7 +320,7 @@ def check_table(raw: bytes, folder: Path) -> object:
     rows = parsed(table)
     opened = OpenedProgram(Source("a.rlf", text_of(use, read)), folder)
     try:
-        source = open_source(CallSpec("jsonl", ("rows.jsonl",), {}, NO_SPAN), opened.folders)
+        source = open_source(CallSpec("jsonl", ("rows.jsonl",), {}, NO_SPAN), opened.search_folders)
     except ProgramError:
         assert not rows, "rows that are none"
         raise

@@ -15,15 +15,15 @@ from zlib import crc32
 import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.data.sources import open_source
-from rlgraph.dsl.check import Checked, check_all
+from rlgraph.dsl.check import Checked, check_with_schedule
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
-from rlgraph.explain.transfers import show_transfers
+from rlgraph.explain.transfers import transfers_text
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.compile import check_program, compile_program
 from rlgraph.passes.compilation.read_program import OpenedProgram, decode_source
-from rlgraph.passes.compilation.schedules import with_schedule
+from rlgraph.passes.compilation.schedule_files import with_schedule
 from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.passes.cost.lengths import parse_lengths
 from rlgraph.profiles.calibration import read_calibration
@@ -62,14 +62,14 @@ class Target:
 
 def _program(raw: bytes, folder: Path) -> object:
     opened = OpenedProgram(decode_source("a.rlf", raw), folder)
-    found = check_all(opened.source)
+    found = check_with_schedule(opened.source)
     for warning in found.warnings:
         warning.render()
     if crc32(raw) % COMPILED:
         return None
     made = compile_program(opened, {}, found)
     for stage in made.stages:
-        assert parse_program(print_program(stage.program)) == stage.program, stage.name
+        assert parse_program(program_text(stage.program)) == stage.program, stage.name
     once = format_source(opened.source)
     assert format_source(Source("a.rlf", once)) == once
     return made.plan
@@ -253,7 +253,7 @@ def _rows(raw: bytes, folder: Path) -> object:
     opened = OpenedProgram(Source("a.rlf", program), folder)
     check_program(opened, {})
     spec = CallSpec("jsonl", ("rows.jsonl",), {"batch": 1}, NO_SPAN)
-    source = open_source(spec, opened.folders)
+    source = open_source(spec, opened.search_folders)
     return [source.rows[number] for number in range(len(source.rows))]  # type: ignore[index, arg-type]
 
 
@@ -272,7 +272,7 @@ def _config(raw: bytes, folder: Path) -> object:
     program = f"algorithm a\nmodel actor = causal_lm({source})\n" + LEARNS
     found = check_program(OpenedProgram(Source("a.rlf", program), folder), {})
     made = compile_program(OpenedProgram(Source("a.rlf", program), folder), {}, found, devices=4)
-    return show_transfers(made.program, made.placed)
+    return transfers_text(made.program, made.placed)
 
 
 LEARNS = """data rows = jsonl("rows.jsonl", batch=2)

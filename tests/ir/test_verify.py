@@ -9,7 +9,7 @@ import pytest
 
 from rlgraph.ir.graph import Graph, Node, Program, Value
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.types import Axis, Handle, Tensor
+from rlgraph.ir.types import Axis, StateHandle, Tensor
 from rlgraph.ir.verify import BrokenGraph, verify
 from rlgraph.ops import NODES, infer_type
 
@@ -130,7 +130,7 @@ def change(program: Program, name: str, edit: Callable[[Node], Node]) -> Program
         nodes = [replace(node, regions=tuple(map(inside, node.regions))) for node in graph.nodes]
         return replace(graph, nodes=tuple(edit(node) if node.name == name else node for node in nodes))
 
-    return program.map_graphs({phase.name: inside(phase.graph) for phase in program.phases})
+    return program.with_graphs({phase.name: inside(phase.graph) for phase in program.phases})
 
 
 def edit_expr(node: Node, place: int, **changes: object) -> Node:
@@ -249,5 +249,5 @@ def test_each_phase_is_named() -> None:
 def test_a_handle_of_another_kind() -> None:
     program = parse_program(GOOD)
     graph = program.phases[0].graph
-    graph = replace(graph, inputs=(Value("actor@0", Handle("buffer", "actor")), graph.inputs[1]))
-    assert any("generate takes model" in each for each in problems(program.map_graphs({"step": graph})))
+    graph = replace(graph, inputs=(Value("actor@0", StateHandle("buffer", "actor")), graph.inputs[1]))
+    assert any("generate takes model" in each for each in problems(program.with_graphs({"step": graph})))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rlgraph
-from rlgraph.ops.bases import shared_bases
+from rlgraph.ops.shared_base_models import models_by_shared_base
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("m")
@@ -20,4 +20,4 @@ step:
 
 @pytest.mark.parametrize(("dtype", "bases"), [("float32", {"first": ("first", "second")}), ("bfloat16", {})])
 def test_one_copy_has_one_dtype(dtype: str, bases: dict[str, tuple[str, ...]]) -> None:
-    assert shared_bases(rlgraph.compile(PROGRAM.replace("DTYPE", dtype)).program) == bases
+    assert models_by_shared_base(rlgraph.compile(PROGRAM.replace("DTYPE", dtype)).program) == bases

@@ -8,10 +8,12 @@ import pytest
 
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ops.nodes import NODES
-from rlgraph.ops.optimizers import ADAMW, OPTIMIZERS, Optimizer, optimizer_attributes
-from rlgraph.passes.cost.optimizer import optimizer_bytes
+from rlgraph.ops.optimizers import ADAMW, OPTIMIZERS, OptimizerSpec, optimizer_attributes
+from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
 
-PLAIN = Optimizer("plain", 1, (replace(ADAMW.settings[0], default=0.5), Attribute("momentum", "float", 0.9, 0.0, 1.0)))
+PLAIN = OptimizerSpec(
+    "plain", 1, (replace(ADAMW.settings[0], default=0.5), Attribute("momentum", "float", 0.9, 0.0, 1.0))
+)
 
 
 def test_one_needs_no_name() -> None:
@@ -30,5 +32,5 @@ def test_of_several_a_program_names_one_and_its_own_settings() -> None:
 def test_bytes_follow_from_what_it_keeps(item: int, master: int) -> None:
     wide = max(4, item)
     for optimizer in (*OPTIMIZERS.values(), PLAIN):
-        found = optimizer_bytes(optimizer, item)
+        found = optimizer_bytes_per_weight(optimizer, item)
         assert (found.gradient, found.moments, found.master) == (wide, optimizer.numbers_per_weight * wide, master)

@@ -319,14 +319,14 @@ def test_ties_share_the_gradient_also_with_a_number() -> None:
 
 
 def test_text() -> None:
-    for same, expected in ((reference.same_text, [True, False]), (reference.other_text, [False, True])):
+    for same, expected in ((reference.texts_equal, [True, False]), (reference.texts_differ, [False, True])):
         assert same(["a", "b"], "a").tolist() == expected
         assert same("a", ["a", "b"]).tolist() == expected
         assert same(["a", "b"], ["a", "a"]).tolist() == expected
         assert same(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0])).tolist() == expected
-    assert reference.same_text(torch.tensor([1.0, 2.0]), "a").tolist() == [False, False]
-    assert reference.same_text("a", "a").item() is True
-    assert reference.same_text([], "a").dtype == torch.bool
+    assert reference.texts_equal(torch.tensor([1.0, 2.0]), "a").tolist() == [False, False]
+    assert reference.texts_equal("a", "a").item() is True
+    assert reference.texts_equal([], "a").dtype == torch.bool
 
 
 # Gradients

@@ -13,7 +13,7 @@ import pytest
 from programs_on_disk import write_tiny
 
 import rlgraph
-from rlgraph.backends.engines.stored import StoredTensors
+from rlgraph.backends.engines.tensor_files import StoredTensors
 from rlgraph.backends.saved_models import checking_damage
 from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake, escape_controls

@@ -12,9 +12,9 @@ import pytest
 from programs_on_disk import write_tiny
 
 import rlgraph
-from rlgraph.backends.samples import spread_of
+from rlgraph.backends.samples import quantiles
 from rlgraph.errors import RlgraphError
-from rlgraph.passes.compilation.plan_times import predicted_work
+from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
 from rlgraph.runs import events
 from rlgraph.runs.events import EVENTS, LASTING, Event, EventReader, RunStarted, StepDone
 from rlgraph.runs.folder import EVENTS as FILE
@@ -154,14 +154,14 @@ def test_every_kind_of_event_has_a_method_and_plain_data() -> None:
 def test_a_spread_leaves_out_what_is_no_number() -> None:
     import numpy as np
 
-    assert spread_of(np.array([np.nan, np.inf])) == []
-    assert spread_of(np.array([0.0, np.nan, 10.0])) == [0, 1, 2.5, 5, 7.5, 9, 10]
+    assert quantiles(np.array([np.nan, np.inf])) == []
+    assert quantiles(np.array([0.0, np.nan, 10.0])) == [0, 1, 2.5, 5, 7.5, 9, 10]
 
 
 def test_what_is_predicted_has_the_name_of_what_is_measured() -> None:
     compiled = rlgraph.compile(Path("tiny.rlf"), cluster="1x1:h100-80gb")
-    predicted = predicted_work(compiled)
+    predicted = predicted_seconds_by_work(compiled)
     assert set(predicted) == {"generate rollout", "train actor"} and min(predicted.values()) > 0
     measured = next(event for event in ran(1) if isinstance(event, StepDone)).work_s
     assert set(predicted) < set(measured)
-    assert predicted_work(rlgraph.compile(Path("tiny.rlf"))) == {}
+    assert predicted_seconds_by_work(rlgraph.compile(Path("tiny.rlf"))) == {}

@@ -15,12 +15,12 @@ from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Value
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.runs.observer import InterruptHandler, RunObserver
-from rlgraph.runs.progress import BETWEEN_LINES_S, LinesDisplay, shown_duration
+from rlgraph.runs.progress import BETWEEN_LINES_S, LinesDisplay, format_duration
 from rlgraph.runs.progress_bar import BarDisplay
 
-SAMPLE = Node("generate", outputs=(Value("rollout", Handle("buffer", "rollout")),))
+SAMPLE = Node("generate", outputs=(Value("rollout", StateHandle("buffer", "rollout")),))
 TRAIN = Node("train")
 
 
@@ -61,7 +61,7 @@ def test_without_a_terminal_a_line_tells_every_so_often_what_a_step_does() -> No
 
 
 def test_a_time_is_short() -> None:
-    assert [shown_duration(seconds) for seconds in (4.4, 99, 150, 5999, 9000)] == [
+    assert [format_duration(seconds) for seconds in (4.4, 99, 150, 5999, 9000)] == [
         "4 s",
         "99 s",
         "2 min",
@@ -97,7 +97,7 @@ def test_a_meter_tells_no_more_often_than_it_is_looked_at() -> None:
     meter, told = WorkMeter(clock), list[tuple[int, int, int]]()
     meter.add(1)
     meter.tell = lambda *counts: told.append(counts)
-    meter.begin(9)
+    meter.begin_call(9)
     for at in range(1, 9):
         clock.seconds = at * 0.06
         meter.add(1, 5)

@@ -236,14 +236,14 @@ class SlowDisk(EventReader):
         """The next step has sampled; its update waits, or is over."""
         self._write = process_saving.write_tensors
         monkeypatch.setattr(process_saving, "write_tensors", self.write)
-        changing, waits = Session.prepare_change, self._waits
+        changing, waits = Session.prepare_weight_change, self._waits
 
         def change(session: Session, name: str, step: Step) -> None:
             if session.models[name].held:
                 waits.set()
             changing(session, name, step)
 
-        monkeypatch.setattr(Session, "prepare_change", change)
+        monkeypatch.setattr(Session, "prepare_weight_change", change)
 
     def write(self, *args: Any, **named: Any) -> Any:
         if "written" not in self.told:

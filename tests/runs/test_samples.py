@@ -19,7 +19,7 @@ from rlgraph.runs.events import EventReader, WorkStarted
 from rlgraph.runs.observer import BETWEEN_SAMPLES_S, InterruptHandler, RunObserver
 from rlgraph.runs.progress import JsonDisplay, LinesDisplay
 from rlgraph.runs.samples import SAMPLES, best_and_worst, from_json, sample_lines, to_json
-from rlgraph.runs.shown_samples import shown_sample
+from rlgraph.runs.shown_samples import format_sample
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_the_command_shows_the_best_the_worst_and_the_same_prompts_of_two_steps(
 def test_texts_are_safe_for_a_terminal_and_no_wider() -> None:
     bad = "\x1b[2J\u202e" + "\u6f22" * 200 + "\n" * 30 + "end"
     prompt = [{"role": "user", "content": "What?\r\x07"}, {"role": "assistant", "content": 7}]
-    shown = shown_sample("best", sample(1, 1.0, bad, prompt), 40)
+    shown = format_sample("best", sample(1, 1.0, bad, prompt), 40)
     assert not set(shown) & set("\x1b\u202e\r\x07")
     assert max(map(cell_len, shown.splitlines())) <= 40 and len(shown.splitlines()) <= 20
     assert "user: What?" in shown and "(" in shown and "characters)" in shown

@@ -18,7 +18,7 @@ from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake
 from rlgraph.runs.watching.bins import bin_starts, binned_curve
 from rlgraph.runs.watching.page import exported_page, live_page, script_json
-from rlgraph.runs.watching.run_reader import Columns, RunReader
+from rlgraph.runs.watching.run_reader import MetricColumns, RunReader
 from rlgraph.runs.watching.sample_pages import PAGE, search, step_page
 from rlgraph.runs.watching.server import WatchServer
 
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_read_on_where_it_was_left_off(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run", 3, ended=False)
     reader = RunReader(run)
-    first = reader.view()
+    first = reader.page_data()
     assert (first["steps"], first["planned"], first["ended"], first["x"]) == (3, 3, None, [1, 2, 3])
     assert first["metrics"]["kl"]["mean"] == [0.01, 0.02, 0.03]
     assert first["work"]["last"] == {"generate rollout": 1.5, "train actor": 1.0}
@@ -40,30 +40,30 @@ def test_a_run_is_read_on_where_it_was_left_off(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "reward": "NaN", "new": 2.0}\n{"step": 5, "rew')
         file.flush()
-        view = reader.view()
+        view = reader.page_data()
         assert reader.stamp() != before and view["steps"] == 4 and view["damaged"] == 0
         assert view["metrics"]["new"]["mean"] == [None, None, None, 2] and view["not_finite"] == {"reward": 4}
         file.write('ard": 1.0}\nnot a record\n')
-    assert reader.view()["steps"] == 5 and reader.view()["damaged"] == 1
+    assert reader.page_data()["steps"] == 5 and reader.page_data()["damaged"] == 1
 
 
 def test_a_run_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run", 6)
     reader = RunReader(run)
-    assert reader.view()["steps"] == 6 and reader.view()["ended"]["outcome"] == "finished"
+    assert reader.page_data()["steps"] == 6 and reader.page_data()["ended"]["outcome"] == "finished"
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))
     # It goes on: events are appended, and steps come a second time.
     with (run / "events.jsonl").open("a") as file:
         work = {"work_s": {"train actor": 9.0}, "scores": {}}
         file.write(json.dumps({"kind": "step_done", "time_s": 1.8e9, "step": 3, "seconds": 1.0, **work}) + "\n")
-    view = reader.view()
+    view = reader.page_data()
     assert view["steps"] == 2 and view["ended"] is None
     assert view["work"]["x"] == [1, 2, 3] and view["work"]["seconds"]["train actor"] == [1, 1, 9]
 
 
 def test_a_step_that_comes_again_takes_the_place_of_those_from_it_on() -> None:
-    columns = Columns()
+    columns = MetricColumns()
     for step in (1, 2, 3, 2):
         columns.add(step, {"a": float(step), **({"b": 1.0} if step == 3 else {})})
     assert list(columns.steps) == [1, 2] and list(columns.values["a"]) == [1, 2] and len(columns.values["b"]) == 2
@@ -241,6 +241,6 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").touch()
     reader = RunReader(tmp_path / "run")
-    assert reader.view()["steps"] == 0 and "<title>run</title>" in live_page([reader])
+    assert reader.page_data()["steps"] == 0 and "<title>run</title>" in live_page([reader])
     (tmp_path / "run/events.jsonl").write_text('[]\n{"kind": "step_done"}\n{"kind": 7}\n\xff\n', encoding="latin-1")
-    assert reader.view()["damaged"] == 4
+    assert reader.page_data()["damaged"] == 4

@@ -18,7 +18,7 @@ from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.progress import LinesDisplay
 from rlgraph.runs.progress_bar import BarDisplay
 from rlgraph.runs.trained_models import RemoteWeights, TrainedModel
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 
 SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 
@@ -106,7 +106,7 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     if not frozen:
         list(backend.run_steps(2))
     expected = backend.session.models["actor"].engine.state()
-    spec = model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path))
+    spec = model_spec(compiled.program, compiled.program.model("actor"), SearchFolders(tmp_path))
     weights = RemoteWeights(partial(backend.save, "actor"), spec, frozen)
     saved = tmp_path / to if to else None
     if saved:

@@ -10,7 +10,7 @@ import pytest
 
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.user_code import Environment, Workers, open_environment, worker
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 from tests.waits import NEVER
 
@@ -42,7 +42,7 @@ class Shell:
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., Environment]:
     def open_it(text: str, options: str = "") -> Environment:
         return open_environment(
-            declare(f'env e = python("rewards.py:Shell"{options})'), Folders(rewards(text)), workers
+            declare(f'env e = python("rewards.py:Shell"{options})'), SearchFolders(rewards(text)), workers
         )
 
     return open_it
@@ -67,8 +67,12 @@ def test_two_environments_of_a_file_do_not_mix_their_objects(
     declare: Declare, rewards: Write, workers: Workers
 ) -> None:
     base = rewards(SHELL)
-    first = open_environment(declare('env e = python("rewards.py:Shell", image="1")'), Folders(base), workers)("row 0")
-    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), Folders(base), workers)("row 0")
+    first = open_environment(declare('env e = python("rewards.py:Shell", image="1")'), SearchFolders(base), workers)(
+        "row 0"
+    )
+    second = open_environment(declare('env e = python("rewards.py:Shell", image="2")'), SearchFolders(base), workers)(
+        "row 0"
+    )
     first.reset({"prompt": "a", "answer": "x"})
     second.reset({"prompt": "b", "answer": "y"})
     assert first.step("x")[1] == 1.0
@@ -256,6 +260,6 @@ def test_bad_declarations(
     declare: Declare, rewards: Write, workers: Workers, call: str, text: str, message: str, hint: str
 ) -> None:
     with pytest.raises(ProgramError) as caught:
-        open_environment(declare(f"env e = {call}"), Folders(rewards(text)), workers)
+        open_environment(declare(f"env e = {call}"), SearchFolders(rewards(text)), workers)
     found = caught.value.diagnostics[0]
     assert (f"{found.code}: {found.message}", found.hint) == (message, hint)

@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 
 from rlgraph.errors import ProgramError, RlgraphError, RunError
-from rlgraph.user_code import RewardFunction, Workers, check_function, functions, open_function
+from rlgraph.user_code import (
+    RewardFunction,
+    Workers,
+    check_function_declaration,
+    open_reward_function,
+    reward_functions,
+)
 from rlgraph.user_code import worker as worker_module
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.worker import Worker
 from tests.waits import NEVER
@@ -26,7 +32,9 @@ Write = Callable[[str], Path]
 @pytest.fixture
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., RewardFunction]:
     def open_it(text: str, options: str = "") -> RewardFunction:
-        return open_function(declare(f'func f = python("rewards.py:f"{options})'), Folders(rewards(text)), workers)
+        return open_reward_function(
+            declare(f'func f = python("rewards.py:f"{options})'), SearchFolders(rewards(text)), workers
+        )
 
     return open_it
 
@@ -94,8 +102,8 @@ def test_two_functions_of_a_file_share_its_module_and_siblings_can_be_imported(
         "def g(completions):\n    return [len(helper.loaded)]\n"
     )
     (base / "helper.py").write_text("loaded = []\n")
-    f = open_function(declare('func f = python("rewards.py:f")'), Folders(base), workers)
-    g = open_function(declare('func g = python("rewards.py:g")'), Folders(base), workers)
+    f = open_reward_function(declare('func f = python("rewards.py:f")'), SearchFolders(base), workers)
+    g = open_reward_function(declare('func g = python("rewards.py:g")'), SearchFolders(base), workers)
     assert f(["p"], ["c"]) == [2.0]
     assert g(["p"], ["c"]) == [2.0]
 
@@ -165,7 +173,7 @@ def test_no_rows_need_no_call(opened: Callable[..., RewardFunction]) -> None:
 
 
 def test_check_opens_no_file(declare: Declare) -> None:
-    check_function(declare('func f = python("nowhere.py:f", timeout=3)'))
+    check_function_declaration(declare('func f = python("nowhere.py:f", timeout=3)'))
 
 
 class Short:
@@ -189,7 +197,7 @@ class Short:
         monkeypatch.setattr(Worker, "_exchange", patient)
         # The process ends itself, and knows the line.
         monkeypatch.setattr(worker_module, "_GRACE_S", NEVER)
-        monkeypatch.setattr(functions, "time", SimpleNamespace(monotonic=self.monotonic))
+        monkeypatch.setattr(reward_functions, "time", SimpleNamespace(monotonic=self.monotonic))
 
     def monotonic(self) -> float:
         """Each look takes a step."""
@@ -504,7 +512,7 @@ def test_bad_declarations(
 ) -> None:
     with pytest.raises(ProgramError) as caught:
         folder = rewards(text)
-        open_function(declare(f"func f = {call}"), Folders(folder, folder), workers)
+        open_reward_function(declare(f"func f = {call}"), SearchFolders(folder, folder), workers)
     found = caught.value.diagnostics[0]
     assert (f"{found.code}: {found.message}", found.hint) == (message.replace("BASE", str(folder)), hint)
     assert "Traceback" not in str(caught.value)
@@ -512,7 +520,9 @@ def test_bad_declarations(
 
 def test_a_syntax_error_shows_its_line(declare: Declare, rewards: Write, workers: Workers) -> None:
     with pytest.raises(ProgramError) as caught:
-        open_function(declare('func f = python("rewards.py:f")'), Folders(rewards("x = 1\ndef f(:\n")), workers)
+        open_reward_function(
+            declare('func f = python("rewards.py:f")'), SearchFolders(rewards("x = 1\ndef f(:\n")), workers
+        )
     assert str(caught.value).endswith("note: it was here\n --> rewards.py:2:1\n  |\n2 | def f(:\n  | ^^^^^^^")
 
 
@@ -552,12 +562,12 @@ def gym_rows(declare: Declare) -> list[dict[str, Any]]:
     from rlgraph.data import BatchReader, Cursor, open_source
 
     spec = declare('data d = reasoning_gym("spell_backward", size=4, batch=4, shuffle=False)')
-    return BatchReader(open_source(spec, Folders(Path())), "d", 0).read_batch(Cursor())[0]
+    return BatchReader(open_source(spec, SearchFolders(Path())), "d", 0).read_batch(Cursor())[0]
 
 
 def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers) -> None:
     rows = gym_rows(declare)
-    score = open_function(declare("func f = reasoning_gym()"), Folders(Path()), workers)
+    score = open_reward_function(declare("func f = reasoning_gym()"), SearchFolders(Path()), workers)
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns["prompt"]
     right = columns["answer"]
@@ -571,25 +581,27 @@ def test_reasoning_gym_verifies_its_own_rows(declare: Declare, workers: Workers)
         score(prompts, right, columns={**columns, "task": ["spell_backward"] * 3 + ["spel"]})
     found = caught.value.diagnostics[0]
     assert found.message == "`reasoning_gym` raised ValueError: reasoning_gym has no task 'spel', on row 3"
-    named = open_function(declare('func f = reasoning_gym("spell_backward")'), Folders(Path()), workers)
+    named = open_reward_function(declare('func f = reasoning_gym("spell_backward")'), SearchFolders(Path()), workers)
     del columns["task"]
     assert named(prompts, right, columns=columns) == [1.0] * 4
 
 
 def test_an_answer_that_a_verifier_stumbles_over_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.user_code import verify
+    from rlgraph.user_code import reasoning_gym_rewards
 
-    monkeypatch.setattr(verify, "_verifier", lambda task: lambda answer, entry: 1.0 / (answer == entry["answer"]))
-    assert verify.reasoning_gym(["p"] * 2, ["4", "no"], ["4", "4"], [{}, {}], name="t") == [1.0, 0.0]
-    monkeypatch.setattr(verify, "_verifier", lambda task: lambda answer, entry: 1 / 0)
+    monkeypatch.setattr(
+        reasoning_gym_rewards, "_verifier", lambda task: lambda answer, entry: 1.0 / (answer == entry["answer"])
+    )
+    assert reasoning_gym_rewards.reasoning_gym(["p"] * 2, ["4", "no"], ["4", "4"], [{}, {}], name="t") == [1.0, 0.0]
+    monkeypatch.setattr(reasoning_gym_rewards, "_verifier", lambda task: lambda answer, entry: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        verify.reasoning_gym(["p"], ["4"], ["4"], [{}], name="t")
+        reasoning_gym_rewards.reasoning_gym(["p"], ["4"], ["4"], [{}], name="t")
 
 
 def test_reasoning_gym_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ProgramError) as caught:
-        open_function(declare("func f = reasoning_gym()"), Folders(Path()))
+        open_reward_function(declare("func f = reasoning_gym()"), SearchFolders(Path()))
     assert str(caught.value) == (
         "error[E0709]: this needs the package 'reasoning_gym', which is not installed\n"
         " --> p.rlf:1:10\n  |\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlgraph.errors import NO_SPAN
-from rlgraph.user_code.files import Folders
-from rlgraph.user_code.imported import imported_files
+from rlgraph.user_code.files import SearchFolders
+from rlgraph.user_code.imported_files import imported_files
 
 FILES = {
     "rewards.py": "import os, json\nimport rlgraph\nfrom helper import letter\n",
@@ -21,7 +21,7 @@ def test_a_function_is_made_of_its_file_and_of_what_that_imports_beside_it(tmp_p
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    folders = Folders(tmp_path, tmp_path)
+    folders = SearchFolders(tmp_path, tmp_path)
 
     def names(reference: str) -> set[str]:
         return {str(file.relative_to(tmp_path)) for file in imported_files(reference, folders, NO_SPAN)}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlgraph.errors import ProgramError, RlgraphError, RunError
-from rlgraph.user_code import RewardFunction, Workers, check_function, open_function
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code import RewardFunction, Workers, check_function_declaration, open_reward_function
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Declare = Callable[[str], CallSpec]
@@ -21,7 +21,9 @@ Opened = Callable[..., RewardFunction]
 @pytest.fixture
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Opened:
     def open_it(text: str, options: str = "") -> RewardFunction:
-        return open_function(declare(f'func f = python("rewards.py:f"{options})'), Folders(rewards(text)), workers)
+        return open_reward_function(
+            declare(f'func f = python("rewards.py:f"{options})'), SearchFolders(rewards(text)), workers
+        )
 
     return open_it
 
@@ -139,7 +141,7 @@ def test_values_that_are_not_those_that_are_named(opened: Opened, returned: str,
 )
 def test_declarations_that_say_nothing(declare: Declare, options: str, message: str) -> None:
     with pytest.raises(ProgramError) as caught:
-        check_function(declare(f'func f = python("rewards.py:f", {options})'))
+        check_function_declaration(declare(f'func f = python("rewards.py:f", {options})'))
     assert caught.value.diagnostics[0].message == message
 
 

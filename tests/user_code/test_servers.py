@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlgraph.errors import ProgramError, RunError
-from rlgraph.user_code import RewardFunction, Workers, check_function, open_function, remote
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code import RewardFunction, Workers, check_function_declaration, open_reward_function, reward_server
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Declare = Callable[[str], CallSpec]
@@ -68,7 +68,7 @@ Opened = Callable[..., RewardFunction]
 def opened(declare: Declare, workers: Workers, server: Server) -> Opened:
     def open_it(options: str = "", url: str = "") -> RewardFunction:
         spec = declare(f'func judge = http("{url or server.url}"{options})')
-        return open_function(spec, Folders(Path()), workers)
+        return open_reward_function(spec, SearchFolders(Path()), workers)
 
     return open_it
 
@@ -149,7 +149,7 @@ def test_a_token_of_the_environment(opened: Opened, server: Server, monkeypatch:
 def test_the_time_of_a_call_is_that_of_all_that_is_tried(opened: Opened) -> None:
     assert opened(", timeout=10, retries=3").limit_s == 4 * 10 + 0.5 + 1 + 2
     assert opened(", timeout=10, retries=0").limit_s == 10
-    assert remote.whole_limit_s(1, 9) == 10 + 0.5 + 1 + 2 + 4 + 8 + 4 * remote.LONGEST_WAIT_S
+    assert reward_server.limit_with_retries_s(1, 9) == 10 + 0.5 + 1 + 2 + 4 + 8 + 4 * reward_server.LONGEST_WAIT_S
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_the_time_of_a_call_is_that_of_all_that_is_tried(opened: Opened) -> None
 )
 def test_declarations_that_are_wrong(declare: Declare, call: str, message: str) -> None:
     with pytest.raises(ProgramError) as caught:
-        check_function(declare(f"func f = {call}"))
+        check_function_declaration(declare(f"func f = {call}"))
     assert caught.value.diagnostics[0].message == message
 
 
 def test_mathematics_in_latex(declare: Declare, workers: Workers) -> None:
     pytest.importorskip("math_verify")
-    f = open_function(declare('func f = math_verify(none="skip")'), Folders(Path()), workers)
+    f = open_reward_function(declare('func f = math_verify(none="skip")'), SearchFolders(Path()), workers)
     answers = ["\\frac{1}{2}", "1/2", "so #### 12", "x+1", "\\sqrt{2}", "7", None]
     texts = ["it is $\\boxed{0.5}$", "0.25", "1 + 11 = 12", "$1 + x$", "\\boxed{\\sqrt{2}}", "no idea", "7"]
     found = f.judge(["p"] * 7, texts, columns={"answer": answers})

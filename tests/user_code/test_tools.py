@@ -11,7 +11,7 @@ import pytest
 
 from rlgraph.errors import ProgramError
 from rlgraph.user_code import Environment, Workers, open_environment
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.tool_calls import WrittenCall, written_calls
 from tests.waits import NEVER
@@ -78,7 +78,7 @@ def silent(x: int):
 def opened(declare: Declare, rewards: Write, workers: Workers) -> Callable[..., Environment]:
     def open_it(*names: str, options: str = "") -> Environment:
         named = ", ".join(f'"rewards.py:{name}"' for name in names)
-        return open_environment(declare(f"env e = tools({named}{options})"), Folders(rewards(TOOLS)), workers)
+        return open_environment(declare(f"env e = tools({named}{options})"), SearchFolders(rewards(TOOLS)), workers)
 
     return open_it
 
@@ -206,4 +206,4 @@ def test_a_function_that_is_no_tool_is_refused(opened: Callable[..., Environment
 def test_tools_of_two_files_are_refused(declare: Declare, rewards: Write, workers: Workers) -> None:
     spec = declare('env e = tools("rewards.py:add", "others.py:add")')
     with pytest.raises(ProgramError, match="E0864.*is of another file"):
-        open_environment(spec, Folders(rewards(TOOLS)), workers)
+        open_environment(spec, SearchFolders(rewards(TOOLS)), workers)

@@ -13,17 +13,17 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.errors import Source
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.text.text import print_node
+from rlgraph.ir.text.program_text import node_lines
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import one_f_one_b_lists
 from rlgraph.passes.pipelines.timetable import compute_timetable
 from rlgraph.viz.boxes import Box
 from rlgraph.viz.gantt import gantt_svg
 from rlgraph.viz.html import to_html
-from rlgraph.viz.marks import with_fonts
 from rlgraph.viz.pipeline import draw_pipeline
 from rlgraph.viz.scene import to_scene
+from rlgraph.viz.svg_elements import with_fonts
 from tests.viz.browser import CHROMIUM, Browser
 from tests.viz.programs import AWKWARD, program
 
@@ -75,7 +75,7 @@ def test_a_click_opens_the_lines_of_its_node(name: str, browser: Browser, tmp_pa
             f"(() => {{ const s = document.getElementById('pass'); s.selectedIndex = {at}; s.dispatchEvent(new Event('change')); }})()"
         )
         nodes = {
-            next(iter(print_node(node))): node
+            next(iter(node_lines(node))): node
             for phase in stage.program.phases
             for node in phase.graph.walk()
             if node.span.source.path == compiled.source.path
@@ -216,10 +216,10 @@ def test_every_text_of_pipelines_and_of_a_step_fits(browser: Browser, tmp_path: 
     assert overlaps(browser, tmp_path / "pipelines.svg") == []
     (tmp_path / "step.svg").write_text(with_fonts(simulate(made).to_svg()))
     assert overlaps(browser, tmp_path / "step.svg") == []
-    long = Problem(
+    long = PipelineProblem(
         (PipelineModel("a" * 40, 16, 300, 2.0, 4.0), PipelineModel("critic", 16, 300, 0.1, 0.2, reverse=True))
     )
-    for problem in (long, Problem((replace(long.models[0], micro_batches=5),))):
+    for problem in (long, PipelineProblem((replace(long.models[0], micro_batches=5),))):
         lists = best_rule_schedule(problem) if len(problem.models) > 1 else one_f_one_b_lists(problem.models[0])
         chart = draw_pipeline(problem, lists, compute_timetable(problem, lists), "a title", ["a long note " * 40])
         (tmp_path / "long.svg").write_text(with_fonts(gantt_svg("ppo", "a note", [chart])))

@@ -7,14 +7,18 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, Lane, gantt_svg, tick_seconds, wrapped_lines
+from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, GanttLane, gantt_svg, tick_seconds, wrapped_lines
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.png import svg_to_png
 from rlgraph.viz.theme import NOTE
 from rlgraph.viz.timeline import LOOKS, work_bar
 from tests.viz.charts import bars_of
 
-LANES = [Lane("host", "no device"), Lane("learn", "8 devices, 40% busy"), Lane("play <&>", "8 devices, 60% busy")]
+LANES = [
+    GanttLane("host", "no device"),
+    GanttLane("learn", "8 devices, 40% busy"),
+    GanttLane("play <&>", "8 devices, 60% busy"),
+]
 BARS = [
     work_bar("host", "prompts", "host", 0.0, 0.001, True),
     work_bar("play <&>", "rollout", "generate", 0.001, 6.0, True),

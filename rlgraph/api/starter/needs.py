@@ -10,8 +10,8 @@ from typing import cast
 from rlgraph.ir.graph import Node, Program, Ref, operations_in
 from rlgraph.ir.types import Table, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
-from rlgraph.ops.bases import weights_change
 from rlgraph.ops.nodes import prompt_column_of
+from rlgraph.ops.shared_base_models import has_changing_weights
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Needs:
     """Value and reward models that nothing trains, so that they have to come with a head."""
 
     @property
-    def chats(self) -> bool:
+    def supports_chat(self) -> bool:
         """Whether prompts can be messages: all models have a chat template, which one of random weights has not."""
         return not self.judges
 
@@ -56,10 +56,10 @@ def needs_of(program: Program) -> Needs:
     judges = [
         model.name
         for model in program.models
-        if not model.copy_of and model.kind != "causal_lm" and not weights_change(program, model)
+        if not model.copy_of and model.kind != "causal_lm" and not has_changing_weights(program, model)
     ]
     for phase in program.phases:
-        types = phase.graph.values()
+        types = phase.graph.value_types()
         columns: dict[str, tuple[str, str]] = {}
         for node in phase.graph.walk():
             _look(node, types, columns, data, functions)

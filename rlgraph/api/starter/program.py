@@ -15,7 +15,7 @@ from rlgraph.dsl.parse import parse
 from rlgraph.errors import Source, Span
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
-from rlgraph.ops.bases import changed_models
+from rlgraph.ops.shared_base_models import changed_models
 
 LORA = "lora(rank=16, alpha=32)"
 LEARNING_RATE = "2e-4"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.blocks import BlockSizes, table_blocks_by_node
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.collect_batches import last_settled_step
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
@@ -20,11 +19,12 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.executor import Executor, FusedTrainings
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
+from rlgraph.backends.row_blocks import BlockSizes, block_tables_by_node
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, StepRunner
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.plan import Group, Plan, Tail
+from rlgraph.ir.plan import Group, Plan, TailMove
 from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, model_of, placement_operation, user_code_of
 
@@ -60,11 +60,11 @@ class DistributedBackend(StepRunner):
         named: dict[str, Any] = {model.name: model.name for model in program.models}
         surplus = {thing.name: None for thing in program.outside if thing.record.name == "surplus"}
         self.initial_things = {**first, **named, **surplus}
-        self.weights = WeightLedger(program, plan, transport, clock, observer, self.versions)
+        self.weights = WeightLedger(program, plan, transport, clock, observer, self.weight_versions)
         blocks = BlockSizes(block) if block else BlockSizes(tables=dict(plan.blocks))
         self._to_free_replica = _nodes_for_free_replicas(program, plan)
         self._copies = {
-            (group.name, together): clock.lock(group.mesh.axis_size("dp") * (HANDS if together else 1))
+            (group.name, together): clock.new_lock(group.mesh.axis_size("dp") * (HANDS if together else 1))
             for group in plan.groups
             for together in (False, True)
         }
@@ -81,7 +81,7 @@ class DistributedBackend(StepRunner):
         )
 
     def finish_step(self, step: Step, things: Things) -> dict[str, float]:
-        return self.weights.take_step_costs(step, last_settled_step(step, things)) | self.transport.finish_step(
+        return self.weights.pop_step_costs(step, last_settled_step(step, things)) | self.transport.finish_step(
             step, things
         )
 
@@ -120,7 +120,7 @@ class DistributedBackend(StepRunner):
             if copies == 1:
                 return 1
             return copies * (HANDS if self._together(node, frame, group) else 1)
-        runner = self.plan.runs(user_code_of(node))
+        runner = self.plan.group_of_code(user_code_of(node))
         return runner.mesh.rank_count if runner else 1
 
     def run_in_parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
@@ -218,7 +218,7 @@ class DistributedBackend(StepRunner):
         turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
         return engine(group.engine).admits and not turns
 
-    def _tail(self, node: Node, group: Group) -> Tail | None:
+    def _tail(self, node: Node, group: Group) -> TailMove | None:
         """Return what becomes of the last rows of a node: nothing where they get new weights meanwhile, or where models
         take turns in a device's memory."""
         holdings = (holding for holding in self.plan.holdings if self.plan.group(holding.group).pool == group.pool)
@@ -242,14 +242,14 @@ def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
     return frozenset(
         node.id
         for phase in phases
-        for node in _working_with_model(phase.graph, phase.graph.values(), free)
+        for node in _working_with_model(phase.graph, phase.graph.value_types(), free)
         if node.id is not None and plan.tail_of(node.name.split(".")[0]) is None
     )
 
 
 def _working_with_model(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
     """Yield the nodes that work with a model, without training it, on blocks of these tables."""
-    for node, node_cuts in zip(graph.nodes, table_blocks_by_node(graph, types, tables), strict=True):
+    for node, node_cuts in zip(graph.nodes, block_tables_by_node(graph, types, tables), strict=True):
         op = NODES[node.op]
         if node_cuts and op.uses_model and not op.trains:
             yield node

@@ -26,7 +26,7 @@ def balance_rows(expected: Sequence[float], copies: int) -> list[list[int]]:
     return shards
 
 
-def expected_per_block(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
+def expected_length_per_block(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """Return the sums of what is expected of the first `sizes[0]` rows, of the next `sizes[1]`, and so on."""
     sums, first = [], 0
     for size in sizes:
@@ -40,4 +40,4 @@ def blocks_by_replica(expected: Sequence[float] | None, sizes: Sequence[int], co
     rows."""
     if expected is None:
         return [list(range(copy, len(sizes), copies)) for copy in range(copies)]
-    return [sorted(shard) for shard in balance_rows(expected_per_block(expected, sizes), copies)]
+    return [sorted(shard) for shard in balance_rows(expected_length_per_block(expected, sizes), copies)]

@@ -128,8 +128,8 @@ def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[in
 def rows_by_replica(order: NodeRequest, size: int, copies: int) -> list[np.ndarray]:
     """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be;
     where it is known how long they are expected to be, as even by that."""
-    if order.expected is not None:
-        return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected, copies)]
+    if order.expected_lengths is not None:
+        return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected_lengths, copies)]
     return [np.arange(*even_range(size, copies, index)) for index in range(copies)]
 
 

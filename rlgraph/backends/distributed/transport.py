@@ -25,7 +25,7 @@ from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import RemoteEntries
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Node
-from rlgraph.ir.plan import Group, Tail
+from rlgraph.ir.plan import Group, TailMove
 from rlgraph.ops.nodes import expected_lengths_of
 
 
@@ -71,7 +71,7 @@ class NodeRequest:
     own."""
     offload_change: Shifting = no_offload_change
     """The models to off-load and to load back before it is done."""
-    tail: Tail | None = None
+    tail: TailMove | None = None
     """What becomes of the last rows that it samples."""
 
     @property
@@ -80,13 +80,13 @@ class NodeRequest:
         return self.frame.step
 
     @property
-    def expected(self) -> Sequence[float] | None:
+    def expected_lengths(self) -> Sequence[float] | None:
         """How long the rows that it samples are expected to be, for each that is asked; None: this is not known."""
         name = expected_lengths_of(self.node)
         return self.frame.values[name] if name else None
 
     @property
-    def wanted_rows(self) -> int | None:
+    def wanted_row_count(self) -> int | None:
         """How many of the rows that are asked are wanted, those whose answers end first: the sampler gives the others
         up. None: all are wanted, or the sampler cannot be told."""
         return None if self.weights_key is None else self.frame.soonest

@@ -16,10 +16,10 @@ from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedRepli
 from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.steps import oldest_weights
+from rlgraph.ir.step_edges import oldest_weights_age_versions
 from rlgraph.ir.types import is_model
 
 _NONE = -1
@@ -62,7 +62,7 @@ class WeightLedger:
             group.name: group.mesh.axis_size("dp") if group.name in separate else 1 for group in plan.groups
         }
         self._lent = {
-            (model, group, copy): clock.lock()
+            (model, group, copy): clock.new_lock()
             for model in names
             for group, copies in self._copies.items()
             for copy in range(copies)
@@ -80,7 +80,7 @@ class WeightLedger:
         """Versions that are on their way to each place."""
         self._arrivals: dict[Place, WeightArrival] = {}
         """The arrival of the weights that were brought to each place last."""
-        self._new_lock = clock.lock
+        self._new_lock = clock.new_lock
         self._moved: dict[int, list[TransferCost]] = {}
         """For each step in flight what its transfers cost."""
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class WeightLedger:
         self._changes[model] += 1
         self._hold(model, self.plan.owner(model), None, self._changes[model])
 
-    def take_step_costs(self, step: Step, over: Step) -> dict[str, float]:
+    def pop_step_costs(self, step: Step, over: Step) -> dict[str, float]:
         """Return what the transfers of a step cost. over: after this step no weights are asked for that only it and
         those before could ask for."""
         with self._lock:
@@ -152,7 +152,8 @@ class WeightLedger:
         if owner.name == group.name:
             version = self.versions.newest_allowed(model, step, node)
             yield LentWeights(
-                version, weights_key=self._key(together, model, group, version if oldest_weights(node) else None)
+                version,
+                weights_key=self._key(together, model, group, version if oldest_weights_age_versions(node) else None),
             )
             return
         sampling = RefreshState() if refreshes else None
@@ -170,7 +171,7 @@ class WeightLedger:
             coming = [*dict.fromkeys(self._arrivals[place] for place in places if place in self._arrivals)]
             for place in places:
                 # Those that wait and would be given what has been brought now can go on.
-                self._lent[place].recheck_joins()
+                self._lent[place].recheck_sharing()
             shared = self._key(together, model, group, user.transfer.version, refreshes)
             if sampling is not None:
                 sampling.versions.update({place[-1]: version for place, version in user.versions.items()})
@@ -239,7 +240,7 @@ class WeightLedger:
             chosen = self.versions.newest_allowed(move.target, move.step, move.node)
             version = next(iter(user.versions.values()), chosen)
             user.versions |= dict.fromkeys(places, version)
-            user.transfer = replace(move, version=version if oldest_weights(move.node) else None)
+            user.transfer = replace(move, version=version if oldest_weights_age_versions(move.node) else None)
             self._bring(user.transfer, places)
             return
         replicas = [way.copy for way in self._transfers_of(move)]
@@ -276,7 +277,7 @@ class WeightLedger:
             if moved is not None:
                 self._report(move, moved)
                 for place in self._places(model, move.receiver, move.copy):
-                    self._lent[place].recheck_joins()
+                    self._lent[place].recheck_sharing()
 
     def _behind(self, model: str) -> tuple[WeightBorrower, WeightTransfer] | None:
         """Return a user who samples with weights that there are newer ones of, and where these go."""
@@ -371,7 +372,7 @@ class WeightLedger:
 
     def _wanted(self, move: WeightTransfer, version: int) -> int:
         """Return the count of the weights that a node works with, which are of this version."""
-        return self._count(move.target, version if oldest_weights(move.node) else None)
+        return self._count(move.target, version if oldest_weights_age_versions(move.node) else None)
 
     def _count(self, model: str, version: int | None) -> int:
         """Return the count of changes at the end of a version; None: by now."""

@@ -27,9 +27,9 @@ from rlgraph.catalog.models.adapters import (
     PREFIX,
     WEIGHTS,
     Adapters,
-    factor_names,
-    file_and_model_names,
-    target_names,
+    adapter_matrix_names,
+    adapter_target_names,
+    file_and_model_tensor_names,
 )
 from rlgraph.catalog.models.families import ModelKind
 
@@ -53,7 +53,7 @@ def attach_adapters(model: PreTrainedModel, adapters: Adapters, kind: ModelKind)
         layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
         layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
-        first, _ = factor_names(name)
+        first, _ = adapter_matrix_names(name)
         with torch.no_grad():
             layer.lora_A.weight.copy_(initial_lora_a(first, (adapters.rank, inputs), adapters.seed))
             layer.lora_B.weight.zero_()
@@ -187,7 +187,7 @@ def save(
         "lora_alpha": adapters.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": target_names(chosen, linear),
+        "target_modules": adapter_target_names(chosen, linear),
         "fan_in_fan_out": any(isinstance(linear[name], Conv1D) for name in chosen),
         "modules_to_save": [name for name in _HEADS if kind != "causal_lm" and _parameters_of(model, name)] or None,
         "inference_mode": True,
@@ -210,7 +210,7 @@ def load_adapter(folder: str) -> dict[str, Tensor]:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
-    return {name: tensors[key] for key, name in file_and_model_names(tensors)}
+    return {name: tensors[key] for key, name in file_and_model_tensor_names(tensors)}
 
 
 @torch.no_grad()

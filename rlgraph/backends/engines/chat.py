@@ -62,7 +62,7 @@ def check_options(tokenizer: PreTrainedTokenizerBase, chat: ChatOptions) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a row's text."""
 
     text: str
@@ -94,7 +94,7 @@ class Conversation:
             raise _template_failed(error) from error
         return str(text)
 
-    def turns(self, first: int) -> tuple[str, list[tuple[int, int]]]:
+    def text_with_answer_spans(self, first: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the whole text, and where in it the assistant's messages are, those from number `first` on: by the
         template's own marks where it has them, and else by the difference of renderings."""
         places = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
@@ -143,7 +143,7 @@ class Conversation:
         return texts[0], [(int(start), int(end)) for start, end in marked[0] if end > start]
 
 
-def conversation(
+def make_conversation(
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatOptions,
     messages: Sequence[Message],
@@ -165,7 +165,7 @@ def conversation(
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class SpecialTokenPlaceholders:
     """Texts of special tokens, in whose place stand characters without a meaning while a template writes."""
 
     names: tuple[str, ...] = ()
@@ -184,46 +184,46 @@ class Hidden:
             return {name: item if name == "role" else self._replaced(item) for name, item in value.items()}
         return [self._replaced(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def shown(self, text: str) -> str:
+    def restore(self, text: str) -> str:
         """Return a text with the texts of special tokens in their places."""
         for number, name in enumerate(self.names):
             text = text.replace(chr(self.base + number), name)
         return text
 
-    def parted(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def split_pieces(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
         """Return pieces in which each that has a hidden text is literal: it reaches from one special token of the
         template's to the next."""
         if not self.names:
             return list(pieces)
         hidden = re.compile(f"[{chr(self.base)}-{chr(self.base + len(self.names) - 1)}]")
         special = re.compile(f"({'|'.join(map(re.escape, self.names))})")
-        parted: list[Piece] = []
+        parted: list[TextPiece] = []
         for piece in pieces:
             plain = ""
             for part in special.split(piece.text):
                 if not hidden.search(part):
                     plain += part
                     continue
-                parted += [Piece(plain, piece.learned), Piece(self.shown(part), piece.learned, True)]
+                parted += [TextPiece(plain, piece.learned), TextPiece(self.restore(part), piece.learned, True)]
                 plain = ""
-            parted.append(Piece(plain, piece.learned))
+            parted.append(TextPiece(plain, piece.learned))
         return [piece for piece in parted if piece.text]
 
 
-def hidden_in(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Hidden:
+def placeholders_for(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> SpecialTokenPlaceholders:
     """Return the texts of special tokens that stand in what others than the assistant say."""
     texts = "\n".join(_texts([message for message in messages if message["role"] != "assistant"]))
-    names = special_names(tokenizer)
+    names = special_token_texts(tokenizer)
     if not any(name in texts for name in names):
-        return Hidden()
+        return SpecialTokenPlaceholders()
     free = (start for start in _PRIVATE if not any(start <= ord(sign) < start + len(names) for sign in texts))
     base = next(free, None)
     if base is None:
         raise EngineError("its text has characters of both of Unicode's private planes")
-    return Hidden(names, base)
+    return SpecialTokenPlaceholders(names, base)
 
 
-def special_names(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def special_token_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the texts of a tokenizer's special tokens, the longest first."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=lambda name: (-len(name), name)))

@@ -73,7 +73,7 @@ def _elements(entry: Mapping[str, Any]) -> int:
     return sum(math.prod(size) for size in entry["input_sizes"])
 
 
-def is_broken(error: BaseException) -> bool:
+def is_collective_error(error: BaseException) -> bool:
     """Return whether an error says that a collective, or a message between ranks, did not end: others are gone or do
     not answer."""
     return isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "/gloo/" in str(error)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.adapters import adapter_dtype, initial_lora_a, load_adapter
-from rlgraph.backends.engines.weights import split_layers
-from rlgraph.catalog.models.adapters import Adapters, factor_names
+from rlgraph.backends.engines.weights import unstack_layers
+from rlgraph.catalog.models.adapters import Adapters, adapter_matrix_names
 from rlgraph.ir.layout import LocalTensor
 
 
@@ -33,9 +33,9 @@ class MergedAdapters:
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         """For each part of a matrix of the engine that has an adapter: the live part, the base's values of it, and its
         rows of B and columns of A."""
-        for local in (local for stacked in layout for local in split_layers(stacked)):
+        for local in (local for stacked in layout for local in unstack_layers(stacked)):
             for piece in local.pieces:
-                a, b = factor_names(piece.name.removesuffix(".weight"))
+                a, b = adapter_matrix_names(piece.name.removesuffix(".weight"))
                 if a in self.tensors and piece.name.endswith(".weight"):
                     (top, bottom), (left, right) = piece.box
                     row, column = piece.at
@@ -61,7 +61,7 @@ def initial_adapters(adapters: Adapters, carried: Sequence[LocalTensor], like: T
     beside it."""
     start, dtype = load_adapter(adapters.start) if adapters.start else {}, adapter_dtype(like.dtype)
     tensors = {}
-    for local in (local for stacked in carried for local in split_layers(stacked)):
+    for local in (local for stacked in carried for local in unstack_layers(stacked)):
         if start:
             tensor = start[local.name]
         else:

@@ -21,7 +21,7 @@ class WorkMeter:
         self._done = self._total = self._tokens = 0
         self._told_s = 0.0
 
-    def begin(self, rows: int) -> None:
+    def begin_call(self, rows: int) -> None:
         """Begin a call of so many rows."""
         with self._lock:
             self._done, self._total, self._tokens, self._told_s = 0, rows, 0, self._now()

@@ -186,7 +186,7 @@ class Offloader:
         return OffloadRecord(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
-    def pinned_in_place(self, tensor: Tensor) -> Iterator[Tensor]:
+    def kept_in_place(self, tensor: Tensor) -> Iterator[Tensor]:
         """Give a thread beside the one that works with the model a tensor where it is now, and stays meanwhile."""
         with self._lock:
             yield self._host_copy(tensor) if self.asleep else tensor

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.engines.chat import Piece
+from rlgraph.backends.engines.chat import TextPiece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def encode_pieces(
-    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], *, begins: bool = False
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece], *, begins: bool = False
 ) -> tuple[list[int], list[bool]]:
     """Return the tokens of pieces that are a text together, and for each whether it carries loss. begins: with the
     special tokens that the tokenizer itself adds.
@@ -31,9 +31,9 @@ def encode_pieces(
     return ids, learned
 
 
-def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _groups(pieces: Sequence[TextPiece]) -> Iterator[list[TextPiece]]:
     """Yield pieces that are split into tokens together: a literal one is alone."""
-    group: list[Piece] = []
+    group: list[TextPiece] = []
     for piece in pieces:
         if group and (piece.literal or group[-1].literal):
             yield group
@@ -44,8 +44,8 @@ def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encoded(
-    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], begins: bool
-) -> Iterator[tuple[list[int], Piece]]:
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece], begins: bool
+) -> Iterator[tuple[list[int], TextPiece]]:
     """Yield the tokens of each piece of a group."""
     text = "".join(piece.text for piece in pieces)
     if len(pieces) == 1:
@@ -73,8 +73,8 @@ def _encoded(
 
 
 def _apart(
-    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], number: int, begins: bool
-) -> Iterator[tuple[list[int], Piece]]:
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece], number: int, begins: bool
+) -> Iterator[tuple[list[int], TextPiece]]:
     """Yield the tokens of each piece, where the text ends before piece `number` and begins anew with it."""
     yield from _encoded(tokenizer, pieces[:number], begins)
     yield from _encoded(tokenizer, pieces[number:], False)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.roles import PipelineNeighbours
-from rlgraph.passes.pipelines.messages import Transfer
+from rlgraph.passes.pipelines.messages import StageTransfer
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
@@ -65,7 +65,7 @@ def taking_turn(turn: ProcessTurn, beside: PipelineNeighbours) -> Iterator[None]
 
 
 def run_schedule(
-    steps: Sequence[ScheduleEntry | ProcessTurn | Transfer],
+    steps: Sequence[ScheduleEntry | ProcessTurn | StageTransfer],
     lines: Sequence[ModelPipeline],
     channel: Channel,
     beside: PipelineNeighbours | None = None,
@@ -77,7 +77,7 @@ def run_schedule(
     """
     stage = _StageRun(steps, lines, channel)
     for step in steps:
-        if isinstance(step, Transfer):
+        if isinstance(step, StageTransfer):
             stage.begin_transfer(step)
         elif isinstance(step, ProcessTurn):
             assert beside is not None
@@ -106,7 +106,10 @@ class _StageRun:
     """One run over the list of a stage: what has come, what is to go, and what is in flight."""
 
     def __init__(
-        self, steps: Sequence[ScheduleEntry | ProcessTurn | Transfer], lines: Sequence[ModelPipeline], channel: Channel
+        self,
+        steps: Sequence[ScheduleEntry | ProcessTurn | StageTransfer],
+        lines: Sequence[ModelPipeline],
+        channel: Channel,
     ) -> None:
         entries = [step.entry if isinstance(step, ProcessTurn) else step for step in steps]
         self._to_come = Counter(
@@ -121,7 +124,7 @@ class _StageRun:
         self._to_send: dict[tuple[_Chunk, str], deque[tuple[Tensor, list[Any]]]] = defaultdict(deque)
         self._under_way: list[tuple[Any, Tensor]] = []
 
-    def begin_transfer(self, transfer: Transfer) -> None:
+    def begin_transfer(self, transfer: StageTransfer) -> None:
         """Begin a message, and do not wait for it."""
         line, chunk = self._lines[transfer.replica], (transfer.replica, transfer.chunk)
         # What a forward needs goes forward, and a gradient goes back.

@@ -14,7 +14,7 @@ from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.ops.optimizers import ADAMW, Optimizer
+from rlgraph.ops.optimizers import ADAMW, OptimizerSpec
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -44,7 +44,7 @@ class Rank:
     reversed_stages: bool = False
     """The model's pipeline stages lie in reverse, the first one on the last ranks: only in an engine that `fuses`."""
 
-    def block_options(self) -> dict[str, Any]:
+    def micro_batch_options(self) -> dict[str, Any]:
         """Return the padded tokens of a micro-batch as a keyword argument, where the plan says how many."""
         return {"block_tokens": self.holding.micro_tokens} if self.holding.micro_tokens else {}
 
@@ -109,7 +109,7 @@ class TrainOptions:
     """Where `linear` and `cosine` end, in updates."""
     final_lr: float = 0.0
     """The rate from `total_steps` on."""
-    optimizer: Optimizer = ADAMW
+    optimizer: OptimizerSpec = ADAMW
     settings: Mapping[str, float] = field(default_factory=dict)
     """The optimizer's settings; its defaults hold for those that are missing."""
     clip_norm: float | None = None

@@ -17,7 +17,7 @@ from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.pipelines.messages import Transfer
+from rlgraph.passes.pipelines.messages import StageTransfer
 from rlgraph.passes.pipelines.problem import PipelineModel
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 
@@ -42,7 +42,7 @@ class HasWeights(Protocol):
         ...
 
     @property
-    def longest_row(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """The most tokens of a row, prompt and response together: as far as the model's positions reach, and a cache
         that is as large as the plan says (`LimitsCache`). None: there is no limit."""
         ...
@@ -123,7 +123,7 @@ class Generates(HasWeights, Protocol):
 class LimitsCache(Generates, Protocol):
     """The role of an engine whose spec has the setting `kv_bytes`."""
 
-    def larger_cache(self, tokens: int) -> ModelHolding | None:
+    def holding_for_longer_rows(self, tokens: int) -> ModelHolding | None:
         """Return what the plan has to say of the model for a cache that has room for a row of so many tokens. None: the
         plan says nothing of a cache, or no cache would do, because positions do not reach as far."""
         ...
@@ -247,9 +247,11 @@ class PipelineNeighbours(Protocol):
     """Other processes on this one's device, which have other models of its pipeline: models that are split
     differently."""
 
-    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> Sequence[ProcessTurn | Transfer]:
+    def plan_turns(
+        self, models: Sequence[PipelineModel], counts: Sequence[int]
+    ) -> Sequence[ProcessTurn | StageTransfer]:
         """Return what this process does when, after and before whom, and its messages. models: its own, as
-        `rlgraph.passes.pipelines.counted_models` describes them with one micro-batch; counts: their micro-batches. All
+        `rlgraph.passes.pipelines.relative_costs` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
         ...
 
@@ -300,7 +302,7 @@ class KeepsMoments(HasWeights, Protocol):
         """Return what the optimizer keeps of this rank's weights, live; nothing before the first update."""
         ...
 
-    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates: what these kinds had then is to be written into what this returns. The
         weights are loaded already. All ranks call it together."""
         ...

@@ -79,7 +79,7 @@ class Sequences:
         """Return the tokens as N lists."""
         return [row.tolist() for row in self.tokens.split(self.lengths.tolist())]
 
-    def scored_rows(self) -> list[list[int]]:
+    def scored_tokens_by_row(self) -> list[list[int]]:
         """Return the scored tokens as N lists."""
         return [row.tolist() for row in self.tokens[self.scored].split(self.scored_counts().tolist())]
 

@@ -40,7 +40,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch
 
 
 @dataclass(frozen=True)
-class RandomSource:
+class RandomWeights:
     """Random weights, always the same for the same seed; models of different kinds have the same backbone."""
 
     family: str
@@ -58,7 +58,7 @@ class ModelSpec:
 
     kind: ModelKind
     """A language model, one with a scalar for each token, or one with a scalar for each row."""
-    source: str | RandomSource
+    source: str | RandomWeights
     """A local folder, a hub name, or random weights."""
     dtype: str = "float32"
     autocast: str | None = field(default=None, kw_only=True)
@@ -101,7 +101,7 @@ def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
     new: tuple[str, ...] = ()
     with quiet_transformers():
         codec = load_codec(spec)
-        if isinstance(spec.source, RandomSource):
+        if isinstance(spec.source, RandomWeights):
             model = _random(spec.kind, spec.source, codec)
             model = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
@@ -126,7 +126,7 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
 def load_codec(spec: ModelSpec) -> Codec:
     """Return the tokenizer of a model, without its weights. Raises ConversationError where its chat template does not
     know what it is given."""
-    default = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
+    default = spec.source.tokenizer if isinstance(spec.source, RandomWeights) else spec.source
     chosen = default if spec.tokenizer is None else spec.tokenizer
     if not isinstance(chosen, str):
         return Codec(build_tokenizer(chosen), spec.chat)
@@ -137,7 +137,7 @@ def load_codec(spec: ModelSpec) -> Codec:
 def max_positions(spec: ModelSpec) -> int | None:
     """Return the most tokens of a row of a model, from its configuration alone; None where that does not say."""
     with quiet_transformers():
-        if isinstance(spec.source, RandomSource):
+        if isinstance(spec.source, RandomWeights):
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             from transformers import AutoConfig
@@ -159,7 +159,7 @@ def model_without_weights(spec: ModelSpec) -> PreTrainedModel:
     from transformers import AutoConfig
 
     with quiet_transformers(), torch.device("meta"):
-        if isinstance(spec.source, RandomSource):
+        if isinstance(spec.source, RandomWeights):
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
@@ -256,7 +256,7 @@ def _explain(error: Exception, source: str) -> str:
     return first if isinstance(error, (OSError, ValueError)) and first else f"{type(error).__name__}: {first}"
 
 
-def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
+def random_config(source: RandomWeights, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
     """Return the configuration of a random model; raises EngineError for one that there cannot be."""
     from transformers import AutoConfig
 
@@ -293,7 +293,7 @@ def _reads_attribute(config: Any, name: str) -> bool:
     return any(access.search(file.read_text()) for file in folder.glob("*.py"))
 
 
-def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:
+def _random(kind: ModelKind, source: RandomWeights, codec: Codec) -> PreTrainedModel:
     """Make a model whose backbone depends on the seed and the configuration alone, the same for each kind."""
     try:
         base = _seeded("causal_lm", random_config(source, codec), source.seed)
@@ -333,7 +333,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def save_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
+def allow_save_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
     """Make a model save on any rank: where processes are ranks of torch's, transformers writes on the first one alone,
     which may be gone."""
     attributes: dict[str, object] = model.__dict__

@@ -9,10 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rlgraph.backends.engines.chat import ChatOptions, Hidden, Piece, check_options, conversation, hidden_in
+from rlgraph.backends.engines.chat import (
+    ChatOptions,
+    SpecialTokenPlaceholders,
+    TextPiece,
+    check_options,
+    make_conversation,
+    placeholders_for,
+)
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.pieces import encode_pieces
-from rlgraph.backends.engines.turns import different_structure, text_between, until_last, with_answers
+from rlgraph.backends.engines.turns import (
+    different_structure_error,
+    text_between_answers,
+    text_until_last_answer,
+    with_answer_placeholders,
+)
 from rlgraph.columns import utf8_bytes_bound
 from rlgraph.conversations import Content, Example, Message
 
@@ -135,7 +147,7 @@ class Codec:
         """Return a prompt as it is written before it is split into tokens."""
         return "".join(piece.text for piece in self._prompt_pieces(prompt, tools, options))
 
-    def encode_turn(
+    def encode_between_answers(
         self,
         asked: Sequence[Message],
         replies: Sequence[Sequence[Message]],
@@ -148,11 +160,11 @@ class Codec:
 
         Raises ConversationError where the template writes no such piece.
         """
-        messages, last = with_answers(asked, replies)
+        messages, last = with_answer_placeholders(asked, replies)
         hidden = self._hidden(messages)
-        chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
-        text = text_between(chat, last + before)
-        return self._encode(hidden.parted([Piece(text)]))[0]
+        chat, before = make_conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
+        text = text_between_answers(chat, last + before)
+        return self._encode(hidden.split_pieces([TextPiece(text)]))[0]
 
     def check_episode(
         self,
@@ -164,13 +176,13 @@ class Codec:
     ) -> None:
         """Raise ConversationError where an episode has not the special tokens that the template writes in its whole
         conversation. written: its tokens without the answers; asked, replies: as in `encode_turn`."""
-        messages, _ = with_answers(asked, [*replies, ()])
+        messages, _ = with_answer_placeholders(asked, [*replies, ()])
         hidden = self._hidden(messages)
-        chat, _ = conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
-        text = until_last(chat)
-        whole = self._encode(hidden.parted([Piece(text)]))[0]
-        if special_structure(self.tokenizer, whole) != special_structure(self.tokenizer, written):
-            raise different_structure(str(self.tokenizer.decode(list(written))), hidden.shown(text))
+        chat, _ = make_conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
+        text = text_until_last_answer(chat)
+        whole = self._encode(hidden.split_pieces([TextPiece(text)]))[0]
+        if special_tokens_in(self.tokenizer, whole) != special_tokens_in(self.tokenizer, written):
+            raise different_structure_error(str(self.tokenizer.decode(list(written))), hidden.restore(text))
 
     def encode_example(self, example: Example) -> tuple[list[int], list[bool]]:
         """Return the tokens of a row, and which of them carry loss: those of a text that answers and of its end, or
@@ -180,7 +192,7 @@ class Codec:
         """
         return self._encode_example(example, self._example_pieces(example))
 
-    def _encode_example(self, example: Example, pieces: Sequence[Piece]) -> tuple[list[int], list[bool]]:
+    def _encode_example(self, example: Example, pieces: Sequence[TextPiece]) -> tuple[list[int], list[bool]]:
         ids, learned = self._encode(pieces, begins=not _is_messages(example))
         if not isinstance(example.answer, str):
             return ids, learned
@@ -204,41 +216,43 @@ class Codec:
         pieces = self._example_pieces(example)
         return 0 if self._is_short(pieces, most) else len(self._encode_example(example, pieces)[0])
 
-    def _is_short(self, pieces: Sequence[Piece], most: int) -> bool:
+    def _is_short(self, pieces: Sequence[TextPiece], most: int) -> bool:
         """Return whether pieces have too few bytes for more tokens, with those that begin and end a text."""
         size = sum(utf8_bytes_bound(piece.text) for piece in pieces)
         return size * self.max_tokens_per_byte + MOST_ENDS <= most
 
     def _prompt_pieces(
         self, prompt: Content, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
-    ) -> list[Piece]:
+    ) -> list[TextPiece]:
         if isinstance(prompt, str):
-            return [Piece(prompt, literal=self.chat.special_tokens is False)]
+            return [TextPiece(prompt, literal=self.chat.special_tokens is False)]
         if not prompt:
             raise EngineError("it is a list of no messages")
         hidden = self._hidden(prompt)
-        chat, _ = conversation(self.tokenizer, self.chat, hidden.hide(prompt), tools, options)
+        chat, _ = make_conversation(self.tokenizer, self.chat, hidden.hide(prompt), tools, options)
         # The template writes its special tokens itself.
-        return hidden.parted([Piece(chat.rendered(asks=True))])
+        return hidden.split_pieces([TextPiece(chat.rendered(asks=True))])
 
-    def _example_pieces(self, example: Example) -> list[Piece]:
+    def _example_pieces(self, example: Example) -> list[TextPiece]:
         prompt, answer = example.prompt, example.answer
         if isinstance(answer, str):
             given = self._prompt_pieces(prompt, example.tools, example.options) if prompt else []
-            return [*given, Piece(answer, learned=True)]
+            return [*given, TextPiece(answer, learned=True)]
         assert not isinstance(prompt, str)
         messages = [*(prompt or ()), *answer]
         hidden = self._hidden(messages)
-        chat, before = conversation(self.tokenizer, self.chat, hidden.hide(messages), example.tools, example.options)
+        chat, before = make_conversation(
+            self.tokenizer, self.chat, hidden.hide(messages), example.tools, example.options
+        )
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         first = max(answers) if example.last and answers else len(prompt or ())
-        text, turns = chat.turns(first + before if first else 0)
-        return hidden.parted(_pieces(text, turns))
+        text, turns = chat.text_with_answer_spans(first + before if first else 0)
+        return hidden.split_pieces(_pieces(text, turns))
 
-    def _hidden(self, messages: Sequence[Message]) -> Hidden:
-        return Hidden() if self.chat.special_tokens else hidden_in(self.tokenizer, messages)
+    def _hidden(self, messages: Sequence[Message]) -> SpecialTokenPlaceholders:
+        return SpecialTokenPlaceholders() if self.chat.special_tokens else placeholders_for(self.tokenizer, messages)
 
-    def _encode(self, pieces: Sequence[Piece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
+    def _encode(self, pieces: Sequence[TextPiece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
         try:
             return encode_pieces(self.tokenizer, pieces, begins=begins)
         except (TypeError, UnicodeError):
@@ -287,7 +301,7 @@ class Codec:
 
     def decode_with_special(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, with special tokens but for the one that ends it."""
-        special = set(special_structure(self.tokenizer, ids[-1:]))
+        special = set(special_tokens_in(self.tokenizer, ids[-1:]))
         kept = ids[:-1] if ids and ids[-1] in special else ids
         return str(self.tokenizer.decode(list(kept), skip_special_tokens=False))
 
@@ -296,7 +310,7 @@ class Codec:
         self.tokenizer.save_pretrained(str(folder))
 
 
-def special_structure(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+def special_tokens_in(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
     """Return the special tokens among tokens, in their order: the structure of a conversation."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
@@ -308,13 +322,13 @@ def _is_messages(example: Example) -> bool:
     return not isinstance(example.answer if example.prompt is None else example.prompt, str)
 
 
-def _pieces(text: str, turns: Sequence[tuple[int, int]]) -> list[Piece]:
+def _pieces(text: str, turns: Sequence[tuple[int, int]]) -> list[TextPiece]:
     """Return a text in pieces, of which the assistant's turns carry loss. turns: where each begins and ends."""
     pieces, done = [], 0
     for start, end in turns:
-        pieces += [Piece(text[done:start]), Piece(text[start:end], learned=True)]
+        pieces += [TextPiece(text[done:start]), TextPiece(text[start:end], learned=True)]
         done = end
-    return [piece for piece in [*pieces, Piece(text[done:])] if piece.text]
+    return [piece for piece in [*pieces, TextPiece(text[done:])] if piece.text]
 
 
 def _refuse_surrogates(text: str) -> None:

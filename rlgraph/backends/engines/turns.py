@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlgraph.backends.engines.chat import Conversation, special_names
+from rlgraph.backends.engines.chat import Conversation, special_token_texts
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.conversations import Message
 
@@ -14,7 +14,9 @@ _SAMPLED, _EARLIER = "\ue0a7\ue0b3\ue0a7", "\ue0a7\ue0b4\ue0a7"
 given a meaning."""
 
 
-def with_answers(asked: Sequence[Message], replies: Sequence[Sequence[Message]]) -> tuple[list[Message], int]:
+def with_answer_placeholders(
+    asked: Sequence[Message], replies: Sequence[Sequence[Message]]
+) -> tuple[list[Message], int]:
     """Return the messages of an episode, with signs in place of what was sampled, and the place of the last answer.
     asked: what it began with; replies: what each answer of the model's was answered with."""
     messages, last = list(asked), len(asked)
@@ -25,9 +27,9 @@ def with_answers(asked: Sequence[Message], replies: Sequence[Sequence[Message]])
     return messages, last
 
 
-def text_between(chat: Conversation, last: int) -> str:
+def text_between_answers(chat: Conversation, last: int) -> str:
     """Return what the template writes from the end of an answer to the beginning of the next: end of turn, the messages
-    after it, and the header of the model's turn. chat: the messages of `with_answers`; last: the place of that answer.
+    after it, and the header of the model's turn. chat: the messages of `with_answer_placeholders`; last: the place of that answer.
 
     No answer is ever rendered itself: a template that drops earlier thinking, or trims, writes the same after it.
     Raises ConversationError where the template does not write one thing there, or changes the special tokens before it.
@@ -46,17 +48,17 @@ def text_between(chat: Conversation, last: int) -> str:
     return between
 
 
-def until_last(chat: Conversation) -> str:
+def text_until_last_answer(chat: Conversation) -> str:
     """Return what the template writes in a whole conversation up to the model's last answer, without the answers."""
     return chat.rendered().split(_SAMPLED)[0].replace(_EARLIER, "")
 
 
-def without_end(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
+def without_end_of_turn(ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
     """Return the tokens between turns without the end of turn, where the model has sampled it."""
     return list(ids[1:] if ids and sampled and ids[0] == sampled[-1] else ids)
 
 
-def different_structure(alone: str, whole: str) -> ConversationError:
+def different_structure_error(alone: str, whole: str) -> ConversationError:
     """Return the error for an episode that has not the special tokens which the template writes in the whole
     conversation. alone: the text of the episode; whole: that of the conversation."""
     return _refused(
@@ -70,7 +72,7 @@ def different_structure(alone: str, whole: str) -> ConversationError:
 
 def _specials(chat: Conversation, text: str) -> list[str]:
     """Return the texts of the special tokens in a text, in their order: the structure of a conversation."""
-    return re.findall("|".join(map(re.escape, special_names(chat.tokenizer))), text)
+    return re.findall("|".join(map(re.escape, special_token_texts(chat.tokenizer))), text)
 
 
 def _refused(

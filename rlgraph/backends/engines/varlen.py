@@ -56,11 +56,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, how: AttentionOp
         scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
         return capped_attention(query, key.contiguous(), value.contiguous(), mask, scale, how.score_cap)
 
-    outputs = attend_by_queries(part, query, key, value, how.window, torch.is_grad_enabled())
+    outputs = attend_in_query_chunks(part, query, key, value, how.window, torch.is_grad_enabled())
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def attend_by_queries(
+def attend_in_query_chunks(
     part: Callable[[Tensor, Tensor, Tensor], Tensor],
     query: Tensor,
     key: Tensor,

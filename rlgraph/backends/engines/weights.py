@@ -16,16 +16,16 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import State
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.families import HEAD, parameters_by_layer, stored_names
+from rlgraph.catalog.models.families import HEAD, parameter_shapes_by_layer, stored_tensor_names
 from rlgraph.ir.layout import (
     Box,
     LocalTensor,
     TensorPiece,
     box_elements,
+    box_slices,
     full_box,
     layer_tensor_name,
     shape_of_box,
-    slices_of,
 )
 
 
@@ -72,7 +72,7 @@ def fill_tensors(tensors: Mapping[str, Tensor], layout: Sequence[LocalTensor], s
     """Write the pieces of a layout into an engine's tensors (named as in `Engine.tensors`), and zeros where there is no
     piece. Raises EngineError where the tensors are not those of the layout."""
     for local in layout:
-        for layer in split_layers(local):
+        for layer in unstack_layers(local):
             if layer.name not in tensors:
                 raise EngineError(f"the engine's model lacks the tensor {layer.name}")
             _fill(tensors[layer.name], layer, source)
@@ -93,7 +93,7 @@ class FolderWeights:
         self._shapes = {
             tensor.name: tensor.shape
             for kind in ("causal_lm", "value_lm", "reward_lm")
-            for tensor in parameters_by_layer(shape, kind)
+            for tensor in parameter_shapes_by_layer(shape, kind)
         }
         self._files = _files(self._folder)
         self._open: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class FolderWeights:
 
     def read(self, name: str, box: Box) -> Tensor:
         """Return what `WeightSource.read` says; only this part is read from the disk."""
-        shape, parts = self._shapes.get(name, ()), stored_names(self._family, name)
+        shape, parts = self._shapes.get(name, ()), stored_tensor_names(self._family, name)
         if self._stored_name(name) is not None:
             return self._read(name, shape, box)
         if "#" in parts[0]:
@@ -139,7 +139,7 @@ class FolderWeights:
                 f"the tensor {stored_name} in {str(self._folder)!r} has the shape {_dims(part.get_shape())}; with the"
                 f" config.json there, and one label, it should have {_dims(shape)}"
             )
-        tensor: Tensor = part[slices_of(box)]
+        tensor: Tensor = part[box_slices(box)]
         return tensor
 
     def _file(self, name: str) -> Any:
@@ -162,10 +162,10 @@ class ModelWeights:
         tensor = self._parameters[name].detach()
         if tensor.dim() != len(box) or any(stop > size for (_, stop), size in zip(box, tensor.shape, strict=True)):
             raise EngineError(f"the model's tensor {name} is too small: its shape is {_dims(tensor.shape)}")
-        return tensor[slices_of(box)]
+        return tensor[box_slices(box)]
 
 
-def split_layers(local: LocalTensor) -> Iterator[LocalTensor]:
+def unstack_layers(local: LocalTensor) -> Iterator[LocalTensor]:
     """Yield a stacked tensor as one for each layer that the rank has; another as it is."""
     if "*" not in local.name:
         yield local
@@ -180,9 +180,9 @@ def split_layers(local: LocalTensor) -> Iterator[LocalTensor]:
         yield LocalTensor(layer_tensor_name(local.name, layer), local.shape[1:], tuple(pieces))
 
 
-def tensors_by_layer(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> list[LocalTensor]:
+def layout_by_layer(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> list[LocalTensor]:
     """Return a rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
-    result = [layer for local in layout for layer in split_layers(local) if layer.name in tensors]
+    result = [layer for local in layout for layer in unstack_layers(local) if layer.name in tensors]
     names = {layer.name for layer in result}
     for name in (name for name in tensors if name not in names):
         shape = tuple(tensors[name].shape)
@@ -199,7 +199,7 @@ def _fill(target: Tensor, local: LocalTensor, source: WeightSource) -> None:
         target.zero_()
     for piece in local.pieces:
         place = tuple((at, at + size) for at, size in zip(piece.at, shape_of_box(piece.box), strict=True))
-        target[slices_of(place)].copy_(source.read(piece.name, piece.box))
+        target[box_slices(place)].copy_(source.read(piece.name, piece.box))
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -228,9 +228,9 @@ def _dims(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape)
 
 
-def file_tensors(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def tensors_for_file(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield one layer's tensor as files have it: each expert by itself."""
-    parts = stored_names(family, name)
+    parts = stored_tensor_names(family, name)
     if "#" not in parts[0]:
         yield parts[0], tensor
         return

@@ -55,7 +55,7 @@ class ReservedCache:
         page = self.cpu_block if on_cpu else self.page
         return page * max(1, int(room // page) - 1)
 
-    def table_bytes(self, positions: int, on_cpu: bool) -> int:
+    def bookkeeping_bytes(self, positions: int, on_cpu: bool) -> int:
         """Return the bytes beside the cache and the model's own, where a row can have so many tokens."""
         return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
 

@@ -19,7 +19,7 @@ from rlgraph.backends.enginespec.memory import GrowingCache as GrowingCache
 from rlgraph.backends.enginespec.memory import ReservedCache as ReservedCache
 from rlgraph.backends.enginespec.rates import PLAIN, Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.catalog.models.families import ModelKind, trainable_parameters
+from rlgraph.catalog.models.families import ModelKind, trainable_parameter_shapes
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box
 from rlgraph.ir.mesh import Mesh
@@ -42,14 +42,14 @@ class LayoutFunction(Protocol):
     """A function that lays out a model on a mesh."""
 
     def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
-        """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.legal` finds no
+        """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no
         fault."""
         ...
 
 
 def replicated_layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return a layout in which each rank has all that changes in training, under the model's own names."""
-    parameters = trainable_parameters(shape, kind)
+    parameters = trainable_parameter_shapes(shape, kind)
     return tuple(
         LocalTensor(
             tensor.name, tensor.shape, (TensorPiece(tensor.name, full_box(tensor.shape), (0,) * len(tensor.shape)),)
@@ -260,7 +260,7 @@ class EngineSpec:
         parameters gather those of one model at a time."""
         return self.lays_out_adapters and split.axis_size("fsdp") == 1
 
-    def column_ranks(self, split: Mesh) -> int:
+    def column_rank_count(self, split: Mesh) -> int:
         """Return over how many ranks each layer is split by columns."""
         return math.prod(split.axis_size(axis) for axis in self.columns)
 
@@ -268,7 +268,7 @@ class EngineSpec:
         """Return whether rows are packed where attention is computed in a way that it knows; empty: its default."""
         return self.packs and (not attention or self.attention[attention].packs)
 
-    def keeps_scores(self, attention: str) -> bool:
+    def keeps_attention_scores(self, attention: str) -> bool:
         """Return whether a layer keeps a weight for each pair of tokens."""
         return bool(attention) and self.attention[attention].scores
 

@@ -49,7 +49,7 @@ def part_digests(
         message = pieces.message_with(content, 0, False)
         device = next((tensors[copy.tensor].device for copy in message.copies), None)
         packed = torch.zeros(message.elements, dtype=dtype, device=device)
-        for view, place in message.copy_views(packed, tensors):
+        for view, place in message.views_to_copy(packed, tensors):
             place.copy_(view)
         yield MovedPart(*ends, section, message.description), tensor_digest(packed)
 

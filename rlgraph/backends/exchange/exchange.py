@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.exchange.changes import DeltaMailbox
+from rlgraph.backends.exchange.deltas import DeltaMailbox
 from rlgraph.backends.exchange.digest import MovedPart, part_digests
-from rlgraph.backends.exchange.link import Link, Post
+from rlgraph.backends.exchange.link import InFlightMessage, Link
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.messages import ALONE, LocalPieces, Message, local_copies, split_into_messages
-from rlgraph.ir.carriers import PeerCarriers
 from rlgraph.ir.layout import LocalTensor
+from rlgraph.ir.message_carriers import PeerCarriers
 from rlgraph.ir.transfer import TensorBox, Transfer
 
 _NO_WAYS = PeerCarriers()
@@ -45,7 +45,7 @@ class ExchangeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingMessage:
+class CurrentMessage:
     """The message that a place works on, for other threads: the place may be waiting for the other end."""
 
     description: str
@@ -65,7 +65,7 @@ class _Round:
     receives: tuple[Message, ...]
 
 
-class TransferEnd:
+class TransferEndpoint:
     """One place's end of a transfer. All places that take part call `run` at the same time."""
 
     def __init__(
@@ -97,7 +97,7 @@ class TransferEnd:
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.round_count)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
         self._changes = DeltaMailbox(mailbox) if delta else None
-        self.pending: PendingMessage | None = None
+        self.pending: CurrentMessage | None = None
         """The message at which `run` is. Another thread may read it."""
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class TransferEnd:
         start, began = time.time(), time.perf_counter()
         for have, need in self._local_copies:
             _store(destination[need.tensor][need.local_slices], source[have.tensor][have.local_slices], ema)
-        mail: Link = self._changes.transfer_link() if self._changes else self._mailbox
+        mail: Link = self._changes.link_for_transfer() if self._changes else self._mailbox
         sent = received = peak = 0
         for number, round_ in enumerate(self._rounds, start=1):
             leaving, arriving, used = self._round(number, round_, mail, source, destination, ema)
@@ -187,7 +187,7 @@ class TransferEnd:
         source: Mapping[str, Tensor],
         destination: Mapping[str, Tensor],
         ema: float | None,
-    ) -> tuple[list[Post], list[Post], int]:
+    ) -> tuple[list[InFlightMessage], list[InFlightMessage], int]:
         """Run one round. Returns what left, what arrived, and how many bytes of buffers it took."""
 
         def link(peer: int) -> Link:
@@ -210,21 +210,21 @@ class TransferEnd:
             if direct is None and link(message.peer).direct
         ]
         buffers, used = self._rooms(number, [(link(message.peer), message) for message in lacking])
-        arriving: list[Post] = []
+        arriving: list[InFlightMessage] = []
         for message, direct in zip(round_.receives, in_place, strict=True):
             with self._naming(number, message.description, message.peer, link(message.peer), sends=False):
                 into = buffers.get(id(message), direct)
                 if into is None:
                     into = torch.empty(message.elements, dtype=self._dtype, device="meta")
                 arriving.append(link(message.peer).receive(into, message.peer))
-        leaving: list[Post] = []
+        leaving: list[InFlightMessage] = []
         packed: dict[int, Tensor] = {}
         for peer, index in round_.posts:
             if index not in packed:
                 message, direct = round_.sends[index], ready[index]
                 packed[index] = buffers[id(message)] if direct is None else direct
                 if direct is None:
-                    for view, part in message.copy_views(packed[index], places[index]):
+                    for view, part in message.views_to_copy(packed[index], places[index]):
                         part.copy_(view)
             with self._naming(number, round_.sends[index].description, peer, link(peer), sends=True):
                 leaving.append(link(peer).send(packed[index], peer))
@@ -235,7 +235,7 @@ class TransferEnd:
             with self._naming(number, message.description, message.peer, link(message.peer), sends=False):
                 post.wait()
                 if direct is None:
-                    for view, part in message.copy_views(post.message, destination):
+                    for view, part in message.views_to_copy(post.message, destination):
                         _store(view, part, ema)
                 post.note_read()
         for (peer, index), post in zip(round_.posts, leaving, strict=True):
@@ -290,7 +290,7 @@ class TransferEnd:
         where = (
             f"{about} of {ways.what} from {start} to {end} (round {number} of {len(self._rounds)}, over {link.name})"
         )
-        self.pending = None if peer is None else PendingMessage(where, ways.place_name(peer))
+        self.pending = None if peer is None else CurrentMessage(where, ways.place_name(peer))
         try:
             yield
         except EngineError as error:

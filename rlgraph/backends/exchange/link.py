@@ -1,4 +1,4 @@
-"""This module says how messages of a transfer go between processes: what every carrier of `rlgraph.ir.carriers`
+"""This module says how messages of a transfer go between processes: what every carrier of `rlgraph.ir.message_carriers`
 does."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class LinkError(EngineError):
     """A message does not arrive: a peer is gone or does not answer, or the connection is broken."""
 
 
-class Post:
+class InFlightMessage:
     """A message on its way."""
 
     message: Tensor
@@ -49,11 +49,11 @@ class Link:
         read. Only links that are not direct are asked for it."""
         raise AssertionError("messages go from where they lie")
 
-    def send(self, message: Tensor, to: int) -> Post:
+    def send(self, message: Tensor, to: int) -> InFlightMessage:
         """Send a contiguous tensor, which must not change until the post has arrived."""
         raise NotImplementedError
 
-    def receive(self, message: Tensor, source: int) -> Post:
+    def receive(self, message: Tensor, source: int) -> InFlightMessage:
         """Receive into a contiguous tensor; where the link is not direct, one on `meta` says what comes."""
         raise NotImplementedError
 

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.process_groups import INTERFACES
-from rlgraph.backends.exchange.link import Link, LinkError, Post
-from rlgraph.ir.carriers import GLOO
+from rlgraph.backends.exchange.link import InFlightMessage, Link, LinkError
+from rlgraph.ir.message_carriers import GLOO
 
 _THREADS = 2
 """Threads that gloo starts."""
@@ -89,7 +89,7 @@ def _options(limit: timedelta) -> Any:
     return options
 
 
-class WholeMessage(Post):
+class WholeMessage(InFlightMessage):
     """A message that goes as it is."""
 
     def __init__(self, work: dist.Work, message: Tensor, limit: timedelta) -> None:

@@ -16,10 +16,10 @@ from rlgraph.ir.layout import (
     box_difference,
     box_elements,
     box_intersection,
+    box_slices,
     layer_tensor_name,
     relative_box,
     shape_of_box,
-    slices_of,
 )
 from rlgraph.ir.transfer import TensorBox
 
@@ -56,7 +56,7 @@ class Message:
     description: str
     """What it has, for error messages."""
 
-    def copy_views(self, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def views_to_copy(self, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield for each copy the part of the local tensor and the part of the message."""
         for copy in self.copies:
             part = buffer[copy.start : copy.start + math.prod(copy.shape)].view(copy.shape)
@@ -93,7 +93,7 @@ class LocalPieces:
                 shared = box_intersection(box, piece.box)
                 if shared is not None:
                     for layer in _layers(local, shared):
-                        inner = None if layer == box else slices_of(relative_box(box, layer))
+                        inner = None if layer == box else box_slices(relative_box(box, layer))
                         yield BoxCopy(*_located(local, piece, layer), start, shape, inner)
             start += math.prod(shape)
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rlgraph.backends.exchange.link import Link, Post
+from rlgraph.backends.exchange.link import InFlightMessage, Link
 from rlgraph.backends.exchange.mailbox import link_error
-from rlgraph.ir.carriers import NCCL
+from rlgraph.ir.message_carriers import NCCL
 
 _LATER = 600.0
 """Seconds that NCCL's own watchdog, which ends the process, waits longer than we do."""
@@ -60,10 +60,10 @@ class NcclLink(Link):
         self._clubs = [_Communicator(place, club, store, device, name, seconds, backend) for club in clubs]
         self._club_of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
 
-    def send(self, message: Tensor, to: int) -> Post:
+    def send(self, message: Tensor, to: int) -> InFlightMessage:
         return self._club_of[to].add_to_batch("send", message, to)
 
-    def receive(self, message: Tensor, source: int) -> Post:
+    def receive(self, message: Tensor, source: int) -> InFlightMessage:
         return self._club_of[source].add_to_batch("recv", message, source)
 
     def start_posted_messages(self) -> None:
@@ -102,7 +102,7 @@ class _Communicator:
             raise link_error(error) from None
         self._batch = _Batch(seconds)
 
-    def add_to_batch(self, call: str, message: Tensor, peer: int) -> Post:
+    def add_to_batch(self, call: str, message: Tensor, peer: int) -> InFlightMessage:
         """Add a message to the batch of this round."""
         self._batch.calls.append((call, message, self.ranks[peer]))
         return _Message(message, self._batch)
@@ -152,7 +152,7 @@ class _Batch:
             time.sleep(_LOOK)
 
 
-class _Message(Post):
+class _Message(InFlightMessage):
     """A message of a batch."""
 
     def __init__(self, message: Tensor, batch: _Batch) -> None:

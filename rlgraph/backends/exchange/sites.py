@@ -12,8 +12,8 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.nccl import NcclLink
-from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
-from rlgraph.ir.carriers import NCCL, SHARED, PeerCarriers, TensorSite
+from rlgraph.backends.exchange.shared_memory import HostMemory, SharedMemoryLink, map_host_memory
+from rlgraph.ir.message_carriers import NCCL, SHARED, PeerCarriers, TensorSite
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESSES = "/proc/self/ns/pid"

@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.roles import Saves
 from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
+from rlgraph.backends.row_blocks import BlockSizes
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.saved_models import NonFiniteWeights, PendingSave, SavedModel
@@ -30,13 +30,13 @@ from rlgraph.backends.worker.saving import (
     boxes_to_write,
     check_saved_layout,
     hold_snapshot,
+    load_saved_part,
     model_part,
-    read_part,
     release_model,
     take_snapshot,
     write_part,
 )
-from rlgraph.backends.worker.session import ModelState, Session, Settings
+from rlgraph.backends.worker.session import Session, SessionModel, Settings
 from rlgraph.backends.worker.training import TRAINING
 from rlgraph.ir.graph import Node, Program
 
@@ -68,7 +68,7 @@ class LocalBackend(StepRunner):
         """Return for each model how many optimizer steps it took."""
         return {name: state.updates for name, state in self.session.models.items()}
 
-    def row_counts(self) -> dict[str, int | None]:
+    def source_row_counts(self) -> dict[str, int | None]:
         """Return for each data source how many rows it has; None where that is not known."""
         return {name: reader.source.row_count for name, reader in self.session.readers.items()}
 
@@ -85,13 +85,15 @@ class LocalBackend(StepRunner):
         """Return what the last step left of a model, to be saved; None: it is as it was loaded."""
         state = self.session.models[model]
         left = hold_snapshot(state, take_snapshot(state), self.done)
-        return _LocalSave(state, left, self.versions.version_after(model, self.done)) if left.part.changed else None
+        return (
+            _LocalSave(state, left, self.weight_versions.version_after(model, self.done)) if left.part.changed else None
+        )
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on behind a step, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
             check_saved_layout([model_part(self.session.models[name]).weights], saved)
-            read_part(self.session.models[name], saved)
+            load_saved_part(self.session.models[name], saved)
         self.resume_after(number, things)
 
     def save(self, model: str, folder: Path) -> None:
@@ -139,14 +141,14 @@ class LocalBackend(StepRunner):
     def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
         return chosen_row_indices(node, frame, self.session)
 
-    def row_reader(self) -> LocalBackend:
+    def remote_row_reader(self) -> LocalBackend:
         return self
 
-    def values(self, values: Sequence[Any]) -> list[Any]:
+    def fetch_values(self, values: Sequence[Any]) -> list[Any]:
         return list(values)
 
-    def texts(self, table: TableData) -> list[RowTexts]:
-        return row_texts(table, self.session.decoded)
+    def fetch_texts(self, table: TableData) -> list[RowTexts]:
+        return row_texts(table, self.session.decode_rows)
 
     def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         with torch.no_grad():
@@ -156,7 +158,7 @@ class LocalBackend(StepRunner):
 class _LocalSave:
     """A model to be saved, which is written by whoever waits for it."""
 
-    def __init__(self, state: ModelState, left: ModelSnapshot, version: int) -> None:
+    def __init__(self, state: SessionModel, left: ModelSnapshot, version: int) -> None:
         self.state, self.left, self.version = state, left, version
         self.place = Path()
 

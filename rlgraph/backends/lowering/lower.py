@@ -22,7 +22,7 @@ from rlgraph.ops.tensor import TENSOR
 from rlgraph.ops.whole_numbers import OF_COLUMNS
 
 _CONSTANTS = (bool, int, float, str)
-_TEXT = {"eq": reference.same_text, "ne": reference.other_text}
+_TEXT = {"eq": reference.texts_equal, "ne": reference.texts_differ}
 
 
 class AxisRows(Protocol):
@@ -111,7 +111,7 @@ class _Lowering:
         if isinstance(result, (fx.Node, str)):
             return result
         assert isinstance(value.type, Type)
-        return self.add_call(reference.constant, (result, self.dtype if value.type.dtype == "float" else None))
+        return self.add_call(reference.constant_tensor, (result, self.dtype if value.type.dtype == "float" else None))
 
     def lower_expression(self, expr: Expr, hint: str | None = None) -> Any:
         """Return the value of an expression."""
@@ -160,18 +160,18 @@ class _Lowering:
         target = expr.type.axis
         # The share of `quantile` is broadcast to what the reduction leaves.
         rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
-        entries = args[0] if chosen is None else self.add_call(reference.select, (args[0], chosen))
+        entries = args[0] if chosen is None else self.add_call(reference.select_chosen, (args[0], chosen))
         if target is None:
             return self.add_call(function, (entries, *rest, None, 1), hint)
         same_axis = source.key == target.key
-        index = self.add_call(reference.own_rows, args[:1]) if same_axis else self.ancestor_rows(source, target)
+        index = self.add_call(reference.identity_index, args[:1]) if same_axis else self.ancestor_rows(source, target)
         if chosen is None:
             return self.add_call(function, (entries, *rest, index, self.row_count(target)), hint)
-        index = self.add_call(reference.select, (index, chosen))
+        index = self.add_call(reference.select_chosen, (index, chosen))
         if TENSOR[expr.op].dtype != "row":
             return self.add_call(function, (entries, *rest, index, self.row_count(target)), hint)
         place = self.add_call(function, (entries, *rest, index, self.row_count(target)))
-        return self.add_call(reference.place_before, (place, chosen), hint)
+        return self.add_call(reference.original_positions, (place, chosen), hint)
 
     def lower_ranking(self, expr: Apply, args: tuple[Any, ...], chosen: fx.Node | None, hint: str | None) -> fx.Node:
         """Return the value of an operation that compares the entries of each row of an axis, or all entries."""
@@ -183,13 +183,17 @@ class _Lowering:
         size: fx.Node | int = 1
         if target is not None:
             same_axis = source.key == target.key
-            index = self.add_call(reference.own_rows, args[:1]) if same_axis else self.ancestor_rows(source, target)
+            index = (
+                self.add_call(reference.identity_index, args[:1]) if same_axis else self.ancestor_rows(source, target)
+            )
             size = self.row_count(target)
         if chosen is None:
             return self.add_call(function, (args[0], *rest, index, size), hint)
-        entries = self.add_call(reference.select, (args[0], chosen))
-        index = None if index is None else self.add_call(reference.select, (index, chosen))
-        return self.add_call(reference.spread, (self.add_call(function, (entries, *rest, index, size)), chosen), hint)
+        entries = self.add_call(reference.select_chosen, (args[0], chosen))
+        index = None if index is None else self.add_call(reference.select_chosen, (index, chosen))
+        return self.add_call(
+            reference.scatter_chosen, (self.add_call(function, (entries, *rest, index, size)), chosen), hint
+        )
 
     def in_result_dtype(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""
@@ -203,7 +207,7 @@ class _Lowering:
         if wanted == "number":
             for place in range(TENSOR[expr.op].conditions, len(args)):
                 if isinstance(args[place], fx.Node) and kinds[place] in ("any", "number", "bool"):
-                    converted[place] = self.add_call(reference.number, (args[place],))
+                    converted[place] = self.add_call(reference.as_number, (args[place],))
                 elif isinstance(args[place], bool):
                     converted[place] = int(args[place])
             return tuple(converted)
@@ -217,7 +221,7 @@ class _Lowering:
                 converted[place] = self.add_call("to", (args[place], target))
         if not any(isinstance(args[place], fx.Node) for place in numeric):
             # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
-            converted[1] = self.add_call(reference.constant, (converted[1], target))
+            converted[1] = self.add_call(reference.constant_tensor, (converted[1], target))
         return tuple(converted)
 
     def in_common_dtype(self, args: tuple[Any, ...], kinds: list[DType]) -> tuple[Any, ...]:
@@ -225,7 +229,7 @@ class _Lowering:
         if "any" in kinds or "number" in kinds:
             # Which of them is an int is known when they are computed.
             return tuple(
-                self.add_call(reference.beside, (arg, partner)) if isinstance(arg, fx.Node) else arg
+                self.add_call(reference.widen_for_comparison, (arg, partner)) if isinstance(arg, fx.Node) else arg
                 for arg, partner in zip(args, reversed(args), strict=True)
             )
         if "float" not in kinds:
@@ -242,7 +246,7 @@ class _Lowering:
         assert target is not None and target.is_within(source), f"{source.key} cannot reach {target and target.key}"
         if source.key == target.key:
             return value
-        return self.add_call(reference.gather, (value, self.ancestor_rows(target, source)))
+        return self.add_call(reference.broadcast_to_entries, (value, self.ancestor_rows(target, source)))
 
     def ancestor_rows(self, child: Axis, ancestor: Axis) -> fx.Node:
         """Return the input with the row of `ancestor` in which each row of `child` lies."""

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, collective_state, is_broken
-from rlgraph.backends.exchange.exchange import PendingMessage
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, collective_state, is_collective_error
+from rlgraph.backends.exchange.exchange import CurrentMessage
 from rlgraph.backends.exchange.mailbox import link_error
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 
 _PARTS = 3
 """Parts shown of a file's path: enough to tell its package."""
@@ -39,7 +39,7 @@ class ActivityReport:
     collectives: CollectiveState
     ranks: Mapping[Key, tuple[Address, ...]]
     """The processes of each torch group, in order."""
-    pending_messages: tuple[PendingMessage, ...]
+    pending_messages: tuple[CurrentMessage, ...]
     """The transfer messages that it is sending or receiving."""
 
     def open_collectives(self) -> Iterator[tuple[Collective, tuple[Address, ...]]]:
@@ -65,7 +65,7 @@ class ActivityLog:
         try:
             yield
         except RuntimeError as error:
-            if not is_broken(error):
+            if not is_collective_error(error):
                 raise
             raise link_error(error, time.monotonic() - began) from error
         finally:
@@ -82,7 +82,7 @@ class ActivityLog:
             for thread, (what, since) in list(self._now.items())
         )
 
-    def make_report(self, world: tuple[Address, ...], moving: tuple[PendingMessage, ...]) -> ActivityReport:
+    def make_report(self, world: tuple[Address, ...], moving: tuple[CurrentMessage, ...]) -> ActivityReport:
         """Return the report of this process. world: the processes of torch's default group, in order."""
         collectives = collective_state()
         ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last_numbers}

@@ -12,8 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.failures import (
     CallContext,
-    actor_of,
     broken_link_error,
+    failed_actor_id,
     process_end_reason,
     process_error,
     process_gone_error,
@@ -22,7 +22,7 @@ from rlgraph.backends.ray.failures import (
 )
 from rlgraph.backends.ray.piece_store import Wire, Wish
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.waits import WaitGraph
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.ir.plan import Plan
@@ -111,7 +111,7 @@ class Actors(Processes):
             self._passed[who] = number
         return cast("Reference[list[T]]", sent)
 
-    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+    def pack_rows(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
         sent = called.remote(*parcels)
         return sent if len(parcels) > 1 else [sent]
@@ -162,7 +162,7 @@ class Actors(Processes):
                 waiting = [reference for reference in waiting if self._lost.isdisjoint(asked[reference])]
                 concurrent = [reference for reference in concurrent if not self._is_lost(reference)]
 
-    def answered(self, references: Sequence[Reference[T]]) -> list[T] | None:
+    def answers_if_ready(self, references: Sequence[Reference[T]]) -> list[T] | None:
         import ray
 
         asked: list[Any] = list(references)
@@ -182,7 +182,7 @@ class Actors(Processes):
         try:
             ray.get(reference, timeout=0)
         except Exception as error:
-            return self._names.get(actor_of(error)) in self._lost
+            return self._names.get(failed_actor_id(error)) in self._lost
         return False
 
     def _lose(self, losing: Losing, error: Exception) -> bool:
@@ -193,7 +193,7 @@ class Actors(Processes):
         with self._lock:
             if self.over is not None:
                 return False
-            if self._names.get(actor_of(error)) not in self._lost:
+            if self._names.get(failed_actor_id(error)) not in self._lost:
                 # The error may come from another process that was connected to the dead one.
                 self._find_gone()
                 lost = losing(self.gone) if self.gone else None
@@ -295,7 +295,7 @@ class Actors(Processes):
         for who in sorted(self.gone, key=lambda address: address not in request.who):
             return process_gone_error(who, self.gone[who], request, self.logs, link_error)
         if error is not None and link_error is None:
-            return process_error(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
+            return process_error(error, self._names.get(failed_actor_id(error), request.who[0]), request, self.logs)
         waits, slow = self._waits(silent), self._unanswered(waiting, request)
         if link_error is not None:
             mute = next((who for who in request.who if who in silent), None)
@@ -373,10 +373,10 @@ _CONCURRENCY_GROUPS: dict[object, str] = {
         (Worker.pid, Worker.report_activity, Worker.close, Worker.forget_step_except, Worker.refresh_weights), ROWS
     ),
     **dict.fromkeys(
-        (Worker.source_row_counts, Worker.last_changed_step, Worker.hold_weights, Worker.release_weights), ROWS
+        (Worker.source_row_counts, Worker.last_changed_step, Worker.hold_weights, Worker.release_held_weights), ROWS
     ),
-    **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.unfinished_parts), ROWS),
-    **dict.fromkeys((Worker.row_texts, Worker.work_done), ROWS),
+    **dict.fromkeys((Worker.give_up_rows, Worker.give_up_longer_rows, Worker.abandoned_parts), ROWS),
+    **dict.fromkeys((Worker.row_texts, Worker.node_progress), ROWS),
     Worker.write_checkpoint: SAVES,
     **dict.fromkeys((Worker.sample_rows, Worker.continue_rows, Worker.next_sampled_part), SAMPLES),
 }

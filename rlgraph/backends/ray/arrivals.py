@@ -64,7 +64,7 @@ class WeightArrivals:
         self._waiting: _Arrival | None = None
         self._changed = Condition()
 
-    def begin_with_version(self, version: int) -> None:
+    def begin_sampling(self, version: int) -> None:
         """Begin to sample for a request that was sent with this version; newer weights may have arrived since."""
         self.version = max(self.version, version)
 

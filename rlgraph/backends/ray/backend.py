@@ -14,15 +14,15 @@ from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.ray.cluster import start_processes
+from rlgraph.backends.ray.cluster_checkpoints import ClusterCheckpoints
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
-from rlgraph.backends.ray.polled import ProgressPoll
-from rlgraph.backends.ray.remote import PieceRef, ValueRef
+from rlgraph.backends.ray.progress_poll import ProgressPoll
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
-from rlgraph.backends.ray.saves import ClusterCheckpoints
-from rlgraph.backends.ray.shown_rows import ShownRows
+from rlgraph.backends.ray.row_refs import PieceRef, ValueRef
+from rlgraph.backends.ray.shown_rows import ShownRowReader
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.samples import Gathered
+from rlgraph.backends.samples import ShownSamples
 from rlgraph.backends.saved_models import PendingSave, SavedModel
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.trace_notes import TraceNotes
@@ -31,7 +31,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.graph import Program, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.passes.rewrites.accumulate import with_accumulation
-from rlgraph.passes.rewrites.admit import with_admission
+from rlgraph.passes.rewrites.admission_order import with_admission
 
 HISTORY = "the history of lengths"
 """The key of the history of answer lengths in checkpoints."""
@@ -93,7 +93,7 @@ class RayBackend(DistributedBackend):
         self.orders = RayTransport(
             program, plan, self.processes, queues, observer, self.trace_notes, settings.record, verify_every
         )
-        self.processes.waited = ProgressPoll(plan, self.processes, observer).waited
+        self.processes.waited = ProgressPoll(plan, self.processes, observer).poll_progress
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(
             program,
@@ -111,15 +111,15 @@ class RayBackend(DistributedBackend):
         self._broken = True
         super().fail_pending_work(why)
 
-    def row_reader(self) -> ShownRows:
-        return ShownRows(self.processes)
+    def remote_row_reader(self) -> ShownRowReader:
+        return ShownRowReader(self.processes)
 
-    def shown_rows(self, frame: Frame) -> Gathered:
+    def shown_samples(self, frame: Frame) -> ShownSamples:
         try:
-            return super().shown_rows(frame)
+            return super().shown_samples(frame)
         except RunError:
             # The step is over: what was lost with a process is seen where the next step needs it.
-            return Gathered()
+            return ShownSamples()
 
     # Lost processes
 
@@ -173,10 +173,10 @@ class RayBackend(DistributedBackend):
     # Checkpoints
 
     @property
-    def lasting(self) -> Sequence[str]:  # type: ignore[override]
+    def extra_state_names(self) -> Sequence[str]:  # type: ignore[override]
         return (HISTORY,) if any(admission.by == "longest" for admission in self.plan.admits) else ()
 
-    def row_counts(self) -> dict[str, int | None]:
+    def source_row_counts(self) -> dict[str, int | None]:
         """Return how many rows each data source has, where that is known."""
         return self.saves.source_row_counts()
 
@@ -200,7 +200,7 @@ class RayBackend(DistributedBackend):
         if model not in dict(self.plan.owners):
             return None
         return self.saves.hold_weights(
-            model, self.plan.owner(model), self.done, self.versions.version_after(model, self.done)
+            model, self.plan.owner(model), self.done, self.weight_versions.version_after(model, self.done)
         )
 
     def last_state_value(self, name: str) -> Any:

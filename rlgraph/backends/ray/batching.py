@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.ray.calls import Copy
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 
 
 class SharedBatches:
@@ -25,7 +25,7 @@ class SharedBatches:
         """The number of the request that was sent last to each leader."""
         self._lock = threading.Lock()
 
-    def have_one_request(self, copies: Sequence[Copy]) -> bool:
+    def have_at_most_one_request(self, copies: Sequence[Copy]) -> bool:
         """Return whether each of these replicas has at most one such request."""
         with self._lock:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
@@ -59,7 +59,7 @@ class BatchPlace:
         self.numbers: dict[Address, int] = {}
         """Its number at each replica that it was sent to, by leader."""
 
-    def request_to_join(self, copy: Copy) -> int | None:
+    def joined_request_number(self, copy: Copy) -> int | None:
         """Return the number of the request that it joins at a replica: 0 if there is none, None if it is alone."""
         if self.alone:
             return None

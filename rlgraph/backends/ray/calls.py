@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
@@ -54,7 +54,7 @@ class Calls(Generic[T]):
         """Call a process directly."""
         self._add((who,), self.processes.call(who, method, *args, **named), several=False)
 
-    def call_others(
+    def call_other_ranks(
         self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> None:
         """Call ranks of a replica other than its leader, through the leader."""
@@ -68,7 +68,7 @@ class Calls(Generic[T]):
         with self.processes.call_lock(copy[0][0]):
             self.call_one(copy[0], method, *args, **named)
             if copy[1]:
-                self.call_others(copy, method, *args, **named)
+                self.call_other_ranks(copy, method, *args, **named)
 
     def add_calls(self, others: Calls[T]) -> None:
         """Wait for the calls of `others`, too."""

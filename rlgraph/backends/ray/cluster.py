@@ -12,11 +12,11 @@ from typing import Any
 
 from rlgraph.backends.engines.process_groups import INTERFACES, loopback_interface
 from rlgraph.backends.enginespec.registry import engines_by_name
-from rlgraph.backends.places import TOGETHER
+from rlgraph.backends.lock_places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
+from rlgraph.backends.ray.daemons import Daemons, keep_signal_handlers
 from rlgraph.backends.ray.processes import InlineProcesses, Processes
-from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.sessions import Daemons, keep_signal_handlers
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.start_timeout import longer_start_timeout
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
 from rlgraph.backends.worker.session import Settings
@@ -58,7 +58,7 @@ def start_processes(
             group,
             rank,
             settings,
-            names_to_open(program, plan, group),
+            outside_names_to_open(program, plan, group),
             seconds,
         )
         for group in plan.groups
@@ -70,13 +70,13 @@ def start_processes(
     return _actors(plan, specs, address, seconds, memory, note)
 
 
-def names_to_open(program: Program, plan: Plan, group: Group) -> frozenset[str]:
+def outside_names_to_open(program: Program, plan: Plan, group: Group) -> frozenset[str]:
     """Return the names of what the processes of a group open from outside the program: the code that is placed on the
     group; where models act, the environments without a pool of their own; on the host everything else without a
     pool."""
     if group.code:
         return frozenset(group.code)
-    free = [outside for outside in program.outside if plan.runs(outside.name) is None]
+    free = [outside for outside in program.outside if plan.group_of_code(outside.name) is None]
     if group.name == HOST:
         return frozenset(outside.name for outside in free)
     acted_in = {user_code_of(node) for _, node in program.walk() if NODES[node.op].uses_model}
@@ -155,7 +155,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         # Ray's control process would keep a record of each of the last 100,000 calls: 100 kB for a small step.
         enable_task_events=False,
         scheduling_strategy=place,
-        runtime_env={"env_vars": process_environment(kind, spec.alone, group.engine)},
+        runtime_env={"env_vars": process_env_vars(kind, spec.alone, group.engine)},
     ).remote(spec)
 
 
@@ -285,7 +285,7 @@ def _machines(groups: Mapping[str, Any]) -> set[str]:
     return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
 
 
-def process_environment(kind: str, alone: bool, engine: str) -> dict[str, str]:
+def process_env_vars(kind: str, alone: bool, engine: str) -> dict[str, str]:
     """Return the environment variables of a process of an engine. On CPU each process gets one thread, since one
     process for each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that
     the loopback interface is enough."""

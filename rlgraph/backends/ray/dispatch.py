@@ -20,9 +20,9 @@ from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
-from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
 from rlgraph.backends.ray.requests import ControllerValue, RankRequest, Receipt, pickle_message, unpickle_receipt
 from rlgraph.backends.ray.row_ledger import Delivery, RowLedger
+from rlgraph.backends.ray.row_refs import Address, PieceRef, RowRefs, ValueRef
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
@@ -32,7 +32,7 @@ from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.ir.graph import Node, Program, program_axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.types import Handle, is_model
+from rlgraph.ir.types import StateHandle, is_model
 from rlgraph.ops.nodes import NODES, model_of
 
 P = ParamSpec("P")
@@ -163,15 +163,15 @@ class Dispatcher:
                 began = time.perf_counter()
                 for copy, idle, message in sent:
                     keeps = message.returns_results and not idle
-                    after = place.request_to_join(copies[copy])
-                    request = self.rank_request(order, copy, number, message.delivery, keeps, after, idle=idle)
+                    after = place.joined_request_number(copies[copy])
+                    request = self.make_rank_request(order, copy, number, message.delivery, keeps, after, idle=idle)
                     self.send_request(calls, order, message, request)
                 for copy in frames:
                     calls.beside += self.start_sampling(order, copy, number, place)
             self.mark_sent(order)
             began += wait_for_weights(order)
             asked = calls.asked
-            answers = self.wait_for_receipts(calls, node, self.loss_handler(order))
+            answers = self.wait_for_receipts(calls, node, self.lost_process_handler(order))
         seconds = time.perf_counter() - began
         if len(calls.asked) < len(asked):
             sent = [message for message, who in zip(sent, asked, strict=True) if who in calls.asked]
@@ -197,7 +197,7 @@ class Dispatcher:
         if sent.ranks == (leader,):
             calls.call_one(leader, method, *args, **named)
         else:
-            calls.call_others((leader, sent.ranks), method, *args, **named)
+            calls.call_other_ranks((leader, sent.ranks), method, *args, **named)
 
     def send_request(
         self,
@@ -233,11 +233,13 @@ class Dispatcher:
         place.note_sent(ranks, number)
         return calls.answers
 
-    def loss_handler(self, order: NodeRequest) -> Losing | None:
+    def lost_process_handler(self, order: NodeRequest) -> Losing | None:
         """Return what to do with processes that end during a request, or None if the run cannot go on without them."""
         if order.group.mesh.axis_size("dp") == 1:
             return None
-        return self.losses.loss_handler(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
+        return self.losses.lost_process_handler(
+            order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]]
+        )
 
     def wait_for_receipts(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
         receipts = [
@@ -267,10 +269,10 @@ class Dispatcher:
         reversed."""
         group = order.group
         kind = order.frame.types[model_of(order.node)] if NODES[order.node.op].uses_model else None
-        turned = isinstance(kind, Handle) and self.plan.has_reversed_stages(kind.name, group.name)
+        turned = isinstance(kind, StateHandle) and self.plan.has_reversed_stages(kind.name, group.name)
         return group.name, group.result_rank(copy, turned)
 
-    def split_by_missing_rows(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
+    def ranks_by_missing_rows(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
         """Split a replica into ranks that always lack the same rows: each that returns results of some model by itself,
         and all others. The leader comes first."""
         key = group.name, group.mesh
@@ -286,7 +288,7 @@ class Dispatcher:
             self._alike[key] = tuple(splits)
         return self._alike[key][copy]
 
-    def rank_request(
+    def make_rank_request(
         self,
         order: NodeRequest,
         copy: int,
@@ -313,7 +315,7 @@ class Dispatcher:
             None if after is None else after > 0,
             after or 0,
             parts,
-            order.wanted_rows is not None,
+            order.wanted_row_count is not None,
         )
 
     def needs_of_request(self, order: NodeRequest) -> RequestNeeds:
@@ -362,7 +364,7 @@ class Dispatcher:
     ) -> Iterator[RankMessage]:
         """Yield the rows for each part of a replica: a rank with results has its own already, all the others lack the
         same."""
-        node, alike = order.node, self.split_by_missing_rows(order.group, copy)
+        node, alike = order.node, self.ranks_by_missing_rows(order.group, copy)
         if frame is None:
             # An idle replica only needs to know the model.
             deliveries = [Delivery({node.inputs[0]: ControllerValue(_trained_model(node))}, ())] * len(alike)
@@ -378,7 +380,7 @@ class Dispatcher:
         for axis_rows in receipt.rows:
             ids = None
             if axis_rows.axis in receipt.axes_with_ids:
-                ids = RowRefs.whole_piece(
+                ids = RowRefs.from_whole_piece(
                     PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.row_count)
                 )
             parent = (
@@ -394,7 +396,7 @@ class Dispatcher:
                 continue
             size = receipt.row_counts[value.name]
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
-            values[value.name] = ValueRef(ref) if size is None else RowRefs.whole_piece(ref)
+            values[value.name] = ValueRef(ref) if size is None else RowRefs.from_whole_piece(ref)
         return NodeOutput(values, rows, receipt.metrics)
 
 
@@ -406,7 +408,7 @@ def _version(order: NodeRequest, copy: int) -> int | None:
 def _trained_model(node: Node) -> str:
     """Return the name of the model that a node trains."""
     kind = node.region.inputs[0].type
-    assert isinstance(kind, Handle)
+    assert isinstance(kind, StateHandle)
     return kind.name
 
 

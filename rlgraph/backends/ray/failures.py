@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.digest import MovedPart
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, RlgraphError, RunError, Span
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
@@ -41,7 +41,7 @@ class CallContext:
         return self.calls or tuple((who,) for who in self.who)
 
     @property
-    def span(self) -> Span:
+    def source_span(self) -> Span:
         return self.node.span if self.node else NO_SPAN
 
 
@@ -62,7 +62,7 @@ def process_gone_error(
     hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
     more = f"; {told}" if told else ""
     message = f"{process_name(who)} is gone: {why}; it was asked for {request.doing}{more}"
-    return RunError(Diagnostic("E0740", message, request.span, hint))
+    return RunError(Diagnostic("E0740", message, request.source_span, hint))
 
 
 def broken_link_error(
@@ -72,7 +72,7 @@ def broken_link_error(
     if all do. notes: who waits for whom."""
     silent = f"{process_name(who)} does not answer" if who else "processes do not reach each other"
     hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
-    return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint, notes))
+    return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.source_span, hint, notes))
 
 
 def wrong_weights_error(model: str, part: MovedPart, node: Node) -> RunError:
@@ -91,7 +91,7 @@ def unresponsive_error(
     """Return the error for a process that does not answer. notes: who waits for whom."""
     hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     message = f"{process_name(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
-    return RunError(Diagnostic("E0742", message, request.span, hint, notes))
+    return RunError(Diagnostic("E0742", message, request.source_span, hint, notes))
 
 
 def process_error(error: BaseException, who: Address, request: CallContext, logs: str) -> RlgraphError:
@@ -114,23 +114,26 @@ def process_error(error: BaseException, who: Address, request: CallContext, logs
             "let fewer rows travel (a smaller batch, fewer columns), make room on the disk, "
             "or `ray start --object-store-memory BYTES` and `--address`"
         )
-        return RunError(Diagnostic("E0741", f"{message}; they are for {request.doing}", request.span, hint))
+        return RunError(Diagnostic("E0741", f"{message}; they are for {request.doing}", request.source_span, hint))
     if isinstance(cause, ImportError) or getattr(error, "actor_init_failed", False):
         hint = f"every machine needs the same rlgraph, Ray, torch and engines; logs are in {logs}"
         return RunError(
-            Diagnostic("E0745", f"{process_name(who)} cannot be started: {_last(cause)}", request.span, hint)
+            Diagnostic("E0745", f"{process_name(who)} cannot be started: {_last(cause)}", request.source_span, hint)
         )
     hint = f"this may be a bug of rlgraph: please report it with the logs in {logs}"
     return RunError(
         Diagnostic(
-            "E0744", f"{process_name(who)} failed: {_last(cause)}; it was asked for {request.doing}", request.span, hint
+            "E0744",
+            f"{process_name(who)} failed: {_last(cause)}; it was asked for {request.doing}",
+            request.source_span,
+            hint,
         )
     )
 
 
 def engine_refused_error(error: EngineError, request: CallContext) -> RunError:
     """Return the error for an engine that cannot do what it was asked for."""
-    return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.span))
+    return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.source_span))
 
 
 def process_end_reason(error: BaseException) -> str:
@@ -143,7 +146,7 @@ def process_end_reason(error: BaseException) -> str:
     return detail[1] if detail else _last(error)
 
 
-def actor_of(error: BaseException) -> str:
+def failed_actor_id(error: BaseException) -> str:
     """Return the id of the actor in which an error began, or of the sender where rows did not arrive; empty if
     unknown."""
     cause = _cause(error)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from rlgraph.backends.engines.sources import (
     ModelSpec,
+    allow_save_on_any_rank,
     load,
     load_codec,
     model_without_weights,
     quiet_transformers,
     save_config,
-    save_on_any_rank,
 )
-from rlgraph.backends.engines.weights import file_tensors
+from rlgraph.backends.engines.weights import tensors_for_file
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
@@ -85,7 +85,7 @@ class AdapterFolder:
         with quiet_transformers():
             if made:
                 loaded = load(replace(self._spec, adapters=None))
-                with save_on_any_rank(loaded.model):
+                with allow_save_on_any_rank(loaded.model):
                     loaded.model.save_pretrained(base)
                 loaded.codec.save(base)
             save(model_without_weights(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
@@ -110,7 +110,7 @@ class ModelFolder:
         files = {
             file: part
             for key, tensor in _by_layer(tensors).items()
-            for file, part in file_tensors(self._family, key, tensor)
+            for file, part in tensors_for_file(self._family, key, tensor)
         }
         save_file({key: tensor.contiguous() for key, tensor in files.items()}, self._folder / name, {"format": "pt"})
         self._files |= dict.fromkeys(files, name)

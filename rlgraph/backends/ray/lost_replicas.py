@@ -11,9 +11,9 @@ from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.ray.failures import process_name, work_phrase
 from rlgraph.backends.ray.processes import Losing
-from rlgraph.backends.ray.remote import Address, recording_name
 from rlgraph.backends.ray.retries import can_replace
-from rlgraph.backends.replayed import drop_resampled_rows
+from rlgraph.backends.ray.row_refs import Address, recorded_process_name
+from rlgraph.backends.recording_cleanup import drop_resampled_rows
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
@@ -55,14 +55,14 @@ class LostReplicas:
         """Record that other replicas have done the rows that the lost ones had in a step."""
         if self.record is not None:
             lost = [
-                recording_name((name, rank))
+                recorded_process_name((name, rank))
                 for name, copies in self._without.items()
                 for copy in copies
                 for rank in self.plan.group(name).replica_ranks()[copy]
             ]
             drop_resampled_rows(self.record, step.number, lost)
 
-    def loss_handler(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
+    def lost_process_handler(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
         """For a request whose rows are sharded over replicas, return what to do with processes that end meanwhile; None
         if nobody else can do their rows. worked: returns the processes that have made rows in the steps in flight,
         which they still hold."""

@@ -13,7 +13,7 @@ from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.failures import CallContext, process_name
 from rlgraph.backends.ray.folder_writers import split_parameters
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.transfers import BUCKET, join_link, ranks_of
 from rlgraph.backends.ray.worker import Worker

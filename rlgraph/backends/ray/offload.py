@@ -35,7 +35,7 @@ class OffloadCoordinator:
             return
         calls = Calls[OffloadRecord](self.processes)
         method: Callable[[Worker, str, bool], OffloadRecord] = (
-            Worker.offload_model if what == "sleep" else Worker.reload_model
+            Worker.offload_model if what == "sleep" else Worker.onload_model
         )
         asked_beds: list[OffloadedReplica] = []
         for bed, keep in zip(beds, keeps, strict=True):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.ray.remote import Key
-from rlgraph.backends.rows import TableData, join_entries, pick_entries
+from rlgraph.backends.ray.row_refs import Key
+from rlgraph.backends.rows import TableData, concat_entries, pick_entries
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 
 Places = range | np.ndarray
@@ -86,7 +86,7 @@ class Piece:
             else np.concatenate([part_counts for part_counts in column if part_counts is not None])
             for column in zip(*(part.counts for part in parts), strict=True)
         )
-        return Piece(parts[0].kind, join_entries([part.value for part in parts]), counts)
+        return Piece(parts[0].kind, concat_entries([part.value for part in parts]), counts)
 
 
 def inner_axis_counts(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
@@ -96,7 +96,7 @@ def inner_axis_counts(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterab
     )
 
 
-class Store:
+class PieceStore:
     """Pieces by their keys. Another thread may read while the process works."""
 
     def __init__(self) -> None:

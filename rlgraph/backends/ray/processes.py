@@ -13,12 +13,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.ray.failures import CallContext, engine_refused_error
 from rlgraph.backends.ray.piece_store import Wire, Wish
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Plan
 from rlgraph.ops.nodes import NODES, user_code_of
-from rlgraph.passes.placement.opening import opening_rounds
+from rlgraph.passes.placement.model_load_order import model_load_rounds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Processes(ABC):
             for name, group in groups.items()
         }
         opened = []
-        for round_groups in opening_rounds(plan):
+        for round_groups in model_load_rounds(plan):
             who = tuple(address for address in self.who if address[0] in round_groups and address[0] in groups)
             opening = [
                 self.call(address, Worker.load_models, meeting[address[0]], holdings[address[0]], turned[address[0]])
@@ -89,7 +89,7 @@ class Processes(ABC):
         callers: list[Address] = []
         answers: list[Reference[None]] = []
         for name, runner in (
-            (outside.name, plan.runs(outside.name)) for outside in program.outside if outside.name in acted_in
+            (outside.name, plan.group_of_code(outside.name)) for outside in program.outside if outside.name in acted_in
         ):
             for group in plan.groups:
                 if runner is None or group.name not in acting:
@@ -131,7 +131,7 @@ class Processes(ABC):
         """Call a method of other ranks of a replica through its leader, with one call for all of them."""
 
     @abstractmethod
-    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+    def pack_rows(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         """Have a process pack the rows of each parcel."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Processes(ABC):
         """Wait until one of these answers has arrived, or something has failed, which `get` then raises. Return its
         index."""
 
-    def answered(self, references: Sequence[Reference[T]]) -> list[T] | None:
+    def answers_if_ready(self, references: Sequence[Reference[T]]) -> list[T] | None:
         """Return the answers if all have arrived, without waiting; None otherwise, and an empty list where a process
         has failed, which `get` tells whoever waits for it."""
         return None
@@ -198,7 +198,7 @@ class Processes(ABC):
 
 _COLLECTIVE: tuple[object, ...] = (Worker.join_link, Worker.exchange_weights, Worker.write_folder_file)
 """Calls in which processes wait for each other."""
-_WHILE_IT_WAITS: tuple[object, ...] = (Worker.write_checkpoint, Worker.release_weights)
+_WHILE_IT_WAITS: tuple[object, ...] = (Worker.write_checkpoint, Worker.release_held_weights)
 """Calls that a process may run in the middle of another one."""
 
 
@@ -245,7 +245,7 @@ class InlineProcesses(Processes):
     ) -> Reference[list[T]]:
         raise AssertionError("in this process a group is one object")
 
-    def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
+    def pack_rows(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
         return [self.call(who, Worker.pack_parcel, parcel) for parcel in parcels]
 
     def get(

@@ -31,16 +31,16 @@ from rlgraph.backends.worker.saving import (
     ModelSnapshot,
     WrittenFiles,
     hold_snapshot,
+    load_saved_part,
     model_part,
-    read_part,
     release_model,
     take_snapshot,
     write_part,
 )
 from rlgraph.backends.worker.session import Session
-from rlgraph.ir.carriers import PeerCarriers
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import LocalTensor
+from rlgraph.ir.message_carriers import PeerCarriers
 from rlgraph.ir.transfer import Transfer
 
 _BY_GLOO = PeerCarriers()
@@ -140,7 +140,7 @@ class RankModels:
                 return self.links.run_exchange(name, sent, {}, average, verify)
             target = self.session.models[destination].engine
             if update is not None:
-                self.session.prepare_change(destination, update)
+                self.session.prepare_weight_change(destination, update)
             with self._written(destination):
                 moved = self.links.run_exchange(name, sent, target.tensors(), average, verify)
                 target.note_weights_written()
@@ -174,7 +174,7 @@ class RankModels:
         """Offload a model from the device. keep: its weights are needed again."""
         return self.offloading_engine(model).sleep(keep)
 
-    def reload_model(self, model: str, kept: bool = True) -> OffloadRecord:
+    def onload_model(self, model: str, kept: bool = True) -> OffloadRecord:
         """Bring an offloaded model back to the device."""
         return self.offloading_engine(model).wake()
 
@@ -257,9 +257,9 @@ class RankModels:
         try:
             return write_part(self.session.models[model], self.held[model], Path(place), part)
         finally:
-            self.release_weights(model)
+            self.release_held_weights(model)
 
-    def release_weights(self, model: str) -> None:
+    def release_held_weights(self, model: str) -> None:
         """Stop holding a model."""
         self.held.pop(model, None)
         release_model(self.session.models[model])
@@ -269,9 +269,9 @@ class RankModels:
         engine = self.session.models[model].engine
         sleeps = hasattr(engine, "offloader") and engine.offloader.asleep
         if sleeps:
-            self.reload_model(model)
+            self.onload_model(model)
         with self._written(model):
-            read_part(self.session.models[model], saved)
+            load_saved_part(self.session.models[model], saved)
         self._left(model)
         if sleeps:
             self.offload_model(model, keep=True)

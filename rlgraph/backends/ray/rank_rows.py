@@ -9,8 +9,8 @@ import numpy as np
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.ray.piece_store import (
     Piece,
+    PieceStore,
     Places,
-    Store,
     Wire,
     Wish,
     as_array,
@@ -20,8 +20,8 @@ from rlgraph.backends.ray.piece_store import (
     to_wire,
 )
 from rlgraph.backends.ray.rank_models import RankModels
-from rlgraph.backends.ray.remote import Key, column_key
 from rlgraph.backends.ray.requests import AxisRows, ControllerValue, RankRequest, WantedRows, WholePiece
+from rlgraph.backends.ray.row_refs import Key, column_key
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.worker.sampling import rows_from_counts
@@ -37,11 +37,11 @@ class RankRows(RankModels):
     def __init__(self, program: Program, rank: int, seconds: float, saves: bool) -> None:
         super().__init__(program, seconds, saves)
         self.rank = rank
-        self.types = {phase.name: phase.graph.values() for phase in program.phases}
+        self.types = {phase.name: phase.graph.value_types() for phase in program.phases}
         self.axes = _axes(self.types)
-        self.store = Store()
+        self.store = PieceStore()
 
-    def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
+    def pack_rows(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
         """Return the rows that others want of the pieces here. Ray returns several results one by one, but a single one
         as it is."""
         wires = [self.pack_parcel(wanted) for wanted in parcels]
@@ -62,7 +62,7 @@ class RankRows(RankModels):
         tables = [
             self.store.get(key) if places is None else self.piece_rows(key, places, None) for key, places, _ in wanted
         ]
-        return [row_texts(table.value, self.session.decoded) for table in tables]
+        return [row_texts(table.value, self.session.decode_rows) for table in tables]
 
     def store_values(self, pieces: Wire) -> None:
         """Store values as they were before the next step."""

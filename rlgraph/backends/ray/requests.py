@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.ray.piece_store import Places
-from rlgraph.backends.ray.remote import Key
+from rlgraph.backends.ray.row_refs import Key
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
 from rlgraph.backends.worker.first_failures import FirstFailure

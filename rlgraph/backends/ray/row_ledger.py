@@ -14,8 +14,8 @@ from rlgraph.backends.distributed.sharding import RequestNeeds
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.piece_store import Places, Wire, Wish, as_range, to_sendable
 from rlgraph.backends.ray.processes import Processes, Reference
-from rlgraph.backends.ray.remote import Address, Key, PieceRef, RowRefs, ValueRef, column_key
 from rlgraph.backends.ray.requests import AxisRows, ControllerValue, PieceRows, WantedRows, WholePiece
+from rlgraph.backends.ray.row_refs import Address, Key, PieceRef, RowRefs, ValueRef, column_key
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis
 
@@ -71,7 +71,11 @@ class RowLedger:
         packed: dict[tuple[Address, Any], Reference[Wire]] = {}
         for holder, parcels in wanted.items():
             packed.update(
-                zip(((holder, mark) for mark in parcels), self.processes.pack(holder, [*parcels.values()]), strict=True)
+                zip(
+                    ((holder, mark) for mark in parcels),
+                    self.processes.pack_rows(holder, [*parcels.values()]),
+                    strict=True,
+                )
             )
         for delivery in deliveries:
             delivery.packed_rows = [packed[holder, _mark(wishes)] for holder, wishes in delivery.missing_rows.items()]

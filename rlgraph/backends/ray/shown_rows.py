@@ -10,27 +10,27 @@ import numpy as np
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.piece_store import Piece, Wish, as_range, from_wire
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.remote import Address, RowRefs
+from rlgraph.backends.ray.row_refs import Address, RowRefs
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.samples import RowTexts
 
 
-class ShownRows:
+class ShownRowReader:
     """Asks each process once for all that is read together."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
 
-    def values(self, values: Sequence[Any]) -> list[Any]:
+    def fetch_values(self, values: Sequence[Any]) -> list[Any]:
         """Return values with all that other processes have of them. Raises RunError."""
         wishes, wanted = _wishes([value for value in values if isinstance(value, RowRefs)])
-        packed = [self.processes.pack(holder, [asked])[0] for holder, asked in wishes.items()]
+        packed = [self.processes.pack_rows(holder, [asked])[0] for holder, asked in wishes.items()]
         wires = self.processes.get(packed, CallContext(tuple(wishes), "the numbers of samples"))
         pieces = {holder: [from_wire(sent) for *_, sent in wire] for holder, wire in zip(wishes, wires, strict=True)}
         read = iter(wanted)
         return [_joined(value, next(read), pieces) if isinstance(value, RowRefs) else value for value in values]
 
-    def texts(self, table: RowRefs) -> list[RowTexts]:
+    def fetch_texts(self, table: RowRefs) -> list[RowTexts]:
         """Return what a person reads of the rows of a table; they are decoded where they are. Raises RunError."""
         wishes, [places] = _wishes([table])
         calls = [self.processes.call(holder, Worker.row_texts, asked) for holder, asked in wishes.items()]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.exchange.link import InFlightMessage
 from rlgraph.backends.exchange.mailbox import GlooLink
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.ir.plan import Group
 from rlgraph.ir.shared_pipelines import shared_stages
-from rlgraph.passes.pipelines.messages import Transfer
+from rlgraph.passes.pipelines.messages import StageTransfer
 from rlgraph.passes.pipelines.problem import PipelineModel
-from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_steps, process_turns
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_schedule, process_turns
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
 """What a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
@@ -41,7 +41,7 @@ def pipeline_seats(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Addr
         [] for _ in range(groups[0].mesh.rank_count // pipeline.devices_per_block)
     ]
     for group in groups:
-        for rank, place in enumerate(pipeline.rank_places(group.mesh)):
+        for rank, place in enumerate(pipeline.rank_device_positions(group.mesh)):
             block, stage = pipeline.block_and_stage(place)
             blocks[block].append((group, rank, stage))
     return [
@@ -70,10 +70,10 @@ class PipelineTurns:
         """mailbox: that of all processes of a block of stages."""
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
-        self._passed: list[Post] = []
+        self._passed: list[InFlightMessage] = []
         """Turns that went to others, since `plan_turns`."""
 
-    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> list[ProcessTurn | Transfer]:
+    def plan_turns(self, models: Sequence[PipelineModel], counts: Sequence[int]) -> list[ProcessTurn | StageTransfer]:
         """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
         first place, which tells all."""
         for turn in self._passed:
@@ -86,7 +86,7 @@ class PipelineTurns:
         seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.place_of_model)]
         stages = max(model.stages for model in seen)
         line_of = {index: line for line, index in enumerate(self._seat.own_models)}
-        steps = device_steps(
+        steps = device_schedule(
             [replace(model, copies=stages // model.stages) for model in seen],
             self._seat.stage,
             [int(count) for count in gathered[:, :, 0].amax(0).tolist()],
@@ -94,7 +94,7 @@ class PipelineTurns:
         )
         return [
             step._replace(replica=line_of[step.replica])
-            if isinstance(step, Transfer)
+            if isinstance(step, StageTransfer)
             else replace(step, entry=step.entry._replace(replica=line_of[step.entry.replica]))
             for step in process_turns(steps, line_of)
         ]

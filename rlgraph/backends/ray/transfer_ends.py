@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlgraph.backends.engines.process_groups import connect_to_store
 from rlgraph.backends.engines.roles import HasWeights
-from rlgraph.backends.exchange.exchange import ExchangeCost, PendingMessage, TransferEnd
+from rlgraph.backends.exchange.exchange import CurrentMessage, ExchangeCost, TransferEndpoint
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.sites import open_links, site_of_process
-from rlgraph.ir.carriers import PeerCarriers, TensorSite
 from rlgraph.ir.layout import LocalTensor
+from rlgraph.ir.message_carriers import PeerCarriers, TensorSite
 from rlgraph.ir.transfer import Transfer
 
 _BY_GLOO = PeerCarriers()
@@ -52,7 +52,7 @@ class Links:
         """seconds: longest wait for a peer."""
         self._seconds = seconds
         self._mailboxes: dict[str, GlooLink] = {}
-        self._exchanges: dict[str, TransferEnd] = {}
+        self._exchanges: dict[str, TransferEndpoint] = {}
 
     def join_link(self, link: str, place: int, places: int, address: str) -> None:
         """Join the processes of a link, one of which listens at the address."""
@@ -77,7 +77,7 @@ class Links:
         """Work out this process's part of a transfer. delta: only changed weights travel. ways: the carriers to and
         from each peer. device: that of the tensors."""
         mailbox = self._mailboxes[link]
-        self._exchanges[name] = TransferEnd(
+        self._exchanges[name] = TransferEndpoint(
             transfer,
             mailbox,
             source=source,
@@ -98,7 +98,7 @@ class Links:
     ) -> ExchangeCost:
         return self._exchanges[name].run(source, destination, ema=ema, verify=verify)
 
-    def pending_messages(self) -> tuple[PendingMessage, ...]:
+    def pending_messages(self) -> tuple[CurrentMessage, ...]:
         """Return the messages that the transfers are at. May be called from any thread."""
         pending = (exchange.pending for exchange in list(self._exchanges.values()))
         return tuple(message for message in pending if message is not None)

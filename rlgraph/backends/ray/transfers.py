@@ -17,12 +17,12 @@ from rlgraph.backends.ray.failures import CallContext, process_name, work_phrase
 from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
-from rlgraph.ir.carriers import GLOO, peer_carriers
 from rlgraph.ir.layout import LocalTensor
+from rlgraph.ir.message_carriers import GLOO, peer_carriers
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import plan_resharding

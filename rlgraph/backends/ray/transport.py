@@ -15,12 +15,12 @@ from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.dispatch import Dispatcher
-from rlgraph.backends.ray.fused import run_fused
+from rlgraph.backends.ray.fused_trainings import run_fused_trainings
 from rlgraph.backends.ray.lost_replicas import LostReplicas
 from rlgraph.backends.ray.model_folders import ModelFolders
 from rlgraph.backends.ray.offload import OffloadCoordinator
-from rlgraph.backends.ray.parts import run_in_parts
 from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.request_parts import run_in_parts
 from rlgraph.backends.ray.row_ledger import live_pieces
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
@@ -61,7 +61,7 @@ class RayTransport:
         return self.dispatch.run_request(order)
 
     def run_fused_trainings(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
-        return run_fused(self.dispatch, orders)
+        return run_fused_trainings(self.dispatch, orders)
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         return run_in_parts(self.dispatch, order, sizes)
@@ -101,9 +101,9 @@ class RayTransport:
                 calls.call_one(leader, Worker.forget_step_except, step, sorted(needed.get(leader, ())))
                 for who in others:
                     if who in needed:
-                        calls.call_others((leader, (who,)), Worker.forget_step_except, step, sorted(needed[who]))
+                        calls.call_other_ranks((leader, (who,)), Worker.forget_step_except, step, sorted(needed[who]))
                 if rest := tuple(who for who in others if who not in needed):
-                    calls.call_others((leader, rest), Worker.forget_step_except, step, [])
+                    calls.call_other_ranks((leader, rest), Worker.forget_step_except, step, [])
         # The next step does not wait for these calls: their answers are taken at its end.
         self._forgetting = calls
         return metrics

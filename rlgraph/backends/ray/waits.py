@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlgraph.backends.engines.collectives import Collective
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.failures import process_name
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.row_refs import Address
 from rlgraph.errors import NO_SPAN, Related, count_phrase
 
 _MOST = 8
@@ -16,7 +16,7 @@ _MOST = 8
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitingProcess:
     """A process that waits for others."""
 
     who: Address
@@ -33,19 +33,19 @@ class WaitGraph:
     """The reports of those that answer."""
     silent: Collection[Address]
     """The processes that do not answer."""
-    waits: tuple[Wait, ...]
+    waits: tuple[WaitingProcess, ...]
 
     @classmethod
     def from_reports(cls, found: Mapping[Address, ActivityReport], silent: Collection[Address]) -> WaitGraph:
         called = {process_name(who): who for who in (*found, *silent)}
-        waits: list[Wait] = []
+        waits: list[WaitingProcess] = []
         for who, at in found.items():
             for collective, ranks in at.open_collectives():
                 if missing := tuple(peer for peer in ranks if peer != who and not _came(peer, collective, found)):
-                    waits.append(Wait(who, _called(collective, ranks), missing))
+                    waits.append(WaitingProcess(who, _called(collective, ranks), missing))
             for pending in at.pending_messages:
                 if pending.peer in called:
-                    waits.append(Wait(who, f"the transfer of {pending.description}", (called[pending.peer],)))
+                    waits.append(WaitingProcess(who, f"the transfer of {pending.description}", (called[pending.peer],)))
         return cls(found, silent, tuple(waits))
 
     def process_to_blame(self, unanswered: Iterable[Address]) -> Address | None:

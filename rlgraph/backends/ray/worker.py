@@ -25,21 +25,21 @@ from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.piece_store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.rank_rows import RankRows
-from rlgraph.backends.ray.remote import Key, recording_name
 from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
+from rlgraph.backends.ray.row_refs import Key, recorded_process_name
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
 from rlgraph.backends.worker.nodes import run_node
 from rlgraph.backends.worker.row_choice import chosen_row_indices
-from rlgraph.backends.worker.sampling import generate_parts, longest_answer_lengths, sampled_token_count
+from rlgraph.backends.worker.sampling import longest_answer_lengths, run_generate_in_parts, sampled_token_count
 from rlgraph.backends.worker.session import Session, Settings
-from rlgraph.backends.worker.training import TRAINING, train_fused
+from rlgraph.backends.worker.training import TRAINING, run_fused_trainings
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import ModelHolding as Held
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES, model_of
 
 ROWS = "rows"
@@ -73,7 +73,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class WorkDone:
+class NodeProgress:
     """How far a process is with the work of a node."""
 
     node: int
@@ -105,7 +105,7 @@ class Worker(RankRows):
         """Handles of the other ranks of this replica, by rank, if this one leads it."""
         self._working: int | None = None
         """The node of the last request that was begun."""
-        self._done: WorkDone | None = None
+        self._done: NodeProgress | None = None
         self.passed = ArrivedRequests()
         """Which requests to these have been sent."""
 
@@ -120,7 +120,7 @@ class Worker(RankRows):
         """Make this rank the leader of its replica."""
         self.others = others
 
-    def pass_on(
+    def call_other_ranks(
         self,
         to: Sequence[int],
         method: str,
@@ -162,7 +162,7 @@ class Worker(RankRows):
                 open_engine=opener.open_engine,
                 outside=spec.outside,
                 spread=not spec.group.code,
-                who=recording_name((spec.group.name, spec.rank)),
+                who=recorded_process_name((spec.group.name, spec.rank)),
             )
         self.session.progress = self._count_work
         if spec.group.name != HOST:
@@ -170,7 +170,7 @@ class Worker(RankRows):
         models = {model.name for model in spec.program.models}
         values = {name: value for name, value in self.session.first.items() if name not in models}
         for name, value in values.items():
-            self.store.put(0, (0, 0, name), Piece(Handle("buffer", name), value))
+            self.store.put(0, (0, 0, name), Piece(StateHandle("buffer", name), value))
         return list(values)
 
     def connect_environment(self, environment: str, workers: Sequence[Any], caller: int) -> None:
@@ -180,11 +180,11 @@ class Worker(RankRows):
             environment, [partial(engine_opener.call_environment, worker, environment) for worker in workers], caller
         )
 
-    def answer_environment(
+    def call_local_environment(
         self, environment: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
         """Return the answer of an environment that runs here to a process that has reached it."""
-        return self.session.answer_environment(environment, generation, operation, arguments, limit_s)
+        return self.session.call_environment(environment, generation, operation, arguments, limit_s)
 
     def close(self) -> None:
         """End the processes that run the user's files, if they were opened."""
@@ -205,13 +205,13 @@ class Worker(RankRows):
             tuple((group.name, group_rank) for group_rank in ranks), self.links.pending_messages()
         )
 
-    def work_done(self) -> WorkDone | None:
+    def node_progress(self) -> NodeProgress | None:
         """Return how far the last work is that counts what it does. Is answered meanwhile."""
         return self._done
 
     def _count_work(self, done: int, total: int, unit: str, tokens: int) -> None:
         if self._working is not None:
-            self._done = WorkDone(self._working, (done, total, tokens), unit)
+            self._done = NodeProgress(self._working, (done, total, tokens), unit)
 
     def wait_until_idle(self, attempt: int | None = None) -> bool:
         """Answer when all earlier requests are done. attempt: steps begun before this attempt record nothing from now
@@ -246,7 +246,7 @@ class Worker(RankRows):
             raise
         finally:
             self.came.note_arrived(request.number)
-            self.stop_sampling(request.number, model)
+            self.dismiss_finished_request(request.number, model)
 
     def continue_rows(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
         """Do the same for rows that others have begun. before: the number that each part had there; given: what they
@@ -265,7 +265,7 @@ class Worker(RankRows):
         """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
         self.admitting_engine(model).give_up_longer_rows(number, tokens)
 
-    def unfinished_parts(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
+    def abandoned_parts(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
         """Return what there is of the parts that a request has given up, by their numbers."""
         return self.given_up.pop(number)
 
@@ -274,9 +274,9 @@ class Worker(RankRows):
         try:
             return self.next_part(number)
         finally:
-            self.stop_sampling(number, model)
+            self.dismiss_finished_request(number, model)
 
-    def stop_sampling(self, number: int, model: str) -> None:
+    def dismiss_finished_request(self, number: int, model: str) -> None:
         """Stop sampling for such a request once it has reported everything."""
         if number not in self.parts:
             self.admitting_engine(model).dismiss_call(number)
@@ -285,7 +285,7 @@ class Worker(RankRows):
         """Sample the rows of such a request, and those of others that join. version: of the weights at the time of the
         request, where newer ones may arrive meanwhile."""
         if version is not None:
-            self.arrivals[model].begin_with_version(version)
+            self.arrivals[model].begin_sampling(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
             self.admitting_engine(model).sample_until_done(number)
 
@@ -310,7 +310,7 @@ class Worker(RankRows):
         frames = [self.request_frame(self.nodes[order.node][0], order) for order in requests]
         beside = None if link is None else self.besides[link]
         with torch.no_grad(), self.doing(f"the training of {quoted_list([node.name for node in nodes], 'and')}"):
-            made = train_fused(nodes, frames, self.session, [order.idle for order in requests], beside)
+            made = run_fused_trainings(nodes, frames, self.session, [order.idle for order in requests], beside)
         for node, frame in zip(nodes, frames, strict=True):
             self.count_optimizer_step(frame.values[model_of(node)])
         notes = self.session.notes.pop_notes(requests[0].step.number)
@@ -369,7 +369,7 @@ class Worker(RankRows):
                 if NODES[node.op].updates:
                     self.count_optimizer_step(frame.values[model_of(node)])
             else:
-                self.receive_newer_weights(order, node, frame)
+                self.allow_newer_weights(order, node, frame)
                 made = run_node(node, frame, session)
         return self.make_receipt(order.number, order.returns_results, node, frame, made, start, came)
 
@@ -387,8 +387,8 @@ class Worker(RankRows):
     ) -> Iterator[Receipt]:
         """Yield a receipt for each part of a request as it is done, and one for the parts that were given up."""
         sizes = [rows for _, rows in order.parts]
-        self.receive_newer_weights(order, node, frame)
-        for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
+        self.allow_newer_weights(order, node, frame)
+        for done, (part, rows, made) in enumerate(run_generate_in_parts(node, frame, self.session, sizes), start=1):
             if done == len(sizes):
                 self.parts.pop(order.number, None)
             part_frame, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
@@ -404,13 +404,13 @@ class Worker(RankRows):
                 self.given_up[order.number] = {order.parts[part][0]: rows for part, rows in left.items()}
             yield Receipt(start, time.time(), received_bytes=came, abandoned_parts=tuple(left))
 
-    def receive_newer_weights(self, order: RankRequest, node: Node, frame: Frame) -> None:
+    def allow_newer_weights(self, order: RankRequest, node: Node, frame: Frame) -> None:
         """Let newer weights arrive while a request is done, if it says so."""
         if order.refreshes:
             frame.refresh = self.arrivals[frame.values[model_of(node)]]
             if order.shares_batch is None:
                 assert order.version is not None
-                frame.refresh.begin_with_version(order.version)
+                frame.refresh.begin_sampling(order.version)
 
     def make_receipt(
         self,
@@ -427,7 +427,7 @@ class Worker(RankRows):
         tokens = sampled_token_count(node, made)
         if notes is None:
             notes = self.take_step_notes(frame.step, keeps)
-        failures = self.session.failures.take()
+        failures = self.session.failures.pop_new()
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, received_bytes=came, failures=failures)
         rows, named, sizes = self.store_outputs(number, node, frame, made)

@@ -53,7 +53,7 @@ class PoolTime:
     """What it waited for while it was idle, the longest wait first."""
 
 
-def worker_time(
+def worker_pool_time(
     pool: str, workers: Mapping[str, Collection[int]], works: Sequence[Work], began: float, ended: float
 ) -> PoolTime:
     """Return the time of a pool whose cpus, or devices, take work each by itself: of one of them, on average. workers:

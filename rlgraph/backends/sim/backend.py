@@ -18,10 +18,10 @@ from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.graph import Program, Value, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.rewrites.accumulate import with_accumulation
-from rlgraph.passes.rewrites.admit import with_admission
+from rlgraph.passes.rewrites.admission_order import with_admission
 
 
 class SimBackend(DistributedBackend):
@@ -73,6 +73,6 @@ class NoQueues(DeviceQueues):
 
 def _first(thing: Value) -> Any:
     """Return the value of a thing that lives across steps before the first one."""
-    if isinstance(thing.type, Handle):
+    if isinstance(thing.type, StateHandle):
         return 0 if thing.type.kind == "cursor" else FakeRows(thing.type.name, HOST)
     return FakeRows(thing.name, HOST)

@@ -92,7 +92,7 @@ class SharedBatches:
             if not session.members:
                 del self._sessions[seats]
 
-    def unfinished_rows(self, seats: DeviceSet, now: float) -> list[float] | None:
+    def unfinished_row_tokens(self, seats: DeviceSet, now: float) -> list[float] | None:
         """Return for each row that is sampled on these devices at a moment the tokens that it has, with its prompt;
         None: this is not known."""
         session = self._sessions.get(seats)

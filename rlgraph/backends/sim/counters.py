@@ -12,7 +12,7 @@ from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows, no_row_numbers
 from rlgraph.backends.sim.request_work import tables_read
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ops.nodes import NODES, model_of
 
 

@@ -63,16 +63,16 @@ class FakeRows(RemoteRows):
     def select_column(self, column: int) -> FakeRows:
         return replace(self, column=column)
 
-    def join(self, others: Sequence[RemoteEntries]) -> FakeRows:
+    def concat(self, others: Sequence[RemoteEntries]) -> FakeRows:
         parts = [self, *(rows for rows in others if isinstance(rows, FakeRows))]
         return replace(self, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS})
 
-    def shortest_of_groups(self, count: int, of: int) -> FakeRows:
+    def shortest_rows_of_groups(self, count: int, of: int) -> FakeRows:
         """Return of each `of` rows in turn the `count` shortest, the earlier among equals."""
         order = np.sort(self.response.reshape(-1, of).argsort(1, kind="stable")[:, :count])
         return self.pick((order + np.arange(len(order))[:, None] * of).reshape(-1))
 
-    def longest_of_groups(self, kept: int) -> np.ndarray:
+    def longest_tokens_of_groups(self, kept: int) -> np.ndarray:
         """Return the tokens of the longest of each so many rows in turn, int64."""
         longest: np.ndarray = self.response.reshape(-1, kept).max(axis=1, initial=0)
         return longest
@@ -102,7 +102,7 @@ class FakeRows(RemoteRows):
         first that are expected to be longer."""
         return np.argsort(-self.expected[::kept], kind="stable")
 
-    def sampling_work(self, kept: int, samples: int) -> Batch:
+    def sampling_cost_batch(self, kept: int, samples: int) -> Batch:
         """Return the work of sampling these rows, of which `kept` of so many samples are left."""
         prompt, response = (
             Lengths.from_lengths(tokens.reshape(-1).tolist()) for tokens in self.lengths_with_given_up(kept, samples)
@@ -148,13 +148,13 @@ def length_at_quantiles(lengths: Lengths, shares: np.ndarray) -> np.ndarray:
     return result
 
 
-def quantiles_to_scores(shares: np.ndarray) -> np.ndarray:
+def quantiles_to_z_scores(shares: np.ndarray) -> np.ndarray:
     """Return how many standard deviations from the mean of a normal distribution each share lies, float64."""
     return np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
 
 
-def scores_to_quantiles(scores: np.ndarray) -> np.ndarray:
-    """Return the share of each score, the inverse of `quantiles_to_scores`."""
+def z_scores_to_quantiles(scores: np.ndarray) -> np.ndarray:
+    """Return the share of each score, the inverse of `quantiles_to_z_scores`."""
     return np.array([_NORMAL.cdf(score) for score in scores.tolist()])
 
 

@@ -12,17 +12,17 @@ import numpy as np
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.fake_rows import FakeRows, length_at_quantiles, quantiles_to_scores, scores_to_quantiles
+from rlgraph.backends.sim.fake_rows import FakeRows, length_at_quantiles, quantiles_to_z_scores, z_scores_to_quantiles
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
-from rlgraph.ir.types import Handle, Type, axes_of, axis_of
+from rlgraph.ir.types import StateHandle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 
 class FakeValues:
@@ -57,8 +57,8 @@ class FakeValues:
             return self.sample_from_buffer(node, frame, group)
         values: dict[str, Any] = {}
         for value in node.outputs:
-            if isinstance(value.type, Handle):
-                values[value.name] = self.handle_after(node, frame, value.type, group)
+            if isinstance(value.type, StateHandle):
+                values[value.name] = self.step_state_after(node, frame, value.type, group)
             else:
                 values[value.name] = self.value_like_input(value.name, value.type, node, frame, group)
         if node.op == "encode":
@@ -93,13 +93,13 @@ class FakeValues:
             prompt=np.repeat(asked.prompt, count),
             version=np.full_like(numbers, order.version or 0),
         )
-        if order.expected is not None:
-            made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
+        if order.expected_lengths is not None:
+            made = replace(made, expected=np.repeat(np.asarray(order.expected_lengths, dtype=float), count))
         answers, key = self.answer_lengths(node.attr("max_tokens")), self.random_key(node, frame.step)
         made = replace(made, response=made.sample_lengths(answers, key, count, self.workload.alike, self.prompts))
         rows, first = [], rows_per_input(node)
         if first < count:
-            made = made.shortest_of_groups(first, count)
+            made = made.shortest_rows_of_groups(first, count)
         if axis.key != asked_axis.key:
             rows.append(Rows(axis, made.row_count, np.repeat(np.arange(asked.row_count), first)))
         return NodeOutput({node.name: made}, rows)
@@ -113,7 +113,7 @@ class FakeValues:
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         rows = _rows(node.name, order.group.name, numbers, asked.period * count)
         scores = (
-            quantiles_to_scores(
+            quantiles_to_z_scores(
                 rows.uniform_quantiles(self.random_key(node, step), count, self.workload.alike, self.prompts)
             )
             .reshape(-1, count)
@@ -121,16 +121,16 @@ class FakeValues:
         )
         # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
-        chance = quantiles_to_scores(asked.uniform_quantiles(f"{self.random_key(node, step)}/expected"))
+        chance = quantiles_to_z_scores(asked.uniform_quantiles(f"{self.random_key(node, step)}/expected"))
         lengths = length_at_quantiles(
             self.answer_lengths(node.attr("max_tokens")),
-            scores_to_quantiles(knows * scores + np.sqrt(1 - knows**2) * chance),
+            z_scores_to_quantiles(knows * scores + np.sqrt(1 - knows**2) * chance),
         )
         return [float(length) for length in lengths]
 
     def answer_lengths(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
-        return memo(self._answers, limit, lambda: self.workload.answer_lengths(limit))
+        return get_or_compute(self._answers, limit, lambda: self.workload.answer_lengths(limit))
 
     def sample_from_buffer(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return fake rows of a buffer."""
@@ -140,7 +140,7 @@ class FakeValues:
         taken = random.Random(self.random_key(node, frame.step)).sample(range(held.row_count), count)
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
-    def handle_after(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
+    def step_state_after(self, node: Node, frame: Frame, kind: StateHandle, group: Group) -> Any:
         """Return the value after a node of a thing that lives across steps."""
         if kind.kind == "model":
             return kind.name

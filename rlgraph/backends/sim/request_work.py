@@ -16,7 +16,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 
 
 def shard_fake_rows(rows: FakeRows, order: NodeRequest) -> list[FakeRows]:

@@ -26,7 +26,7 @@ def reread_unfinished_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
     """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
     order, rows, past = sampling.order, sampling.rows, log.clock.now - sampling.began
     node, model = order.node, order.frame.values[model_of(order.node)]
-    batch = rows.sampling_work(rows_per_input(node), node.attr("n"))
+    batch = rows.sampling_cost_batch(rows_per_input(node), node.attr("n"))
 
     def until(tokens: int) -> float:
         cut = replace(batch, response=batch.response.capped(tokens))

@@ -44,7 +44,7 @@ class SamplingRows:
         self.over = [rows.result_alone.cost.seconds for rows in self.copies]
         """When each replica has ended."""
 
-    def begin_part(self, part: Callable[[Ends], float]) -> None:
+    def begin_part_wait(self, part: Callable[[Ends], float]) -> None:
         """Wait for the next part."""
         self.part_end = part
         self.waits_until = max(self.waited_until, part(self.ends))
@@ -59,7 +59,7 @@ class SamplingRows:
             self.delays_s[name] = self.delays_s.get(name, 0.0) + added
         self.waits_until = until
 
-    def move_rows(self, here: Sequence[int], ends: Ends) -> None:
+    def note_rows_moved(self, here: Sequence[int], ends: Ends) -> None:
         """Note that some replicas alone go on with the rows that have not ended."""
         self.ends, self.over = ends, [max(ends[replica], default=0.0) for replica in here]
 
@@ -76,7 +76,7 @@ class ReplicaParts:
 
     def __init__(self, parts: Sequence[int], made: Sequence[FakeRows], kept: int) -> None:
         """parts: their numbers. made: the rows of each, of which so many belong to each prompt."""
-        self.rows = made[0].join(made[1:]) if made else None
+        self.rows = made[0].concat(made[1:]) if made else None
         first, self.places = 0, list[tuple[int, np.ndarray]]()
         """For each part the places of its prompts among all that the replica samples, in the order in which they
         begin."""

@@ -56,7 +56,7 @@ def simulate_steps(
             told.append(extra)
             ended(len(ends), before + steps + 1)
     seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
-    skipped = warm_up_steps(seconds) if steps >= FEWEST else None
+    skipped = warm_up_step_count(seconds) if steps >= FEWEST else None
     warm_up = before + (skipped or 0)
     (began, first), (_, after) = ends[warm_up - 1], ends[-2]
     return SimulatedSteps(
@@ -69,7 +69,7 @@ def simulate_steps(
     )
 
 
-def warm_up_steps(seconds: Sequence[float]) -> int | None:
+def warm_up_step_count(seconds: Sequence[float]) -> int | None:
     """Return how many of the first steps do not count: the fewest after which the first and the second half of the rest
     take the same time on average, to 1%. None: there is no such number up to half of the steps."""
     for skipped in range(len(seconds) // 2 + 1):

@@ -37,10 +37,10 @@ from rlgraph.backends.sim.tail_moves import ends_after_move
 from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import WeightVersions
+from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
@@ -56,7 +56,7 @@ class SimTransport:
         self, program: Program, plan: Plan, queues: DeviceQueues, workload: Workload, seed: int, log: WorkLog
     ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
-        self._asking = log.clock.lock()
+        self._asking = log.clock.new_lock()
         """Held while one of those that want several places of a pool at once takes them."""
         self.versions = WeightVersions(program)
         self.standins = FakeValues(program, workload, self.versions, seed)
@@ -134,7 +134,10 @@ class SimTransport:
                 alone = cost_parts(self.work_cost(order, made, batches))
             worker_group = group if copy is None else replace(group, name=worker_name(group.name, copy))
             counts = row_and_token_counts(node, frame, made)
-            with self.accept_new_weights(order, made, rows), self.sample_concurrently(order, rows, sum(spent.values())):
+            with (
+                self.allow_newer_weights(order, made, rows),
+                self.sample_concurrently(order, rows, sum(spent.values())),
+            ):
                 if rows is not None and rows.delays_s:
                     # Its rows were sampled with those of others.
                     alone = {"sampling": rows.waits_until} | answering
@@ -145,7 +148,7 @@ class SimTransport:
                     title, node.op, [worker_group], step, fired, spent | alone, counts, later, idle, stages
                 )
             self.log.observer.node_done(node, work.seconds, work.tokens, group.pool)
-            runner = self.plan.runs(user_code_of(node))
+            runner = self.plan.group_of_code(user_code_of(node))
             if runner is not None and NODES[node.op].uses_model:
                 self.run_environment_pool(order, runner, work)
 
@@ -153,10 +156,10 @@ class SimTransport:
         """Return the time of an environment that has no pool of its own: each replica has its rows answered by
         processes of its own."""
         turns = max_turns(node)
-        if not turns or self.plan.runs(user_code_of(node)) is not None:
+        if not turns or self.plan.group_of_code(user_code_of(node)) is not None:
             return {}
         rows = max(shared.row_count for shared in shard_fake_rows(made.values[node.name], order))
-        busiest = ceil(rows / self.program.workers(user_code_of(node)))
+        busiest = ceil(rows / self.program.worker_count(user_code_of(node)))
         return {"environment": self.log.predictor.host_work_cost(node.op, turns * busiest).seconds}
 
     def rows_by_replica(self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int) -> list[ReplicaRows]:
@@ -213,7 +216,7 @@ class SimTransport:
             slices = [self.slice_frame(node, frame, *bound) for bound in bounds]
             made = [self.standins.make_output(replace(order, frame=part)) for part in slices]
             output, *made = self.give_up_long_rows(order, [output, *made])
-            shares = blocks_by_replica(order.expected, sizes, group.mesh.axis_size("dp"))
+            shares = blocks_by_replica(order.expected_lengths, sizes, group.mesh.axis_size("dp"))
             part_rows = [part.values[node.name] for part in made]
             dealt = [
                 ReplicaParts(numbers, [part_rows[number] for number in numbers], rows_per_input(node))
@@ -226,14 +229,14 @@ class SimTransport:
                 for copy, shard in enumerate(dealt)
             ]
             rows, ends = SamplingRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
-            sampling.enter_context(self.accept_new_weights(order, output, rows))
+            sampling.enter_context(self.allow_newer_weights(order, output, rows))
             sampling.enter_context(self.sample_concurrently(order, rows, sum(spent.values())))
             left, groups = list(range(len(sizes))), [group]
             ending = TailMoves.for_request(order, devices, [part.values[node.name].row_count for part in made], shares)
             while left:
                 number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)
-                rows.begin_part(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
+                rows.begin_part_wait(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.waits_until - rows.waited_until
                 counts, step = row_and_token_counts(node, slices[number], made[number]), order.step.number
                 work = self.log.do_work(
@@ -244,7 +247,7 @@ class SimTransport:
                 spent, fired = {}, self.log.ready_work()
                 self.counts.count_request(order, made[number])
                 if ending is not None and (destinations := ending.end_block(number)) is not None:
-                    rows.move_rows(ending.here, self.ends_after_move(order, dealt, rows, destinations))
+                    rows.note_rows_moved(ending.here, self.ends_after_move(order, dealt, rows, destinations))
                     groups = [replace(group, name=worker_name(group.name, copy)) for copy in ending.here]
                 if not left:
                     sampling.close()
@@ -254,9 +257,9 @@ class SimTransport:
     def give_up_long_rows(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
         """Return the rows of a request, and of its parts, of which those are given up that are longer than what is
         wanted."""
-        if order.wanted_rows is None:
+        if order.wanted_row_count is None:
             return made
-        race, name = LengthLimit(order.wanted_rows), order.node.name
+        race, name = LengthLimit(order.wanted_row_count), order.node.name
         race.note_ended_rows(made[0].values[name].longest_of_groups(rows_per_input(order.node)).tolist())
         if race.token_limit is None:
             return made
@@ -342,7 +345,7 @@ class SimTransport:
         ]
 
     @contextmanager
-    def accept_new_weights(self, order: NodeRequest, made: NodeOutput, rows: SamplingRows | None) -> Iterator[None]:
+    def allow_newer_weights(self, order: NodeRequest, made: NodeOutput, rows: SamplingRows | None) -> Iterator[None]:
         """Let newer weights come while a request is done, where they can."""
         if order.refresh_state is None or rows is None:
             yield
@@ -357,7 +360,7 @@ class SimTransport:
     def pause_requests(self, at_work: Sequence[SamplingRequest], seconds: float, kept: bool) -> None:
         """Make requests wait for new weights, and read again what is not kept."""
         order = at_work[0].order
-        going = self.together.unfinished_rows(order.devices, self.log.clock.now)
+        going = self.together.unfinished_row_tokens(order.devices, self.log.clock.now)
         if going is None:
             reading = 0.0 if kept else sum(reread_unfinished_seconds(self.log, sampling) for sampling in at_work)
         else:
@@ -396,11 +399,11 @@ class SimTransport:
         if model is not None:
             with order.offload_change() as shift:
                 if shift.wake:
-                    spent["onload"] = predictor.host_round_trip_cost(model, group.name, node.op, batches).seconds
+                    spent["onload"] = predictor.offload_round_trip_cost(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
         for name in inputs_read(node):
             value, kind = frame.values.get(name), frame.types[name]
-            if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, Handle):
+            if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, StateHandle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
                 sent[value.where] = max(
                     sent.get(value.where, 0.0), self.counts.take_unsent_rows(value, order).sent_token_count(kind)
@@ -418,7 +421,7 @@ class SimTransport:
         model = model_used(node, frame)
         if model is None:
             rows = row_and_token_counts(node, frame, made)[0]
-            if self.plan.runs(user_code_of(node)) is None:
-                rows = ceil(rows / self.program.workers(user_code_of(node)))
+            if self.plan.group_of_code(user_code_of(node)) is None:
+                rows = ceil(rows / self.program.worker_count(user_code_of(node)))
             return self.log.predictor.host_work_cost(node.op, rows)
         return self.log.predictor.work_cost(model, node.op, batches, order.replica_count)

@@ -12,7 +12,7 @@ from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.plan import Group
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.sampling import SamplingResult
 
 
@@ -47,7 +47,7 @@ class CostPredictor(Protocol):
         """Predict a transfer of rows from one group to another, or to so many of its replicas."""
         ...
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Predict the way of a model to the devices and back, which is off-loaded while its group does not work with
         it."""
         ...
@@ -79,7 +79,7 @@ class WorkLog:
         return ReadyWork(self.clock.now, self._cause())
 
     def _cause(self) -> Work | None:
-        cause = self.clock.cause
+        cause = self.clock.wait_cause
         assert cause is None or isinstance(cause, Work)
         return cause
 
@@ -110,7 +110,7 @@ class WorkLog:
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
         times, remaining = (fired.ready_at, start, clock.now, fired.last_input, after), (idle(), dict(parts))
         work = Work(name, op, names, pools, step, *times, *counts, *remaining, stages=stages)
-        clock.note_cause(work)
+        clock.note_wait_cause(work)
         self.works.append(work)
         self._teller.write_work(work)
         return work

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlgraph.backends.steps import TimelineWatcher
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.pipelines.timetable import WAYS, timed_entries
 
 BEGINS = ("order", "onload", "transfer")
@@ -95,7 +95,7 @@ class TimelineWriter:
             return
         self._left -= fusion.problem.forward_backward_count
         for pool, group in zip(work.pools, work.groups, strict=True):
-            tracks = [f"{group}, stage {stage + 1}" for stage in range(fusion.problem.stages)]
+            tracks = [f"{group}, stage {stage + 1}" for stage in range(fusion.problem.stage_count)]
             for track in tracks:
                 self.watcher.add_span(
                     pool, track, work.name, "pipeline", entered, entered + fusion.table.makespan, step=work.step

@@ -18,7 +18,7 @@ from rlgraph.ops import attribute_value
 from rlgraph.ops.texts import format_entry
 
 
-def compose(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_compose_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a text of each row, or messages with it. Raises RunError for an entry that is neither text nor number, or
     that a format does not fit."""
     axis = axis_of(node.outputs[0].type)

@@ -13,7 +13,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.types import axis_of
 
 
-def uniform(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_uniform(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a number in [0, 1) for each row: a function of the row's identity, the step, the run's seed and the place
     in the program, so that no block, plan or interruption changes it."""
     axis = axis_of(node.outputs[0].type)

@@ -12,7 +12,7 @@ from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
-from rlgraph.backends.versions import merge_runs
+from rlgraph.backends.weight_versions import merge_version_runs
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.sampler import (
@@ -24,7 +24,7 @@ from rlgraph.backends.worker.sampler import (
 )
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
-from rlgraph.backends.worker.session import ModelState, Session
+from rlgraph.backends.worker.session import Session, SessionModel
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import SAID
 from rlgraph.ops import attribute_value
@@ -34,7 +34,7 @@ CHECKED = 8
 """How many episodes of a run are compared with their whole conversations."""
 
 
-def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Play `n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
 
     An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. Where the
@@ -84,9 +84,11 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     if node.name not in session.checked:
         session.checked.add(node.name)
         for episode in episodes[:CHECKED]:
-            episode.check()
+            episode.check_special_tokens()
     # Where there was no room for an action nothing was sampled, and nothing recorded.
-    runs = [merge_runs(e.versions) or ((newest_allowed_version(node, frame, session, model), 0),) for e in episodes]
+    runs = [
+        merge_version_runs(e.versions) or ((newest_allowed_version(node, frame, session, model), 0),) for e in episodes
+    ]
     session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, runs)
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
@@ -103,7 +105,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         "turns": torch.from_numpy(turns),
         "calls": torch.tensor([len(calls) for calls in made_calls], dtype=torch.long),
         "failed": torch.tensor([sum(call.failed for call in calls) for calls in made_calls], dtype=torch.long),
-        SAID: [e.said() for e in episodes],
+        SAID: [e.function_arguments() for e in episodes],
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
     return table_output(node, parents, ids, table, count)
@@ -113,7 +115,7 @@ def _turn(
     node: Node,
     frame: Frame,
     session: Session,
-    model: ModelState,
+    model: SessionModel,
     weights: State | None,
     version: int,
     ids: tuple[RowId, ...],
@@ -137,9 +139,9 @@ def _turn(
         [(_, _, made, runs)] = sampler.sample_parts(rows, encoded, keys[group], [len(rows)])
         logprobs = torch.split(made.logprobs, made.sequences.scored_counts().tolist())
         actions = [
-            episodes[place].act(ids, chances.tolist(), runs_of_row)
+            episodes[place].add_action(ids, chances.tolist(), runs_of_row)
             for place, ids, chances, runs_of_row in zip(
-                group, made.sequences.scored_rows(), logprobs, runs, strict=True
+                group, made.sequences.scored_tokens_by_row(), logprobs, runs, strict=True
             )
         ]
         answers = environment.run_calls(
@@ -148,6 +150,6 @@ def _turn(
         for place, (observation, reward, over) in zip(group, answers, strict=True):
             episodes[place].rewards.append(reward)
             episodes[place].over = over
-            episodes[place].add_calls(games[place].last_calls)
+            episodes[place].add_tool_calls(games[place].last_calls)
             if not over and turn + 1 < node.attr("max_turns"):
-                episodes[place].observe(observation, most)
+                episodes[place].add_observation(observation, most)

@@ -15,7 +15,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import attribute_value
 
 
-def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_expect_lengths(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a length for each row: by the history of its prompt, a column of its data, or a function of the user's,
     which is called as a reward function is, with empty answers."""
     rows, data, prompts = rows_to_answer(node, frame, session, 0)
@@ -33,7 +33,7 @@ def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
     return NodeOutput({node.outputs[0].name: [float(length) for length in lengths]})
 
 
-def learn(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_learn_lengths(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Add the lengths of rows to the history of their prompts."""
     lengths: torch.Tensor = frame.values[node.inputs[0]]
     kind: Any = frame.types[node.inputs[0]]

@@ -45,7 +45,7 @@ class FirstFailures:
                 text = f"`{failure.function}` failed {failure.sentence}; metrics count how often it does"
                 print(text, file=sys.stderr, flush=True)
 
-    def take(self) -> tuple[FirstFailure, ...]:
+    def pop_new(self) -> tuple[FirstFailure, ...]:
         """Return those that nobody has taken yet."""
         with self._lock:
             taken = tuple(self._new)

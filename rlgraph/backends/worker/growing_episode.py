@@ -7,10 +7,10 @@ from typing import Any
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.turns import without_end
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.engines.turns import without_end_of_turn
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.backends.worker.session import engine_run_error
-from rlgraph.conversations import Message, content, options_of, tools_of
+from rlgraph.conversations import Message, parse_content, template_options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.user_code import Environment, ToolCall
@@ -69,7 +69,7 @@ class GrowingEpisode:
         self.tokens = self._encoded(lambda: self.codec.encode_prompt(self.asked or (), *self._given()))
         self.written, self.scored = list(self.tokens), [False] * len(self.tokens)
 
-    def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> str:
+    def add_action(self, ids: list[int], logprobs: list[float], versions: Runs) -> str:
         """Add an action, which carries loss, and return its text."""
         self.tokens += ids
         self.scored += [True] * len(ids)
@@ -79,7 +79,7 @@ class GrowingEpisode:
         self.actions.append({"role": "assistant", "content": text})
         return self.codec.decode_with_special(ids) if self.environment.reads_special else text
 
-    def add_calls(self, calls: tuple[ToolCall, ...]) -> None:
+    def add_tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
         """Add the calls of tools in the last action."""
         self.calls.append(calls)
         if calls:
@@ -89,7 +89,7 @@ class GrowingEpisode:
                 "tool_calls": [{"type": "function", "function": call} for call in made],
             }
 
-    def said(self) -> dict[str, Any]:
+    def function_arguments(self) -> dict[str, Any]:
         """Return what functions are given of the episode: the messages after the prompt, where it has any, and the
         calls of tools."""
         calls = [
@@ -104,7 +104,7 @@ class GrowingEpisode:
             messages += [action, *(self.replies[place] if place < len(self.replies) else ())]
         return {"messages": messages, "calls": calls}
 
-    def observe(self, said: Observation, most: int) -> None:
+    def add_observation(self, said: Observation, most: int) -> None:
         """Add what the environment replies to an action: with a chat template all that it writes up to the next one.
         What does not fit into so many tokens could not be answered: the episode ends with the action."""
         asked = self.asked
@@ -112,8 +112,8 @@ class GrowingEpisode:
         if asked is None:
             piece = behind = self.codec.encode_text(self._text(said))
         else:
-            piece = self._encoded(lambda: self.codec.encode_turn(asked, replies, *self._given()))
-            behind = without_end(piece, self.tokens)
+            piece = self._encoded(lambda: self.codec.encode_between_answers(asked, replies, *self._given()))
+            behind = without_end_of_turn(piece, self.tokens)
         if len(behind) >= self.tokens_left(most):
             self.over = True
             return
@@ -121,7 +121,7 @@ class GrowingEpisode:
         self.written += piece
         self._add(behind)
 
-    def check(self) -> None:
+    def check_special_tokens(self) -> None:
         """Raise RunError where the chat template writes the whole conversation with other special tokens."""
         asked = self.asked
         if asked is not None and self.replies:
@@ -146,7 +146,7 @@ class GrowingEpisode:
     def _given(self) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
         """Return what the chat template is given besides: the tools of the environment and of the row, and the row's
         options."""
-        return [*self.environment.tools, *tools_of(self.row)], options_of(self.row)
+        return [*self.environment.tools, *tools_of(self.row)], template_options_of(self.row)
 
     def _encoded(self, encode: Callable[[], Any]) -> Any:
         try:
@@ -157,7 +157,7 @@ class GrowingEpisode:
 
 def _messages(asked: Any) -> list[Message]:
     """Return the messages of a prompt that has been encoded."""
-    given = content(asked, "prompt")
+    given = parse_content(asked, "prompt")
     assert not isinstance(given, str)
     return list(given)
 

@@ -17,17 +17,17 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
-from rlgraph.backends.worker.compose import compose
-from rlgraph.backends.worker.draws import uniform
-from rlgraph.backends.worker.episodes import interact
-from rlgraph.backends.worker.expected_lengths import expect, learn
-from rlgraph.backends.worker.pieces import put_behind
-from rlgraph.backends.worker.row_choice import group_starts, keep, pick, row_namer
-from rlgraph.backends.worker.sampling import generate, rows_of_inner_axes, table_type
-from rlgraph.backends.worker.sampling_inputs import encoded_rows, prompt_of, table_column
-from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
-from rlgraph.backends.worker.state import assign, lookup, push, sample
-from rlgraph.conversations import Example, options_of, tools_of
+from rlgraph.backends.worker.compose import run_compose_texts
+from rlgraph.backends.worker.draws import run_uniform
+from rlgraph.backends.worker.episodes import run_interact
+from rlgraph.backends.worker.expected_lengths import run_expect_lengths, run_learn_lengths
+from rlgraph.backends.worker.pieces import replace_row_prompts
+from rlgraph.backends.worker.row_choice import group_starts, row_namer, run_keep, run_pick
+from rlgraph.backends.worker.sampling import rows_of_inner_axes, run_generate, table_type
+from rlgraph.backends.worker.sampling_inputs import prompt_of, rows_to_encode, table_column
+from rlgraph.backends.worker.session import Session, SessionModel, engine_run_error, row_too_long_error
+from rlgraph.backends.worker.step_state import run_buffer_push, run_buffer_sample, run_state_assign, run_state_lookup
+from rlgraph.conversations import Example, template_options_of, tools_of
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
@@ -38,7 +38,7 @@ from rlgraph.ops import NODES, attribute_value
 Work = Callable[[Node, Frame, Session], NodeOutput]
 
 
-def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_read(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Read the next rows of a data source."""
     kind = table_type(node)
     name = kind.axis.name
@@ -52,18 +52,18 @@ def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
     )
 
 
-def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Encode texts and conversations with the tokenizer of the first model that is declared."""
     kind = table_type(node)
     rows = frame.rows[kind.axis.key]
     owner = next(iter(session.models.values()))
-    data, examples = encoded_rows(node, frame, rows)
+    data, examples = rows_to_encode(node, frame, rows)
     sequences = _sequences_of(node, owner, examples, rows)
     table = TableData(data, examples, sequences, {}, owner.model.name)
     return NodeOutput({node.outputs[0].name: table}, rows_of_inner_axes(kind, table))
 
 
-def _sequences_of(node: Node, model: ModelState, examples: Sequence[Any], rows: Rows | None) -> Sequences:
+def _sequences_of(node: Node, model: SessionModel, examples: Sequence[Any], rows: Rows | None) -> Sequences:
     """Return examples in a model's tokens."""
     made = []
     for place, shown in enumerate(examples):
@@ -74,7 +74,7 @@ def _sequences_of(node: Node, model: ModelState, examples: Sequence[Any], rows: 
     return Sequences.from_lists([ids for ids, _ in made], [learned for _, learned in made])
 
 
-def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_length(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Count the tokens of texts with the tokenizer of the first model that is declared."""
     kind = frame.types[node.inputs[0]]
     texts, axis = frame.values[node.inputs[0]], axis_of(kind)
@@ -91,7 +91,7 @@ def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
     return NodeOutput({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
 
 
-def column(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_column(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a column of a table."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
@@ -117,7 +117,7 @@ def engine_and_sequences(node: Node, frame: Frame, session: Session) -> tuple[An
     return state.engine, sequences
 
 
-def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Sequences]:
+def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[SessionModel, Sequences]:
     """Return a model and a table's tokens, encoded again where another tokenizer made them."""
     state = session.models[frame.values[node.inputs[0]]]
     table: TableData = frame.values[node.inputs[1]]
@@ -144,37 +144,37 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Mod
     prompts = []
     for place, (prompt, row) in enumerate(zip(table.prompts, table.data, strict=True)):
         try:
-            prompts.append(codec.encode_prompt(prompt, tools_of(row), options_of(row)))
+            prompts.append(codec.encode_prompt(prompt, tools_of(row), template_options_of(row)))
         except (EngineError, TypeError, KeyError) as error:
             who = frame.rows[kind.axis.key].row_name(place)
             raise engine_run_error(node, f"`{state.model.name}` cannot read {who}", error) from None
-    responses = [codec.encode_response(owner.decode(row)) for row in table.sequences.scored_rows()]
+    responses = [codec.encode_response(owner.decode(row)) for row in table.sequences.scored_tokens_by_row()]
     return state, Sequences.from_pairs(prompts, responses)
 
 
-def call_options(node: Node) -> dict[str, Any]:
+def model_call_options(node: Node) -> dict[str, Any]:
     """Return the attributes of a node that its model is given beside its rows."""
     return {attribute.name: attribute_value(node, attribute.name) for attribute in NODES[node.op].attributes}
 
 
-def forward(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `logprobs`, `entropy`, `values` or `score`: with a gradient exactly inside `train`."""
     engine, sequences = engine_and_sequences(node, frame, session)
     try:
-        value = getattr(engine, node.op)(sequences, **call_options(node))
+        value = getattr(engine, node.op)(sequences, **model_call_options(node))
     except EngineError as error:
         raise engine_run_error(node, f"`{node.op}` failed", error) from None
     return NodeOutput({node.outputs[0].name: value.to("cpu", session.dtype)})
 
 
-def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Call a Python function of the user's, with the signature that reward functions have elsewhere."""
     table: TableData = frame.values[node.inputs[0]]
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table) and table.sequences is not None
     rows = frame.rows[kind.axis.key]
     codec = session.models[table.owner].engine.codec
-    ids = table.sequences.scored_rows()
+    ids = table.sequences.scored_tokens_by_row()
     function, own_columns = session.functions[node.attr("func")], node.attr("names")
     takes: Callable[[str], bool] = lambda name: name not in own_columns and function.accepts_column(name)  # noqa: E731
     columns: dict[str, Any] = function_columns(table.data, rows, node.span, takes)
@@ -186,7 +186,7 @@ def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     shown = [row_label(row) for row in rows.known_ids]
     func = node.attr("func")
     said: Sequence[Mapping[str, Any]] = table.columns.get(SAID, [{}] * len(ids))
-    if SAID in table.columns and function.names_parameter("calls"):
+    if SAID in table.columns and function.has_parameter("calls"):
         columns.setdefault("calls", [episode["calls"] for episode in said])
     answers = [episode.get("messages") or codec.decode(row) for episode, row in zip(said, ids, strict=True)]
     groups = None if kind.axis.parent is None else frame.ancestor_rows(kind.axis.key, kind.axis.root_axis.key).tolist()
@@ -210,7 +210,7 @@ def _lowered(node: Node) -> LoweredNode:
     return lower(node)
 
 
-def tensor(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_tensor_math(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Compute tensor mathematics."""
     raw = {name: frame.values[name] for name in node.inputs}
     values = tensor_inputs(node, raw, {name: row_namer(frame, name) for name in node.inputs}, session.dtype)
@@ -249,12 +249,12 @@ class _AxisRows:
         return self.frame.row_count(axis)
 
 
-def size(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_size(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the number of rows of an axis."""
     return NodeOutput({node.outputs[0].name: frame.row_count(node.attr("axis"))})
 
 
-def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_target_update(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Give a model another's weights, or move it towards them."""
     target, source = (frame.values[name] for name in node.inputs)
     copy_or_blend_weights(node, frame.step, session, target, source)
@@ -264,7 +264,7 @@ def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
 def copy_or_blend_weights(node: Node, step: Step, session: Session, target: str, source: str) -> None:
     """Give a model another's weights, or move it towards them."""
     state, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
-    session.prepare_change(target, step)
+    session.prepare_weight_change(target, step)
     try:
         if ema is None:
             state.engine.load_weights(weights)
@@ -274,39 +274,39 @@ def copy_or_blend_weights(node: Node, step: Step, session: Session, target: str,
         raise engine_run_error(node, "the weights do not fit", error) from None
 
 
-def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_report(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the named metrics."""
     named = zip(node.attr("names"), node.inputs, strict=True)
     return NodeOutput(metrics={name: float(frame.values[source]) for name, source in named})
 
 
 WORK: dict[str, Work] = {
-    "read": read,
-    "encode": encode,
-    "row": put_behind,
-    "column": column,
-    "compose": compose,
-    "length": length,
-    "generate": generate,
-    "interact": interact,
-    "logprobs": forward,
-    "entropy": forward,
-    "values": forward,
-    "score": forward,
-    "call": call,
-    "tensor": tensor,
-    "size": size,
-    "expect": expect,
-    "learn": learn,
-    "keep": keep,
-    "pick": pick,
-    "uniform": uniform,
-    "lookup": lookup,
-    "assign": assign,
-    "push": push,
-    "sample": sample,
-    "update": update,
-    "report": report,
+    "read": run_read,
+    "encode": run_encode,
+    "row": replace_row_prompts,
+    "column": run_column,
+    "compose": run_compose_texts,
+    "length": run_length,
+    "generate": run_generate,
+    "interact": run_interact,
+    "logprobs": run_scoring,
+    "entropy": run_scoring,
+    "values": run_scoring,
+    "score": run_scoring,
+    "call": run_call,
+    "tensor": run_tensor_math,
+    "size": run_size,
+    "expect": run_expect_lengths,
+    "learn": run_learn_lengths,
+    "keep": run_keep,
+    "pick": run_pick,
+    "uniform": run_uniform,
+    "lookup": run_state_lookup,
+    "assign": run_state_assign,
+    "push": run_buffer_push,
+    "sample": run_buffer_sample,
+    "update": run_target_update,
+    "report": run_report,
 }
 
 

@@ -11,13 +11,13 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows, TableData, pick_entries
 from rlgraph.backends.worker.session import Session, engine_run_error
-from rlgraph.conversations import OddRow, content, options_of, tools_of
+from rlgraph.conversations import OddRow, parse_content, template_options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table, axis_of
 
 
-def put_behind(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def replace_row_prompts(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a table whose rows begin with other prompts and go on with the same tokens, from the first that carries
     loss on. Raises RunError for a prompt that cannot be used."""
     table: TableData = frame.values[node.inputs[0]]
@@ -29,8 +29,8 @@ def put_behind(node: Node, frame: Frame, session: Session) -> NodeOutput:
     encoded = []
     for place, (prompt, row) in enumerate(zip(prompts, table.data, strict=True)):
         try:
-            asked = content(prompt, "prompt")
-            encoded.append(codec.encode_prompt(asked, tools_of(row), options_of(row)))
+            asked = parse_content(prompt, "prompt")
+            encoded.append(codec.encode_prompt(asked, tools_of(row), template_options_of(row)))
         except OddRow as error:
             message = f"the pieces of {rows.row_name(place)} cannot be used: {error}"
             raise RunError(Diagnostic("E0892", message, node.span)) from None

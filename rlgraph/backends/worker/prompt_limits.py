@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.columns import column_at, utf8_bytes_bound, value_at, value_or_none, with_value_at
-from rlgraph.conversations import OddRow, Shape, content, options_of, shaped_example, tools_of
+from rlgraph.conversations import OddRow, RowFormat, example_of_format, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
 from rlgraph.dsl.columns import PromptUse, find_prompt_uses
@@ -43,7 +43,7 @@ class PromptLimit:
     """The model that takes no more; empty where it is the program that says how long a prompt may be."""
     max_row_tokens: int = 0
     """Tokens of a row of that model, at most."""
-    shape: Shape | None = None
+    shape: RowFormat | None = None
     """The columns of rows that are counted with their answers; None: the prompts alone are."""
     whole: bool = False
     """Whether the tools of a row are counted."""
@@ -86,9 +86,9 @@ def prompt_limits(
     for name, reader in readers.items():
         if reader.source.row_numbers is None:
             continue
-        lowest: dict[tuple[str, Shape | None, str], PromptLimit] = {}
+        lowest: dict[tuple[str, RowFormat | None, str], PromptLimit] = {}
         for limit, model in _limits(program, reader.source, [ask for ask in asks if ask.source == name], models):
-            key = limit.column, limit.shape, program.original(program.model(model)).name
+            key = limit.column, limit.shape, program.original_model(program.model(model)).name
             if key not in lowest or limit.max_tokens < lowest[key].max_tokens:
                 lowest[key] = limit
         if lowest:
@@ -231,11 +231,11 @@ def _tokens_of_row(name: str, limit: PromptLimit, number: int, row: Row) -> int:
 def _count(limit: PromptLimit, row: Row) -> int:
     """Return the number of tokens that count of a row; 0 where it is too short for more than are allowed."""
     if limit.shape is not None:
-        shown = shaped_example(row, limit.shape, last=limit.last, whole=limit.whole)
+        shown = example_of_format(row, limit.shape, last=limit.last, whole=limit.whole)
         return limit.codec.example_length(shown, limit.max_tokens)
-    tools, options = (tools_of(row), options_of(row)) if limit.whole else ((), {})
+    tools, options = (tools_of(row), template_options_of(row)) if limit.whole else ((), {})
     return limit.codec.prompt_length(
-        content(value_or_none(row, limit.column), limit.column), tools, options, limit.max_tokens
+        parse_content(value_or_none(row, limit.column), limit.column), tools, options, limit.max_tokens
     )
 
 

@@ -17,7 +17,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, Table, axis_of
 
 
-def keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
     return select_rows(node, frame, chosen_row_indices(node, frame, session))
 
@@ -72,7 +72,7 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
     return axis, np.argsort(longest, kind="stable")
 
 
-def pick(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_pick(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `pick`: one row of each group."""
     made = select_rows(node, frame, chosen_row_indices(node, frame, session))
     made.rows.extend(rows_of_inner_axes(table_type(node), made.values[node.name]))

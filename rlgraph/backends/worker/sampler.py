@@ -20,14 +20,14 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import Runs
-from rlgraph.backends.worker.session import ModelState, Session, engine_run_error
+from rlgraph.backends.weight_versions import Runs
+from rlgraph.backends.worker.session import Session, SessionModel, engine_run_error
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.steps import oldest_weights
+from rlgraph.ir.step_edges import oldest_weights_age_versions
 
 
-def sampling_options(node: Node, model: ModelState, most: int | None = None) -> Sampling:
+def sampling_options(node: Node, model: SessionModel, most: int | None = None) -> Sampling:
     """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
     stops: list[int] = []
     for text in node.attr("stop") or ():
@@ -57,14 +57,14 @@ def sampling_options(node: Node, model: ModelState, most: int | None = None) -> 
         raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None
 
 
-def weights_to_sample_with(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
+def weights_to_sample_with(node: Node, frame: Frame, session: Session, model: SessionModel) -> tuple[State | None, int]:
     """Return the weights that generate, where they are not the present ones, and their version. In one process the last
     ones are always there when a step samples, which satisfies any bound of their age."""
     version = newest_allowed_version(node, frame, session, model) if frame.version is None else frame.version
-    return model.past.get(version) if oldest_weights(node) else None, version
+    return model.past.get(version) if oldest_weights_age_versions(node) else None, version
 
 
-def newest_allowed_version(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
+def newest_allowed_version(node: Node, frame: Frame, session: Session, model: SessionModel) -> int:
     """Return the last version that a node may sample with."""
     return session.versions.version_at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
@@ -113,7 +113,7 @@ class Sampler:
     node: Node
     step: Step
     session: Session
-    model: ModelState
+    model: SessionModel
     turn: int | None
     count: int
     """Responses to each list of tokens."""

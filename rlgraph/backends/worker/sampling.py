@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
-from rlgraph.backends.versions import Runs
+from rlgraph.backends.weight_versions import Runs
 from rlgraph.backends.worker.sampler import Sampler, sampling_options, weight_refresh, weights_to_sample_with
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import Session
@@ -21,14 +21,14 @@ from rlgraph.ir.types import OLDEST, Axis, Table
 from rlgraph.ops.nodes import expected_lengths_of, model_work_of, rows_per_input
 
 
-def generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
+def run_generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample `n` answers for each row of a table or a text column, or those of them that end first."""
     size = rows_to_answer(node, frame, session)[0].size
-    [(_, _, made)] = generate_parts(node, frame, session, [size])
+    [(_, _, made)] = run_generate_in_parts(node, frame, session, [size])
     return made
 
 
-def generate_parts(
+def run_generate_in_parts(
     node: Node, frame: Frame, session: Session, sizes: Sequence[int]
 ) -> Iterator[tuple[int, Rows, NodeOutput]]:
     """Do `generate` for the first `sizes[0]` rows, for the next `sizes[1]`, and so on. Yields each part when it is

@@ -11,17 +11,17 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.worker.columns import missing_column_error
-from rlgraph.backends.worker.session import ModelState, Session, engine_run_error, row_too_long_error
+from rlgraph.backends.worker.session import Session, SessionModel, engine_run_error, row_too_long_error
 from rlgraph.columns import WORDS, value_at, value_kind
 from rlgraph.conversations import (
     Example,
     OddRow,
-    Shape,
-    content,
-    options_of,
-    row_example,
-    row_shape,
-    shaped_example,
+    RowFormat,
+    example_of_format,
+    example_of_row,
+    format_of_row,
+    parse_content,
+    template_options_of,
     tools_of,
 )
 from rlgraph.errors import Diagnostic, RunError, count_phrase
@@ -65,7 +65,7 @@ def prompt_of(shown: Any) -> Any:
     return "" if shown.prompt is None else shown.prompt
 
 
-def encoded_rows(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[str, Any], ...], tuple[Example, ...]]:
+def rows_to_encode(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[str, Any], ...], tuple[Example, ...]]:
     """Return the rows of the data that a node encodes, and what a model is shown of each. Raises RunError for a row
     that shows nothing."""
     values = [frame.values[name] for name in node.inputs]
@@ -74,13 +74,15 @@ def encoded_rows(node: Node, frame: Frame, rows: Rows) -> tuple[tuple[Mapping[st
     # The table gets the columns of the data, so that functions can be called on it.
     names = ("prompt", "response")[-len(values) :]
     data = values[0].data if whole else tuple(dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
-    given = Shape("response", "prompt" if len(values) > 1 else "")
+    given = RowFormat("response", "prompt" if len(values) > 1 else "")
     examples = []
     for place, row in enumerate(data):
         try:
-            examples.append(row_example(row, answer, last=last) if whole else shaped_example(row, given, last=last))
+            examples.append(
+                example_of_row(row, answer, last=last) if whole else example_of_format(row, given, last=last)
+            )
         except OddRow as error:
-            code = "E0771" if whole and row_shape(row, answer) is None else "E0732"
+            code = "E0771" if whole and format_of_row(row, answer) is None else "E0732"
             raise RunError(Diagnostic(code, f"{rows.row_name(place)} cannot be encoded: {error}", node.span)) from None
     return data, tuple(examples)
 
@@ -103,7 +105,7 @@ def table_column(name: str, table: TableData, session: Session, rows: Rows | Non
             return end
         if name == "text":
             codec = session.models[table.owner].engine.codec
-            return [codec.decode(row) for row in sequences.scored_rows()]
+            return [codec.decode(row) for row in sequences.scored_tokens_by_row()]
     return list(data_column(table, name, rows, node))
 
 
@@ -143,7 +145,7 @@ def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:
 
 def encode_prompts(
     node: Node,
-    model: ModelState,
+    model: SessionModel,
     prompts: Sequence[Any],
     parents: Rows,
     data: Sequence[Mapping[str, Any]],
@@ -161,8 +163,8 @@ def encode_prompts(
                 )
             )
         try:
-            asked = content(prompt, "prompt")
-            encoded.append(model.engine.codec.encode_prompt(asked, [*tools, *tools_of(row)], options_of(row)))
+            asked = parse_content(prompt, "prompt")
+            encoded.append(model.engine.codec.encode_prompt(asked, [*tools, *tools_of(row)], template_options_of(row)))
         except OddRow as error:
             raise RunError(Diagnostic("E0732", f"the prompt of {who} cannot be used: {error}", node.span)) from None
         except (EngineError, TypeError, KeyError) as error:

@@ -16,10 +16,10 @@ from rlgraph.backends.engines.moments import MASTER, Moments
 from rlgraph.backends.engines.optimizer import STEP
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.roles import KeepsMoments
-from rlgraph.backends.engines.stored import StoredTensors, TensorView, full_boxes, select_views, write_tensors
-from rlgraph.backends.engines.weights import WeightSource, fill_tensors, tensors_by_layer
+from rlgraph.backends.engines.tensor_files import StoredTensors, TensorView, full_boxes, select_views, write_tensors
+from rlgraph.backends.engines.weights import WeightSource, fill_tensors, layout_by_layer
 from rlgraph.backends.saved_models import SavedModel, checking_damage
-from rlgraph.backends.worker.session import ModelState
+from rlgraph.backends.worker.session import SessionModel
 from rlgraph.digests import FileDigests
 from rlgraph.ir.layout import Box, LocalTensor
 from rlgraph.ir.transfer import TensorBox
@@ -78,11 +78,11 @@ class ModelSnapshot:
     past: Mapping[int, State] = field(default_factory=dict)
 
 
-def take_snapshot(state: ModelState, before: ModelSnapshot | None = None) -> ModelSnapshot:
+def take_snapshot(state: SessionModel, before: ModelSnapshot | None = None) -> ModelSnapshot:
     """Return what the last change has left. Called in the thread that works with the engine. before: what an earlier
     change left."""
     weights = {name: weight.detach() for name, weight in state.engine.tensors().items()}
-    layout = before.part.weights if before else tuple(tensors_by_layer(state.engine.layout(), weights))
+    layout = before.part.weights if before else tuple(layout_by_layer(state.engine.layout(), weights))
     moments = engine_moments(state)
     kinds = {
         kind: {name: tensor.detach() for name, tensor in tensors.items()}
@@ -92,7 +92,7 @@ def take_snapshot(state: ModelState, before: ModelSnapshot | None = None) -> Mod
     return ModelSnapshot(stock, weights, replace(moments, tensors_by_kind=kinds))
 
 
-def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
+def hold_snapshot(state: SessionModel, left: ModelSnapshot, number: int) -> ModelSnapshot:
     """Return what step `number` has left, with older weights that later steps may read: until `release_model` nothing
     changes it. A model that a later step has begun to change is not held, nor one that no step has changed."""
     with state.gate:
@@ -101,14 +101,14 @@ def hold_snapshot(state: ModelState, left: ModelSnapshot, number: int) -> ModelS
     return replace(left, part=replace(left.part, changed=changed, past=tuple(sorted(past))), past=past)
 
 
-def release_model(state: ModelState) -> None:
+def release_model(state: SessionModel) -> None:
     """Let steps change a model again."""
     with state.gate:
         state.held = False
         state.gate.notify_all()
 
 
-def model_part(state: ModelState) -> ModelPart:
+def model_part(state: SessionModel) -> ModelPart:
     """Return what this process has of a model."""
     return take_snapshot(state).part
 
@@ -126,7 +126,7 @@ def check_saved_layout(held: Iterable[Sequence[LocalTensor]], saved: SavedModel)
             raise EngineError("{} is {}, and was {}".format(name, *sizes))
 
 
-def engine_moments(state: ModelState) -> Moments:
+def engine_moments(state: SessionModel) -> Moments:
     """Return the moments of an engine; one that trains nothing has none."""
     return cast(KeepsMoments, state.engine).moments() if hasattr(state.engine, "moments") else Moments()
 
@@ -144,7 +144,7 @@ class WrittenFiles:
 
 
 @torch.no_grad()
-def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: BoxesToWrite) -> WrittenFiles:
+def write_part(state: SessionModel, left: ModelSnapshot, place: Path, part: BoxesToWrite) -> WrittenFiles:
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
     moments, odd, files = left.moments, "", dict[str, FileDigests]()
     rest = getattr(state.engine, "offloader", None)
@@ -173,7 +173,7 @@ def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: BoxesT
     return WrittenFiles(files, odd)
 
 
-class _Widest:
+class _MasterWeightSource:
     """Narrow weights, read from the wide copies that the optimizer had of them: for an engine that has wide weights
     itself."""
 
@@ -186,22 +186,22 @@ class _Widest:
 
 
 @torch.no_grad()
-def read_part(state: ModelState, saved: SavedModel) -> None:
+def load_saved_part(state: SessionModel, saved: SavedModel) -> None:
     """Load a model as it was saved, however it was split then. Reads no more than this process has of it. Raises
     EngineError for weights of another model, UsageMistake for files that are not as they were written."""
     with checking_damage(saved):
         _read_part(state, saved)
 
 
-def _read_part(state: ModelState, saved: SavedModel) -> None:
+def _read_part(state: SessionModel, saved: SavedModel) -> None:
     engine = state.engine
     tensors_here = engine.tensors()
-    layout = tensors_by_layer(engine.layout(), tensors_here)
+    layout = layout_by_layer(engine.layout(), tensors_here)
     moments = StoredTensors(saved.files_of_kind(MOMENTS))
     kinds = {name.partition(":")[0] for name in moments.names} - {STEP}
     weights: WeightSource = StoredTensors(saved.files_of_kind("weights"))
     if MASTER in kinds and any(tensor.itemsize > 2 for tensor in tensors_here.values()):
-        weights = _Widest(weights, moments)
+        weights = _MasterWeightSource(weights, moments)
     fill_tensors(tensors_here, layout, weights)
     engine.note_weights_written()
     if kinds and hasattr(engine, "begin_moments"):

@@ -21,11 +21,11 @@ from rlgraph.backends.length_history import LengthHistory
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNotes
-from rlgraph.backends.versions import PastWeights, WeightVersions
+from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.first_failures import FirstFailures
+from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
-from rlgraph.backends.worker.trials import try_functions
 from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
@@ -33,7 +33,7 @@ from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, RunError
 from rlgraph.ir.graph import External, Model, Node, Program
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.ops.bases import base_models
+from rlgraph.ops.shared_base_models import base_models
 from rlgraph.user_code import (
     Ask,
     CodeFailure,
@@ -42,9 +42,9 @@ from rlgraph.user_code import (
     RewardFunction,
     Workers,
     open_environment,
-    open_function,
+    open_reward_function,
 )
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 
 Note = Callable[[str], None]
@@ -80,13 +80,13 @@ class Settings:
     """Whether what steps leave of models is written while others go on."""
 
     @property
-    def folders(self) -> Folders:
+    def folders(self) -> SearchFolders:
         """The folders in which relative paths of the program begin."""
-        return Folders(self.folder, self.here)
+        return SearchFolders(self.folder, self.here)
 
 
 @dataclass
-class ModelState:
+class SessionModel:
     """A model in a run."""
 
     engine: Engine
@@ -111,12 +111,16 @@ class ModelState:
     @property
     def max_row_tokens(self) -> int | None:
         """Tokens of a row, at most; None: any number, or the engine does not say."""
-        return self.engine.longest_row
+        return self.engine.max_row_tokens
 
-    def larger_cache(self, tokens: int) -> ModelHolding | None:
+    def holding_for_longer_rows(self, tokens: int) -> ModelHolding | None:
         """Return what the plan would have to say of the model for a row of so many tokens; None where that would not
         help."""
-        return cast(LimitsCache, self.engine).larger_cache(tokens) if hasattr(self.engine, "larger_cache") else None
+        return (
+            cast(LimitsCache, self.engine).holding_for_longer_rows(tokens)
+            if hasattr(self.engine, "larger_cache")
+            else None
+        )
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
@@ -165,7 +169,7 @@ class Session:
         them."""
         self.checked: set[str] = set()
         """Nodes whose first episodes have been compared with their whole conversations."""
-        self.models: dict[str, ModelState] = {}
+        self.models: dict[str, SessionModel] = {}
         self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
@@ -198,7 +202,9 @@ class Session:
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
-            where = f" on {self.settings.device} in {self.program.dtype(model)}" if self.settings.device else ""
+            where = (
+                f" on {self.settings.device} in {self.program.dtype_of_model(model)}" if self.settings.device else ""
+            )
             note(f"loading {model.name}{where}")
             with _collected(problems):
                 self._open_model(model)
@@ -227,7 +233,7 @@ class Session:
             self.readers[outside.name] = BatchReader(source, outside.name, self.settings.seed)
             self.first[outside.name] = Cursor()
         elif outside.kind == "func":
-            self.functions[outside.name] = open_function(spec, folders, self.workers)
+            self.functions[outside.name] = open_reward_function(spec, folders, self.workers)
         else:
             self.environments[outside.name] = open_environment(spec, folders, self.workers)
 
@@ -237,14 +243,14 @@ class Session:
         away = Workers(lambda code, slot: RemoteWorker(code, asks[slot], caller))
         self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
 
-    def answer_environment(
+    def call_environment(
         self, name: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
         """Return what the process of an environment here answers to `Ask`."""
         worker = self.environments[name].workers[0]
         answer: Any
         try:
-            answer = worker.request_generation(generation, operation, *arguments, limit_s=limit_s)
+            answer = worker.request_same_process(generation, operation, *arguments, limit_s=limit_s)
         except CodeFailure as failure:
             answer = failure
         return worker.generation, answer
@@ -277,7 +283,7 @@ class Session:
         meter: WorkMeter | None = getattr(engine, "meter", None)
         if meter is not None:
             meter.tell = lambda done, total, tokens: self.progress(done, total, "row", tokens)
-        self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
+        self.models[model.name] = SessionModel(engine, model, PastWeights(model.name, self.versions))
         self.first[model.name] = model.name
 
     def engine_with_same_base(self, model: Model) -> Any:
@@ -287,7 +293,7 @@ class Session:
         engines = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
         return next((engine for engine in engines if hasattr(engine, "tensors")), None)
 
-    def prepare_change(self, name: str, step: Step) -> None:
+    def prepare_weight_change(self, name: str, step: Step) -> None:
         """Prepare for a change of a model's weights: wait until they are not held, and keep the past ones as long as
         they are needed."""
         state = self.models[name]
@@ -302,7 +308,7 @@ class Session:
         if self.replay:
             self.replay.forget_steps(step)
 
-    def decoded(self, owner: str, rows: Sequence[Sequence[int]]) -> list[str]:
+    def decode_rows(self, owner: str, rows: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of rows of tokens. owner: the model whose tokens they are."""
         codec = self.models[owner].engine.codec
         return [codec.decode(row) for row in rows]
@@ -342,12 +348,12 @@ def engine_run_error(node: Node, what: str, error: Exception) -> RunError:
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 
-def row_too_long_error(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
+def row_too_long_error(node: Node, what: str, tokens: int, state: SessionModel, longest: int) -> RunError:
     """Return the error for a row of so many tokens, for which the model has too few positions, or the cache that the
     plan gives it has no room."""
     message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
     hint = "lower `max_tokens`, or leave such rows out of the data"
-    if roomier := state.larger_cache(tokens):
+    if roomier := state.holding_for_longer_rows(tokens):
         where = f"of `{roomier.model}` on `{roomier.group}` in the plan file"
         hint = f"raise `kv_bytes` {where} to {roomier.kv_bytes} at least, {hint}"
     return RunError(Diagnostic("E0748", message, node.span, hint))

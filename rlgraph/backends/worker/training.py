@@ -22,21 +22,21 @@ from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.backends.regions import assemble_exports, region_output, run_region
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import call_options, engine_and_sequences, run_node
+from rlgraph.backends.worker.nodes import engine_and_sequences, model_call_options, run_node
 from rlgraph.backends.worker.session import Session, engine_run_error
 from rlgraph.errors import quoted_list
-from rlgraph.ir.graph import Graph, Node, Record
+from rlgraph.ir.graph import ConstructorCall, Graph, Node
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
-from rlgraph.ops.optimizers import optimizer_of, settings_of
+from rlgraph.ops.optimizers import optimizer_of, optimizer_settings_of
 
 
-def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
+def run_train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Run the body for each micro-batch of the step's unit, and take the step of its gradient.
 
     idle: other replicas of the model have all the rows; this one only takes the same step.
     """
-    gathered, model = _Gathered(node, frame, session, node.attr("micro"), idle), frame.values[node.inputs[0]]
+    gathered, model = _NodeMicroBatches(node, frame, session, node.attr("micro"), idle), frame.values[node.inputs[0]]
     state = session.models[model]
     state.odd.clear()
     with _updating(node, model, frame, session):
@@ -45,7 +45,7 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     return replace(made, metrics={**made.metrics, **_skipped_metrics(model, frame, session)})
 
 
-def train_fused(
+def run_fused_trainings(
     nodes: Sequence[Node],
     frames: Sequence[Frame],
     session: Session,
@@ -55,7 +55,7 @@ def train_fused(
     """Do `train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of
     each. beside: other processes, with other models of the pipeline."""
     bodies = [
-        _Gathered(node, frame, session, node.attr("micro"), alone)
+        _NodeMicroBatches(node, frame, session, node.attr("micro"), alone)
         for node, frame, alone in zip(nodes, frames, idle, strict=True)
     ]
     states = [session.models[body.model] for body in bodies]
@@ -83,13 +83,13 @@ def train_fused(
     return outputs
 
 
-def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
+def run_accumulate_gradients(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Run the body for each micro-batch of some rows of the step, and add its gradient to that of the rows before.
 
     idle: other replicas of the model have all these rows.
     """
     axis, model = node.attr("axis"), frame.values[node.inputs[0]]
-    gathered, state = _Gathered(node, frame, session, axis, idle), session.models[model]
+    gathered, state = _NodeMicroBatches(node, frame, session, axis, idle), session.models[model]
     engine = cast(AccumulatesGradients, state.engine)
     try:
         if state.gathers != frame.step:
@@ -104,7 +104,7 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
     return gathered.node_output(torch.ones(0 if idle else frame.row_count(axis), dtype=torch.long))
 
 
-def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
+def run_apply_gradients(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Take the step of the gradients that were accumulated, times a number."""
     model, scale = (frame.values[name] for name in node.inputs)
     state = session.models[model]
@@ -114,7 +114,11 @@ def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
     return NodeOutput({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
 
 
-TRAINING: Mapping[str, Callable[..., NodeOutput]] = {"train": train, "accumulate": accumulate, "apply": apply}
+TRAINING: Mapping[str, Callable[..., NodeOutput]] = {
+    "train": run_train,
+    "accumulate": run_accumulate_gradients,
+    "apply": run_apply_gradients,
+}
 """The functions of operations that train; each takes `idle`, beside what all work takes."""
 
 
@@ -123,7 +127,7 @@ def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterato
     """Guard an update of a model. One that is left out does not count as an update, and makes a version all the same:
     which step makes which version is known before."""
     state = session.models[model]
-    session.prepare_change(model, frame.step)
+    session.prepare_weight_change(model, frame.step)
     try:
         yield
     except NoRows:
@@ -174,7 +178,7 @@ def _first_few(rows: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-class _Gathered:
+class _NodeMicroBatches:
     """The micro-batches of a body, and its output on them."""
 
     def __init__(self, node: Node, frame: Frame, session: Session, axis: str | None, idle: bool) -> None:
@@ -245,7 +249,7 @@ class _Gathered:
 def _call(node: Node, body: Frame, session: Session) -> ModelCall:
     """Return the call of a model on the rows of a micro-batch."""
     _, sequences = engine_and_sequences(node, body, session)
-    return ModelCall(node.op, sequences, **call_options(node))  # type: ignore[arg-type]
+    return ModelCall(node.op, sequences, **model_call_options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
@@ -295,10 +299,10 @@ def _options(node: Node) -> TrainOptions:
     rate = node.attr("lr")
     common: dict[str, Any] = {
         "optimizer": optimizer_of(node),
-        "settings": settings_of(node),
+        "settings": optimizer_settings_of(node),
         "clip_norm": node.attr("clip_norm"),
     }
-    if not isinstance(rate, Record):
+    if not isinstance(rate, ConstructorCall):
         return TrainOptions(lr=float(rate), **common)
     first, *_ = rate.plain_arguments()[0]
     return TrainOptions(

@@ -10,10 +10,10 @@ from typing import Any
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.function_trials import first_row
 from rlgraph.backends.worker.prompt_limits import OpenedModel
-from rlgraph.backends.worker.trials import first_row
 from rlgraph.columns import value_or_none
-from rlgraph.conversations import Message, OddRow, content, options_of, tools_of
+from rlgraph.conversations import Message, OddRow, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader
 from rlgraph.dsl.columns import find_episode_uses
 from rlgraph.errors import NO_SPAN, Diagnostic, quoted_list
@@ -62,12 +62,12 @@ def _turn_fault(
     tools = [] if environment is None else [*environment.tools]
     role = "user" if environment is None else environment.replies_as
     try:
-        asked: list[Message] = [*content(prompt, "prompt")]
+        asked: list[Message] = [*parse_content(prompt, "prompt")]
         # Where the prompt ends with no question, the first observation asks it.
         asked += [] if asked[-1]["role"] in ("user", "tool") else [_ASKED]
-        given = [*tools, *tools_of(row)], options_of(row)
+        given = [*tools, *tools_of(row)], template_options_of(row)
         shown = codec.prompt_text(asked, *given)
-        codec.encode_turn(asked, [[{"role": role, "content": "a"}]], *given)
+        codec.encode_between_answers(asked, [[{"role": role, "content": "a"}]], *given)
     except ConversationError as error:
         return Diagnostic(error.code, str(error), NO_SPAN, error.hint)
     except EngineError as error:

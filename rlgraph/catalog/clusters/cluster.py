@@ -64,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.join_groups`)."""
+    """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.join_node_groups`)."""
 
     nodes: int
     per_node: int
@@ -85,20 +85,20 @@ class NodeGroup:
     """Seconds that a message between two of the joined groups takes in addition to its bytes."""
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """The number of devices."""
-        return sum(part.devices for part in self.parts) if self.parts else self.nodes * self.per_node
+        return sum(part.device_count for part in self.parts) if self.parts else self.nodes * self.per_node
 
     @property
     def host_memory(self) -> float:
         """The bytes of memory of a node's host."""
         return min([part.host_memory for part in self.parts], default=self.per_node * self.device.host_memory)
 
-    def reaches_within_node(self, reach: int) -> bool:
+    def blocks_stay_within_nodes(self, reach: int) -> bool:
         """Return whether blocks of `reach` consecutive devices, laid out one after the other from the start of a node,
         never cross a node boundary."""
         if self.parts:
-            return all(part.reaches_within_node(reach) for part in self.parts)
+            return all(part.blocks_stay_within_nodes(reach) for part in self.parts)
         return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
 
     # A team is a number of neighbouring devices, as tensor-parallel ranks use. A team that fits on a node lies on one,
@@ -126,36 +126,36 @@ class NodeGroup:
 
     # A replica of a model has a number of devices, in teams, all within one node group.
 
-    def copies(self, team: int, size: int, devices: int) -> int:
+    def count_replicas(self, team: int, size: int, devices: int) -> int:
         """Return how many replicas of `size` devices fit into `devices` consecutive devices from the start of a
         node."""
         if not self.parts:
             return self.count_teams(team, devices) // (size // team)
         replicas = 0
         for part in self.parts:
-            replicas += part.copies(team, size, min(devices, part.devices))
-            devices -= min(devices, part.devices)
+            replicas += part.count_replicas(team, size, min(devices, part.device_count))
+            devices -= min(devices, part.device_count)
         return replicas
 
-    def span(self, team: int, size: int, copies: int) -> int:
+    def devices_for_replicas(self, team: int, size: int, copies: int) -> int:
         """Return how many consecutive devices from the start of a node so many replicas span."""
         before = 0
         for part in self.parts:
-            room = part.copies(team, size, part.devices)
+            room = part.count_replicas(team, size, part.device_count)
             if copies <= room:
-                return before + part.span(team, size, copies)
-            before, copies = before + part.devices, copies - room
+                return before + part.devices_for_replicas(team, size, copies)
+            before, copies = before + part.device_count, copies - room
         return before + self.devices_for_teams(team, copies * (size // team))
 
-    def rank(self, team: int, size: int, number: int) -> int:
+    def rank_device(self, team: int, size: int, number: int) -> int:
         """Return the device of the rank with this number, over all replicas; both count from 0 at the start of a
         node."""
         before = 0
         for part in self.parts:
-            room = part.copies(team, size, part.devices) * size
+            room = part.count_replicas(team, size, part.device_count) * size
             if number < room:
                 return before + part.team_member_device(team, number)
-            before, number = before + part.devices, number - room
+            before, number = before + part.device_count, number - room
         return before + self.team_member_device(team, number)
 
     def neighbour_teams_share_node(self, size: int, teams: int) -> bool:
@@ -179,11 +179,11 @@ class Cluster:
     _joined: dict[tuple[int, ...], NodeGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """The number of devices in all node groups."""
-        return sum(island.devices for island in self.islands)
+        return sum(island.device_count for island in self.islands)
 
-    def join_groups(self, numbers: tuple[int, ...]) -> NodeGroup:
+    def join_node_groups(self, numbers: tuple[int, ...]) -> NodeGroup:
         """Return the node groups with these numbers joined as one, in this order; a single one is returned as it is."""
         if len(numbers) == 1:
             return self.islands[numbers[0]]
@@ -197,16 +197,16 @@ class Cluster:
                 max(part.link_latency for part in parts),
                 max(part.network_latency for part in parts),
                 parts,
-                self.join_groups(numbers[:-1]),
+                self.join_node_groups(numbers[:-1]),
                 self.between,
                 self.between_latency,
             )
         return self._joined[numbers]
 
-    def node_groups_of(self, first: int, devices: int) -> NodeGroup:
+    def node_groups_of_devices(self, first: int, devices: int) -> NodeGroup:
         """Return the node group that so many devices from `first` on are in, or all groups that they span, joined."""
         ends = self.node_group_number(first), self.node_group_number(first + max(1, devices) - 1)
-        return self.join_groups(tuple(range(ends[0], ends[1] + 1)))
+        return self.join_node_groups(tuple(range(ends[0], ends[1] + 1)))
 
     def link_between(self, source: NodeGroup, target: NodeGroup) -> tuple[float, float] | None:
         """Return bytes per second of a device and seconds of a message between two node groups, each of which may be a
@@ -216,10 +216,10 @@ class Cluster:
     def node_group_number(self, first: int) -> int:
         """Return the number of the node group of a device; devices are numbered through all groups."""
         for number, island in enumerate(self.islands):
-            if first < island.devices:
+            if first < island.device_count:
                 return number
-            first -= island.devices
-        raise IndexError(f"the cluster has {self.devices} devices")
+            first -= island.device_count
+        raise IndexError(f"the cluster has {self.device_count} devices")
 
     def node_group_of_node(self, node: int) -> NodeGroup:
         """Return the node group of a node; nodes are numbered through all groups."""
@@ -233,10 +233,10 @@ class Cluster:
         """Return the number of the node of a device; both are numbered through all groups."""
         before = 0
         for island in self.islands:
-            if device < island.devices:
+            if device < island.device_count:
                 return before + device // island.per_node
-            device, before = device - island.devices, before + island.nodes
-        raise IndexError(f"the cluster has {self.devices} devices")
+            device, before = device - island.device_count, before + island.nodes
+        raise IndexError(f"the cluster has {self.device_count} devices")
 
 
 def _weakest(devices: Sequence[Device]) -> Device:

@@ -86,7 +86,7 @@ def known_devices() -> Mapping[str, ListedDevice]:
 
 
 @cache
-def device_names() -> Mapping[str, str]:
+def device_names_by_alias() -> Mapping[str, str]:
     """Return the name of each device by its aliases and by the name itself."""
     by_alias = {alias: name for name, listed in known_devices().items() for alias in listed.aliases}
     return MappingProxyType(by_alias | {name: name for name in known_devices()})

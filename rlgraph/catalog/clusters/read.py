@@ -11,11 +11,17 @@ from rlgraph.catalog.clusters.devices import (
     OF_A_NODE,
     OPTIONAL,
     ListedDevice,
-    device_names,
+    device_names_by_alias,
     known_devices,
     make_device,
 )
-from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, PlacedWord, format_cluster, parse_cluster_text
+from rlgraph.catalog.clusters.text import (
+    DescribedCluster,
+    DescribedNodeGroup,
+    PlacedWord,
+    format_cluster,
+    parse_cluster_text,
+)
 from rlgraph.catalog.clusters.toml_file import read_cluster_file
 from rlgraph.catalog.clusters.units import QuantityKind, format_exact, parse_quantity
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean, quoted_list
@@ -39,7 +45,7 @@ def read_cluster(text: str) -> Cluster:
     return Cluster(islands, bandwidth, latency, format_cluster(islands, _between_text(islands, bandwidth, latency)))
 
 
-def _island(group: GroupRequest) -> NodeGroup:
+def _island(group: DescribedNodeGroup) -> NodeGroup:
     nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
     entry = _device(group.device, _values(group.options, per_node))
     network = _shared(group.network, "bandwidth", per_node) if group.network else entry.device.network
@@ -56,10 +62,10 @@ def _count(word: PlacedWord, what: str) -> int:
     return int(word.text)
 
 
-def _few_enough(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> None:
+def _few_enough(request: DescribedCluster, islands: tuple[NodeGroup, ...]) -> None:
     total = 0
     for group, island in zip(request.groups, islands, strict=True):
-        total += island.devices
+        total += island.device_count
         if total > MOST_DEVICES:
             raise _too_many(
                 PlacedWord("", group.nodes.span.span_to(group.per_node.span)), f"{total:,} devices are too many"
@@ -90,7 +96,7 @@ def _values(options: tuple[tuple[PlacedWord, PlacedWord], ...], per_node: int) -
 def _device(word: PlacedWord, values: Mapping[str, float]) -> ListedDevice:
     """Return a device of the table, changed by the given values, or a device of the user's own, which has all of
     them."""
-    name = device_names().get(word.text.lower(), word.text.lower())
+    name = device_names_by_alias().get(word.text.lower(), word.text.lower())
     if name in known_devices():
         return (
             make_device(name, {**known_devices()[name].field_values(), **values}) if values else known_devices()[name]
@@ -102,7 +108,7 @@ def _device(word: PlacedWord, values: Mapping[str, float]) -> ListedDevice:
             UNKNOWN_DEVICE,
             message,
             word,
-            f"{did_you_mean(name, device_names())} There are {_listing(known_devices())}; {advice}".lstrip(),
+            f"{did_you_mean(name, device_names_by_alias())} There are {_listing(known_devices())}; {advice}".lstrip(),
         )
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:
@@ -116,7 +122,7 @@ def _device(word: PlacedWord, values: Mapping[str, float]) -> ListedDevice:
     return make_device(name, values)
 
 
-def _between(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> tuple[float, float]:
+def _between(request: DescribedCluster, islands: tuple[NodeGroup, ...]) -> tuple[float, float]:
     """Return bandwidth and latency between node groups; by default those of the groups' slowest network."""
     given = request.between or request.between_latency
     if given and len(islands) == 1:
@@ -132,7 +138,7 @@ def _between(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> tuple[f
 
 
 def _between_text(islands: tuple[NodeGroup, ...], bandwidth: float, latency: float) -> str:
-    if (bandwidth, latency) == _between(ClusterRequest(()), islands):
+    if (bandwidth, latency) == _between(DescribedCluster(()), islands):
         return ""
     return f"{format_exact(bandwidth, 'bandwidth')}, {format_exact(latency, 'time')}"
 

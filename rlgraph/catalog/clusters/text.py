@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
-from rlgraph.catalog.clusters.devices import FIELDS, ListedDevice, device_names, known_devices
+from rlgraph.catalog.clusters.devices import FIELDS, ListedDevice, device_names_by_alias, known_devices
 from rlgraph.catalog.clusters.units import format_exact
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
@@ -36,7 +36,7 @@ class PlacedWord:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRequest:
+class DescribedNodeGroup:
     """A node group as it is described."""
 
     nodes: PlacedWord
@@ -48,15 +48,15 @@ class GroupRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterRequest:
+class DescribedCluster:
     """A cluster as it is described."""
 
-    groups: tuple[GroupRequest, ...]
+    groups: tuple[DescribedNodeGroup, ...]
     between: PlacedWord | None = None
     between_latency: PlacedWord | None = None
 
 
-def parse_cluster_text(text: str) -> ClusterRequest:
+def parse_cluster_text(text: str) -> DescribedCluster:
     """Read the cluster that a line describes. Raises ProgramError with a caret under what does not belong there."""
     return _Reader(Source("--cluster", " ".join(text.splitlines()))).parse_cluster()
 
@@ -69,7 +69,7 @@ class _Reader:
         self.text = source.text
         self.place = 0
 
-    def parse_cluster(self) -> ClusterRequest:
+    def parse_cluster(self) -> DescribedCluster:
         if not self.text.strip():
             raise self.make_error("there is no cluster in an empty text", 0, 0, _FORM)
         groups = [self.parse_group()]
@@ -84,9 +84,9 @@ class _Reader:
             raise self.make_error(
                 f"`{self.rest_of_line()}` does not belong here", self.place, len(self.text.rstrip()), _FORM
             )
-        return ClusterRequest(tuple(groups), between, latency)
+        return DescribedCluster(tuple(groups), between, latency)
 
-    def parse_group(self) -> GroupRequest:
+    def parse_group(self) -> DescribedNodeGroup:
         begin = self.skip_spaces()
         nodes = self.accept_pattern(_COUNT)
         per_node = (
@@ -98,7 +98,11 @@ class _Reader:
             device_name = self.accept_pattern(rf"(:\s*)?{_NAME}")
             name = device_name.text.lstrip(": ") if device_name else ""
             count = nodes.text if nodes else "8"
-            hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in device_names() else _FORM
+            hint = (
+                f"for one node of {count} devices: `1x{count}:{name}`"
+                if name.lower() in device_names_by_alias()
+                else _FORM
+            )
             raise self.make_error("a group of nodes is expected here", begin, self.place, hint)
         if not self.accept_sign(":"):
             hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"
@@ -110,7 +114,7 @@ class _Reader:
             if self.accept_sign("@")
             else None
         )
-        return GroupRequest(nodes, per_node, device, options, network)
+        return DescribedNodeGroup(nodes, per_node, device, options, network)
 
     def parse_options(self) -> tuple[tuple[PlacedWord, PlacedWord], ...]:
         hint = "fields of a device stand in parentheses, as in `(memory=64GiB, price=2.5)`"

@@ -22,8 +22,8 @@ import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rlgraph.catalog.clusters.devices import FIELDS, device_names
-from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, PlacedWord
+from rlgraph.catalog.clusters.devices import FIELDS, device_names_by_alias
+from rlgraph.catalog.clusters.text import DescribedCluster, DescribedNodeGroup, PlacedWord
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import failure_reason, read_bytes
@@ -39,7 +39,7 @@ _NEEDED = "each `[[island]]` has `nodes`, `per_node` and `device`"
 _KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
 
 
-def read_cluster_file(path: str) -> ClusterRequest:
+def read_cluster_file(path: str) -> DescribedCluster:
     """Read the cluster that a file describes. Raises ProgramError if the file cannot be read, is not TOML, or has
     unknown fields."""
     file = _File(_source(path))
@@ -57,7 +57,7 @@ def read_cluster_file(path: str) -> ClusterRequest:
     devices_by_name = {name.lower(): (name, table) for name, table in devices.items()}
     groups = tuple(file.read_group(number, island, devices_by_name) for number, island in enumerate(islands))
     between, latency = (file.optional_word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
-    return ClusterRequest(groups, between, latency)
+    return DescribedCluster(groups, between, latency)
 
 
 def _source(path: str) -> Source:
@@ -120,15 +120,21 @@ class _File:
 
     def read_group(
         self, number: int, island: Mapping[str, Any], devices: Mapping[str, tuple[str, Mapping[str, Any]]]
-    ) -> GroupRequest:
+    ) -> DescribedNodeGroup:
         """Return an `[[island]]`, with the fields that the file has for its device."""
         where = ("island", number)
         self.check_known_fields(island, _ISLAND, where)
         nodes, per_node, device = (self.required_word(name, island, where) for name in ("nodes", "per_node", "device"))
         alias = device.text.lower()
-        same_device = [name for name in devices if device_names().get(name, name) == device_names().get(alias, alias)]
+        same_device = [
+            name
+            for name in devices
+            if device_names_by_alias().get(name, name) == device_names_by_alias().get(alias, alias)
+        ]
         options = [self.read_options(*devices[name]) for name in same_device]
-        return GroupRequest(nodes, per_node, device, sum(options, ()), self.optional_word("network", island, where))
+        return DescribedNodeGroup(
+            nodes, per_node, device, sum(options, ()), self.optional_word("network", island, where)
+        )
 
     def read_options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[PlacedWord, PlacedWord], ...]:
         where = (f"device.{name}", 0)

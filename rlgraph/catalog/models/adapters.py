@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.files import read_bytes
-from rlgraph.ir.graph import Model, Record
+from rlgraph.ir.graph import ConstructorCall, Model
 
 LARGEST_BYTES = 16 << 20
 CONFIG = "adapter_config.json"
@@ -67,12 +67,12 @@ def _matches(module: str, target: str) -> bool:
     return module == target or module.endswith(f".{target}")
 
 
-def factor_names(module: str) -> tuple[str, str]:
+def adapter_matrix_names(module: str) -> tuple[str, str]:
     """Return the names of a module's A, [rank, inputs], and B, [outputs, rank]."""
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
 
-def target_names(chosen: Iterable[str], linear: Iterable[str]) -> list[str]:
+def adapter_target_names(chosen: Iterable[str], linear: Iterable[str]) -> list[str]:
     """Return how files name the layers with adapters: by their last parts where these match no other layer."""
     chosen, linear = list(chosen), list(linear)
     last = sorted({name.rpartition(".")[2] for name in chosen})
@@ -83,7 +83,7 @@ def target_names(chosen: Iterable[str], linear: Iterable[str]) -> list[str]:
 def adapters_of(model: Model) -> Adapters | None:
     """Return the adapters that a program gives to a model that is no copy; None if it gives none."""
     lora = dict(model.options).get("lora")
-    if not isinstance(lora, Record):
+    if not isinstance(lora, ConstructorCall):
         return None
     rank, wanted = int(lora.option("rank")), lora.option("targets")
     alpha = lora.option("alpha")
@@ -146,7 +146,7 @@ def _base_path(folder: Path, base: str) -> str:
     return str(sibling) if not Path(base).is_dir() and sibling.is_dir() else base
 
 
-def rename_base(folder: Path, final: Path) -> None:
+def update_adapter_base_path(folder: Path, final: Path) -> None:
     """Prepare a folder for its final name, in the same place: an adapter whose base is inside the folder has to refer
     to it by that name, since PEFT looks nowhere else. Raises OSError."""
     file = folder / CONFIG
@@ -160,7 +160,7 @@ def rename_base(folder: Path, final: Path) -> None:
         file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def file_and_model_names(files: Iterable[str]) -> Iterator[tuple[str, str]]:
+def file_and_model_tensor_names(files: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Return the names in a file of adapter weights, each with its name in the model."""
     for name in files:
         yield name, name.removeprefix(PREFIX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
+from rlgraph.catalog.models.latent_attention import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import NORMS, Shape, UnknownFamily, UnsupportedModel
 
 _LARGEST, _LAYERS = 1 << 30, 10_000

@@ -46,7 +46,7 @@ def find_snapshot(source: str) -> Path | None:
     return None if config is None else config.parent
 
 
-def find_folder(source: str) -> Path | None:
+def find_model_folder(source: str) -> Path | None:
     """Return the folder with the files of a model source: a local folder, or that of the hub client's cache. None if
     there are no such files."""
     return Path(source) if Path(source).is_dir() else find_snapshot(source)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from rlgraph.catalog.models.adapters import factor_names
+from rlgraph.catalog.models.adapters import adapter_matrix_names
 from rlgraph.catalog.models.config_shape import SPARSE
-from rlgraph.catalog.models.latent import LatentAttention
+from rlgraph.catalog.models.latent_attention import LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import ParameterShape, Range, layer_tensor_name, with_first_layer
+from rlgraph.ir.layout import ParameterShape, Range, layer_tensor_name, name_with_first_layer
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 """A language model, a model with a scalar for each token, or one with a scalar for each row: transformers'
@@ -23,7 +23,7 @@ CORRECTION = "e_score_correction_bias"
 """The bias that takes part in the choice of experts. It is no parameter: no gradient reaches it."""
 
 
-def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
+def parameter_shapes(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
     """Return the embedding, the parameters of the layers, the last norm and the head. A tied output layer is not among
     them: it is the embedding."""
     return (
@@ -36,16 +36,16 @@ def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterSh
     )
 
 
-def trainable_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
+def trainable_parameter_shapes(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[ParameterShape, ...]:
     """Return the parameters of a trained model that change, and so travel and have gradients and moments: all of them,
     or, with adapters, only these and the head of a value or reward model."""
     if shape.adapters is None:
-        return parameters(shape, kind)
+        return parameter_shapes(shape, kind)
     rank, sizes = shape.adapters.rank, {matrix.name: matrix.shape for matrix in layer_matrices(shape)}
     adapters = []
     for module in shape.adapters.adapted_layers(sizes):
         layers, outputs, inputs = sizes[module]
-        a, b = factor_names(module)
+        a, b = adapter_matrix_names(module)
         adapters += [ParameterShape(a, (layers, rank, inputs)), ParameterShape(b, (layers, outputs, rank))]
     return (*adapters, *(_head(shape, kind) if kind != "causal_lm" else ()))
 
@@ -66,16 +66,16 @@ def linear_layers(shape: Shape) -> dict[str, tuple[int, int]]:
 
 def layer_matrices(shape: Shape) -> Iterator[LayerMatrix]:
     """Return the linear layers that `linear_layers` names, with how many decoder layers have each."""
-    for parameter in parameters(shape):
+    for parameter in parameter_shapes(shape):
         name, _, field = parameter.name.rpartition(".")
         if field == "weight" and len(parameter.shape) == 3 and not name.endswith(".mlp.gate"):
             layers, outputs, inputs = parameter.shape
             yield LayerMatrix(name, (layers, outputs, inputs))
 
 
-def parameters_by_layer(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[ParameterShape]:
+def parameter_shapes_by_layer(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[ParameterShape]:
     """Return the parameters as models in memory have them: one for each layer."""
-    for parameter in parameters(shape, kind):
+    for parameter in parameter_shapes(shape, kind):
         if "*" not in parameter.name:
             yield parameter
             continue
@@ -85,7 +85,7 @@ def parameters_by_layer(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator
 
 def parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return how many numbers all parameters have together, without those of adapters."""
-    return count_elements(parameters(shape, kind))
+    return count_elements(parameter_shapes(shape, kind))
 
 
 def count_elements(found: Iterable[ParameterShape]) -> int:
@@ -95,10 +95,10 @@ def count_elements(found: Iterable[ParameterShape]) -> int:
 
 def expert_layer_prefix(shape: Shape) -> str:
     """Return the prefix of the names in layers with experts."""
-    return with_first_layer("model.layers.*.", shape.dense)
+    return name_with_first_layer("model.layers.*.", shape.dense)
 
 
-def stored_names(family: str, name: str) -> tuple[str, ...]:
+def stored_tensor_names(family: str, name: str) -> tuple[str, ...]:
     """Return the names by which files store the tensor of one layer, or of none. Files store each expert by itself, and
     its gate and up, too: then a `#` stands for the expert's number, and the parts come in the order of their rows."""
     if family not in SPARSE:
@@ -123,12 +123,12 @@ _FUSED: tuple[tuple[str, tuple[Part, ...]], ...] = (
 """The parts of a layer with the same input, by their name where they are one tensor."""
 
 
-def rows_of_part(shape: Shape, part: Part, start: int, stop: int, field: str = "weight") -> tuple[str, Range]:
+def tensor_rows_of_part(shape: Shape, part: Part, start: int, stop: int, field: str = "weight") -> tuple[str, Range]:
     """Return the tensor that has some rows of a part of each layer, and the range of these rows in it."""
     name, parts = next(entry for entry in _FUSED if part in entry[1])
     if not shape.fused:
         return f"model.layers.*.{name.split('.')[0]}.{part}_proj.{field}", (start, stop)
-    before = sum(part_rows(shape, earlier) for earlier in parts[: parts.index(part)])
+    before = sum(part_row_count(shape, earlier) for earlier in parts[: parts.index(part)])
     return f"model.layers.*.{name}.{field}", (before + start, before + stop)
 
 
@@ -138,7 +138,7 @@ def gate_up_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]
     return [(name, (start + offset, stop + offset)) for offset in (0, shape.ffn)]
 
 
-def part_rows(shape: Shape, part: Part) -> int:
+def part_row_count(shape: Shape, part: Part) -> int:
     """Return the number of rows of a part."""
     if part in ("gate", "up"):
         return shape.ffn
@@ -149,8 +149,8 @@ def _part_tensors(shape: Shape, name: str) -> list[tuple[str, int]]:
     """Return the tensors of parts with the same input, and how many rows each has."""
     parts = dict(_FUSED)[name]
     if shape.fused:
-        return [(name, sum(part_rows(shape, part) for part in parts))]
-    return [(f"{name.split('.')[0]}.{part}_proj", part_rows(shape, part)) for part in parts]
+        return [(name, sum(part_row_count(shape, part) for part in parts))]
+    return [(f"{name.split('.')[0]}.{part}_proj", part_row_count(shape, part)) for part in parts]
 
 
 def _attention(shape: Shape) -> list[ParameterShape]:
@@ -159,7 +159,7 @@ def _attention(shape: Shape) -> list[ParameterShape]:
         weights.append(_each_layer(shape, f"{name}.weight", size, shape.hidden))
         if shape.qkv_bias:
             weights.append(_each_layer(shape, f"{name}.bias", size))
-    weights.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, part_rows(shape, "q")))
+    weights.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, part_row_count(shape, "q")))
     if shape.qk_norm:
         weights += [_each_layer(shape, f"self_attn.{letter}_norm.weight", shape.head_dim) for letter in "qk"]
     return weights
@@ -177,7 +177,7 @@ def _latent(shape: Shape, latent: LatentAttention) -> list[ParameterShape]:
         query_weights = [_each_layer(shape, "self_attn.q_proj.weight", queries, shape.hidden)]
     return [
         *query_weights,
-        _each_layer(shape, "self_attn.kv_a_proj_with_mqa.weight", latent.cached_numbers, shape.hidden),
+        _each_layer(shape, "self_attn.kv_a_proj_with_mqa.weight", latent.cached_numbers_per_token, shape.hidden),
         _each_layer(shape, "self_attn.kv_a_layernorm.weight", latent.keys),
         _each_layer(shape, "self_attn.kv_b_proj.weight", shape.heads * (latent.plain + latent.values), latent.keys),
         _each_layer(shape, "self_attn.o_proj.weight", shape.hidden, shape.heads * latent.values),

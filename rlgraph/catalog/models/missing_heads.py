@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlgraph.catalog.models.adapters import CONFIG
 from rlgraph.catalog.models.config_shape import shape_of
-from rlgraph.catalog.models.configs import find_folder
+from rlgraph.catalog.models.configs import find_model_folder
 from rlgraph.catalog.models.families import HEAD
 from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.errors import Diagnostic, Span
@@ -32,7 +32,7 @@ def missing_head_diagnostic(name: str, message: str, span: Span) -> Diagnostic:
 def lacks_head(source: str) -> bool:
     """Return whether a source of a known family has local files and these have no head. Where the index does not tell,
     the loader of the files reports it."""
-    folder = find_folder(source)
+    folder = find_model_folder(source)
     names = None if folder is None else _names(folder)
     return bool(names) and HEAD not in (names or ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.catalog.models.families import ModelKind, parameters
+from rlgraph.catalog.models.families import ModelKind, parameter_shapes
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import (
     LocalTensor,
@@ -13,8 +13,8 @@ from rlgraph.ir.layout import (
     Range,
     TensorPiece,
     even_range,
-    layer_of_name,
-    with_first_layer,
+    first_layer_of_name,
+    name_with_first_layer,
 )
 from rlgraph.ir.mesh import Mesh
 
@@ -43,7 +43,9 @@ class RankSlicer:
         cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[ParameterShape] | None = None
     ) -> RankSlicer:
         """Return the cuts of a rank of a mesh. of: the parameters to cut; None: all of the model."""
-        shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
+        shapes = {
+            parameter.name: parameter.shape for parameter in (parameter_shapes(shape, kind) if of is None else of)
+        }
         # With chunks, a stage has some layers of each round over all stages.
         stages, stage, rounds = mesh.axis_size("pp"), mesh.axis_position(rank, "pp"), mesh.axis_size("chunks")
         layers = tuple(even_range(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
@@ -95,13 +97,15 @@ class RankSlicer:
         if _stacked(source):
             shape[0] = place[0]
             # Layers are numbered from 0 on each rank.
-            first = layer_of_name(source)
-            name = with_first_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
+            first = first_layer_of_name(source)
+            name = name_with_first_layer(
+                name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers)
+            )
         return LocalTensor(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
 
     def _layers_of(self, source: str) -> Iterator[Range]:
         """Return the rank's ranges of layers, counted among the layers that have such a tensor."""
-        first, most = layer_of_name(source), self.shapes[source][0]
+        first, most = first_layer_of_name(source), self.shapes[source][0]
         for start, stop in self.layers:
             yield min(max(start - first, 0), most), min(max(stop - first, 0), most)
 

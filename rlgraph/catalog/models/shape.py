@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
+from rlgraph.catalog.models.latent_attention import ExpertRouting, LatentAttention
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -100,7 +100,7 @@ class Shape:
     """The adapters that are trained instead of the model itself."""
 
     @property
-    def windowed_layers(self) -> int:
+    def windowed_layer_count(self) -> int:
         """The number of layers with a sliding window."""
         return len(self.narrow)
 
@@ -115,7 +115,7 @@ class Shape:
         return max(self.head_dim, self.value_dim)
 
     @property
-    def expert_layers(self) -> int:
+    def expert_layer_count(self) -> int:
         """The number of layers with experts."""
         return self.layers - self.dense if self.experts else 0
 

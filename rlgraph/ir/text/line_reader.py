@@ -6,8 +6,8 @@ import json
 import re
 from dataclasses import replace
 
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, Record, Ref, Unit, Value
-from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+from rlgraph.ir.graph import Apply, Const, Constant, ConstructorCall, Expr, Ref, RowUnit, Value
+from rlgraph.ir.types import Axis, DType, StateHandle, Table, Tensor, Type
 from rlgraph.ops.tensor import INFIX, PREFIX, infer_type
 
 LONGEST = 40
@@ -34,7 +34,7 @@ class LineReader:
             place = match.end()
 
     @property
-    def text(self) -> str:
+    def token_text(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
 
     def next_token(self) -> str:
@@ -50,14 +50,14 @@ class LineReader:
 
     def accept(self, *signs: str) -> bool:
         """Consume the next token if it is one of these, and return whether it was."""
-        if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.text in signs:
+        if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.token_text in signs:
             self.at += 1
             return True
         return False
 
     def expect(self, sign: str) -> None:
         if not self.accept(sign):
-            raise ValueError(f"expected {sign!r}, found {self.text!r}")
+            raise ValueError(f"expected {sign!r}, found {self.token_text!r}")
 
     def read_constant(self) -> Constant:
         if self.accept("["):
@@ -77,7 +77,7 @@ class LineReader:
             return {"true": True, "false": False}.get(text)
         return self.read_record(text)
 
-    def read_record(self, name: str) -> Record:
+    def read_record(self, name: str) -> ConstructorCall:
         args: list[Constant] = []
         self.expect("(")
         options: list[tuple[str, Constant]] = []
@@ -89,7 +89,7 @@ class LineReader:
             else:
                 args.append(self.read_constant())
             self.accept(",")
-        return Record(name, tuple(args), tuple(options))
+        return ConstructorCall(name, tuple(args), tuple(options))
 
     def read_options(self) -> tuple[tuple[str, Constant], ...]:
         options: list[tuple[str, Constant]] = []
@@ -111,7 +111,7 @@ class LineReader:
         if word == "table":
             return self.read_table()
         if self.accept("<"):
-            handle = Handle(word, self.next_token())  # type: ignore[arg-type]
+            handle = StateHandle(word, self.next_token())  # type: ignore[arg-type]
             self.expect(">")
             return handle
         dtype: DType = word  # type: ignore[assignment]
@@ -153,18 +153,18 @@ class LineReader:
         self.expect("]")
         return replace(table, extra=tuple(extra), **fields)  # type: ignore[arg-type]
 
-    def read_unit(self) -> Unit | None:
+    def read_unit(self) -> RowUnit | None:
         if not self.accept("per"):
             return None
         axis = None if self.accept("batch") else self.read_name()
         reason = self.read_name() if self.accept("because") else ""
-        return Unit(axis, reason)
+        return RowUnit(axis, reason)
 
     def read_expression(self, level: int = 0) -> Expr:
         """Parse an expression by precedence climbing over infix operators."""
         left = self.read_prefix()
         while self.at < len(self.tokens) and self.tokens[self.at][0] != "string":
-            op = INFIX.get(self.text)
+            op = INFIX.get(self.token_text)
             if op is None or op.precedence < level:
                 return left
             self.at += 1
@@ -172,7 +172,7 @@ class LineReader:
         return left
 
     def read_prefix(self) -> Expr:
-        op = PREFIX.get(self.text)
+        op = PREFIX.get(self.token_text)
         if op and self.accept(op.sign):
             return self.make_apply(op.name, (self.read_expression(op.precedence),))
         if self.accept("("):
@@ -204,7 +204,7 @@ class LineReader:
         args: list[Expr] = []
         axis: str | None = None
         while not self.accept(")"):
-            if self.text == "to" and self.tokens[self.at + 1][1] == "=":
+            if self.token_text == "to" and self.tokens[self.at + 1][1] == "=":
                 self.at += 2
                 axis = self.next_token()
             else:

@@ -1,4 +1,4 @@
-"""Parses the text of a graph that `rlgraph.ir.text.text` printed."""
+"""Parses the text of a graph that `rlgraph.ir.text.program_text` printed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir import dtypes
 from rlgraph.ir.graph import (
     SPANS,
+    ConstructorCall,
     External,
     Graph,
     Let,
@@ -16,9 +17,8 @@ from rlgraph.ir.graph import (
     Node,
     Phase,
     Program,
-    Record,
+    ScalarState,
     Staleness,
-    State,
     Value,
     tensor_node,
 )
@@ -35,22 +35,22 @@ class _Parser:
         self.axes: dict[str, Axis] = {}
         self.values: dict[str, Type] = {}
 
-    def reader(self) -> LineReader:
+    def next_line_reader(self) -> LineReader:
         if self.at == len(self.lines):
             raise ValueError("the text ends too early")
         self.at += 1
         return LineReader(self.lines[self.at - 1].strip(), self.axes, self.values)
 
     def read_program(self) -> Program:
-        head = self.reader()
+        head = self.next_line_reader()
         head.expect("program")
         name = head.next_token()
         models: list[Model] = []
         outside: list[External] = []
-        states: list[State] = []
+        states: list[ScalarState] = []
         phases: list[Phase] = []
         while self.at < len(self.lines):
-            line = self.reader()
+            line = self.next_line_reader()
             word = line.next_token()
             if word == "axis":
                 self.read_axis(line)
@@ -63,20 +63,20 @@ class _Parser:
                     line.expect("key")
                     line.expect("]")
                 line.expect("=")
-                states.append(State(state, line.read_constant(), keyed))  # type: ignore[arg-type]
+                states.append(ScalarState(state, line.read_constant(), keyed))  # type: ignore[arg-type]
             elif word == "phase":
                 phases.append(self.read_phase(line))
             else:
                 outside_name = line.next_token()
                 line.expect("=")
                 record = line.read_constant()
-                assert isinstance(record, Record)
+                assert isinstance(record, ConstructorCall)
                 outside.append(External(word, outside_name, record))
         return Program(name, tuple(models), tuple(outside), tuple(states), tuple(phases))
 
     def read_axis(self, line: LineReader) -> None:
         key = line.next_token()
-        inner = line.text == "inside"
+        inner = line.token_text == "inside"
         parent = self.axes[line.next_token()] if line.accept("in", "inside") else None
         name = line.next_token() if line.accept("as") else key.rsplit(".", 1)[-1]
         self.axes[key] = Axis(key, name, parent, inner)
@@ -85,11 +85,11 @@ class _Parser:
         name = line.next_token()
         line.expect("=")
         record = line.read_constant()
-        assert isinstance(record, Record)
+        assert isinstance(record, ConstructorCall)
         frozen = record.name == "frozen"
         if frozen:
             inner = record.args[0] if record.args else None
-            assert isinstance(inner, Record)
+            assert isinstance(inner, ConstructorCall)
             record = inner
         if record.name == "copy":
             original = record.args[0]
@@ -124,8 +124,8 @@ class _Parser:
     def read_graph(self, given: tuple[Value, ...], indent: int) -> Graph:
         nodes: list[Node] = []
         while True:
-            line = self.reader()
-            if line.text == "yield" and ":" not in (sign for _, sign in line.tokens):
+            line = self.next_line_reader()
+            if line.token_text == "yield" and ":" not in (sign for _, sign in line.tokens):
                 line.next_token()
                 outputs: list[str] = []
                 while line.at < len(line.tokens):
@@ -137,7 +137,7 @@ class _Parser:
     def read_node(self, line: LineReader, indent: int) -> Node:
         outputs: list[Value] = []
         if line.tokens[1][1] == ":":
-            while line.text not in ("=", "<-"):
+            while line.token_text not in ("=", "<-"):
                 outputs.append(line.read_value())
                 line.accept(",")
         tensor = bool(outputs) and line.next_token() == "="
@@ -155,7 +155,7 @@ class _Parser:
         unit = line.read_unit()
         regions: tuple[Graph, ...] = ()
         if line.accept(":"):
-            head = self.reader()
+            head = self.next_line_reader()
             head.expect("given")
             given: list[Value] = []
             while head.at < len(head.tokens):
@@ -173,7 +173,7 @@ class _Parser:
         unit = line.read_unit()
         body: list[Let] = []
         while self.at < len(self.lines) and _indent(self.lines[self.at]) > indent:
-            inner = self.reader()
+            inner = self.next_line_reader()
             name = inner.next_token()
             inner.expect("=")
             body.append(Let(name, inner.read_expression()))

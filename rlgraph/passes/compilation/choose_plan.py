@@ -14,15 +14,15 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Phase, Program
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import StateHandle
 from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
-from rlgraph.passes.compilation.host_offload import fullest_node, host_memory_shortage, offloaded_by_node
+from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import main_phase
@@ -36,11 +36,11 @@ from rlgraph.passes.placement.choose import (
     no_plan_error,
     with_shared_pipelines,
 )
-from rlgraph.passes.placement.next_best_plans import next_best_choices, streamed_tables, without_open_streams
-from rlgraph.passes.placement.query import PlacementQuery, is_small, with_other_engines
+from rlgraph.passes.placement.next_best_plans import next_best_choices, streamed_tables, without_undecided_streams
+from rlgraph.passes.placement.query import PlacementQuery, is_small, queries_with_other_engines
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 
 BESIDE = 2
 """How many other ways to share pools are simulated for a small problem whose rows stream or move."""
@@ -49,7 +49,7 @@ NOTED = 0.05
 """The share of a step that the host must work to be reported."""
 
 
-def choose_plan(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementChoice:
+def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, target: Target) -> PlacementChoice:
     """Return the best plan for a cluster; where rows stream or move, or steps overlap, it is the one that the simulator
     prefers. Raises ProgramError where a model's shape is unknown, and where nothing fits."""
     asked = make_placement_query(program, schedule, folders, target)
@@ -61,9 +61,9 @@ def choose_plan(program: Program, schedule: Schedule, folders: Folders, target: 
 
         return choose_by_simulation(choice, *_alternatives(choice, target, ends))
     if target.stream and is_small(choice.problem, choice.question):
-        from rlgraph.passes.compilation.streaming import with_best_streams
+        from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
-        return with_best_streams(choice, ends)
+        return with_best_streamed_tables(choice, ends)
     return choice
 
 
@@ -74,18 +74,23 @@ def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) ->
     told = any(line.sleep for line in asked.schedule.placements)
     choice = choose_placement(replace(asked, offload=False))
     choice = choice and _without_tight_fusions(choice, ends)
-    if choice is None and target.offload and not told and (left := asked.control.left_s(ends)) > 0:
+    if choice is None and target.offload and not told and (left := asked.control.remaining_seconds(ends)) > 0:
         choice = choose_placement(replace(asked, search_seconds=left))
-    elif choice is not None and not told and _may_offload(choice, target) and (left := asked.control.left_s(ends)) > 0:
+    elif (
+        choice is not None
+        and not told
+        and _may_offload(choice, target)
+        and (left := asked.control.remaining_seconds(ends)) > 0
+    ):
         choice = choose_with_offload(replace(asked, search_seconds=left), choice)
     if choice is None:
-        for variant in with_other_engines(replace(asked, offload=target.offload)):
-            if (left := asked.control.left_s(ends)) <= 0 or (
+        for variant in queries_with_other_engines(replace(asked, offload=target.offload)):
+            if (left := asked.control.remaining_seconds(ends)) <= 0 or (
                 choice := choose_placement(replace(variant, search_seconds=left))
             ):
                 break
     if choice is None:
-        host_problem = host_memory_shortage(asked, ends)
+        host_problem = host_memory_diagnostic(asked, ends)
         refusal = no_plan_error(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([host_problem, *refusal.diagnostics]) if host_problem else refusal
     return _without_tight_fusions(choice, ends)
@@ -96,8 +101,8 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
     sequentially, and the best plan without what the schedule leaves to the plan: there trainings may share pipelines
     and models may be offloaded."""
     tables, questions = streamed_tables(choice.question.schedule), list[PlacementQuery]()
-    closed = without_open_streams(choice.question.schedule)
-    if closed != choice.question.schedule and (left := choice.question.control.left_s(ends)) > 0:
+    closed = without_undecided_streams(choice.question.schedule)
+    if closed != choice.question.schedule and (left := choice.question.control.remaining_seconds(ends)) > 0:
         closed_question = replace(
             choice.question, schedule=closed, read_separately=(), offload=target.offload, search_seconds=left
         )
@@ -125,7 +130,7 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
 def _may_offload(choice: PlacementChoice, target: Target) -> bool:
     """Return whether plans with offloading are searched although a plan fits without it. Where work overlaps, models
     would be loaded for each piece of it, which the search does not count."""
-    return target.offload and choice.question.cluster.devices <= SLEEPERS and not has_overlapping_work(choice)
+    return target.offload and choice.question.cluster.device_count <= SLEEPERS and not has_overlapping_work(choice)
 
 
 def _with_room(choice: PlacementChoice) -> PlacementChoice:
@@ -136,14 +141,14 @@ def _with_room(choice: PlacementChoice) -> PlacementChoice:
         return choice
     full = {pool for pool, peak in peak_memory_by_pool(choice).items() if not peak.fits}
     trained = {
-        component.model: number
+        component.model_name: number
         for number, component in enumerate(choice.problem.components)
         if component.work == "train"
     }
     fitting = tuple(
         fused
         for fused in plan.fused
-        if plan.role(fused.models[0], "train").pool not in full
+        if plan.group_of_role(fused.models[0], "train").pool not in full
         and all(options[trained[model]].can_share_stages for model in fused.models)
     )
     pieces = tuple(tuple(trained[model] for model in fused.models) for fused in fitting)
@@ -160,7 +165,7 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
     """Return a choice whose shared pipelines fit into memory: the choice itself, or, if some do not fit, the better one
     of the choice without them and of a new search without fusion."""
     fitting = _with_room(choice)
-    over = choice.question.control.left_s(ends) <= 0
+    over = choice.question.control.remaining_seconds(ends) <= 0
     if (
         len(fitting.search_result.pieces) >= len(choice.search_result.pieces)
         or choice.search_result.before_fusing is None
@@ -175,12 +180,14 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
     return _without_tight_fusions(unfused, ends) if answer.pieces else unfused
 
 
-def unused_line_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
+def unused_schedule_line_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
     """Return warnings about parts of a schedule that the chosen plan does not use."""
     return tuple(unused_schedule_warnings(choice.question.program, choice.plan, schedule))
 
 
-def make_placement_query(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementQuery:
+def make_placement_query(
+    program: Program, schedule: Schedule, folders: SearchFolders, target: Target
+) -> PlacementQuery:
     """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
     shapes = read_model_shapes(program, folders)
     work = model_operations(program)
@@ -295,16 +302,16 @@ def has_overlapping_work(choice: PlacementChoice) -> bool:
 
 def _samples_together(choice: PlacementChoice, phase: Phase) -> bool:
     """Return whether a replica samples rows of several requests with the same weights concurrently."""
-    types = phase.graph.values()
+    types = phase.graph.value_types()
     requests = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
     return any(
-        engine(choice.plan.role(cast(Handle, types[weights]).name, op).engine).admits
+        engine(choice.plan.group_of_role(cast(StateHandle, types[weights]).name, op).engine).admits
         for (weights, op), count in requests.items()
         if count > 1
     )
 
 
-def fusion_timetables(choice: PlacementChoice) -> dict[str, FusedPipeline]:
+def fused_pipeline_timetables(choice: PlacementChoice) -> dict[str, FusedPipeline]:
     """Return the timetable of each shared pipeline, for the largest mini-batches."""
     asked, timetables = choice.question, dict[str, FusedPipeline]()
     predictor = Predictor(choice.plan, choice.model_configs, asked.cluster, asked.constants)
@@ -324,9 +331,9 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
     seconds = choice.simulated_step_s
     if seconds is None and has_overlapping_work(choice):
         # The simulator takes longer to import than many searches take.
-        from rlgraph.passes.compilation.overlap import simulate_seconds
+        from rlgraph.passes.compilation.overlap_simulation import simulate_step_seconds
 
-        seconds = simulate_seconds(choice)
+        seconds = simulate_step_seconds(choice)
     full, before = peak_memory_by_pool(choice), choice.search_result.before_fusing
     asleep = _asleep(choice, full)
     return {
@@ -336,7 +343,9 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
         if seconds is None or not choice.problem.staleness_steps
         else choice.search_result.seconds,
         "bound_seconds": choice.search_result.bound if choice.question.goal == "time" else None,
-        "unfused_seconds": before.bounded_result.seconds if before and not before.bounded_result.pieces else None,
+        "unfused_seconds": before.result_before_fusing.seconds
+        if before and not before.result_before_fusing.pieces
+        else None,
         "alike_seconds": before.seconds if before and before.pieces else None,
         "gap": choice.search_result.gap,
         "tokens": tokens_per_step(choice),
@@ -347,7 +356,7 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
                 "in_turn_seconds": fusion.serial_seconds,
                 "micro_batches": {model.name: model.micro_batches for model in fusion.problem.models},
             }
-            for models, fusion in fusion_timetables(choice).items()
+            for models, fusion in fused_pipeline_timetables(choice).items()
         }
         or None,
         "memory": {
@@ -360,11 +369,11 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
 
 def _asleep(choice: PlacementChoice, full: Mapping[str, Peak]) -> Mapping[str, Mapping[str, object]]:
     """Return for each pool with offloaded models what of them is in the hosts' memory."""
-    by_node, pools = offloaded_by_node(choice), {pool.name: pool for pool in choice.plan.pools}
+    by_node, pools = plan_offload_by_host(choice), {pool.name: pool for pool in choice.plan.pools}
     by_pool: dict[str, Mapping[str, object]] = {}
     for name, peak in full.items():
         if peak.asleep:
-            node = fullest_node(by_node, pools[name], choice.question.cluster)
+            node = fullest_host(by_node, pools[name], choice.question.cluster)
             node_memory = {"node": round(node.used_bytes), "node_capacity": round(node.capacity)} if node else {}
             by_pool[name] = {"host": round(peak.host), **node_memory, "asleep": dict(peak.asleep)}
     return by_pool
@@ -372,6 +381,6 @@ def _asleep(choice: PlacementChoice, full: Mapping[str, Peak]) -> Mapping[str, M
 
 def plan_file_sections(choice: PlacementChoice, target: Target) -> Mapping[str, Mapping[str, Any]]:
     """Return the sections of the plan file about the search."""
-    cluster = {"text": target.cluster.text, "devices": target.cluster.devices}
+    cluster = {"text": target.cluster.text, "devices": target.cluster.device_count}
     prediction = {name: value for name, value in plan_prediction(choice).items() if value is not None}
     return {"cluster": cluster, "assumptions": target.assumptions(), "predicted": prediction}

@@ -15,16 +15,16 @@ from rlgraph.errors import Diagnostic, Source, did_you_mean
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.plan_file import PlanFile, Sections
 from rlgraph.passes.rewrites.pipeline import PassResult
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 
 if TYPE_CHECKING:
     from rlgraph.passes.compilation.default_plan import PlannedProgram
     from rlgraph.passes.compilation.target import Target
     from rlgraph.passes.placement.choose import PlacementChoice
-    from rlgraph.passes.placement.contract import EngineContract
+    from rlgraph.passes.placement.engine_contracts import EngineContract
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Compilation:
         return self.stages[-1].program
 
     @property
-    def folders(self) -> Folders:
+    def folders(self) -> SearchFolders:
         """The folders to which the program's relative paths refer."""
-        return Folders(self.folder)
+        return SearchFolders(self.folder)
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Compilation:
 
     def text(self, after: str | None = None) -> str:
         """Return the graph as text, after one pass or after all."""
-        return print_program(self.after(after) if after else self.program)
+        return program_text(self.after(after) if after else self.program)
 
     # Placement
 
@@ -98,10 +98,10 @@ class Compilation:
         if self.file is not None:
             return PlannedProgram(self.file.plan, read_model_shapes(self.program, self.folders), ())
         if self.target is not None:
-            from rlgraph.passes.compilation.choose_plan import unused_line_warnings
+            from rlgraph.passes.compilation.choose_plan import unused_schedule_line_warnings
 
             return PlannedProgram(
-                self.choice.plan, self.choice.question.shapes, unused_line_warnings(self.choice, self.schedule)
+                self.choice.plan, self.choice.question.shapes, unused_schedule_line_warnings(self.choice, self.schedule)
             )
         return place_program(self.program, self.schedule, self.folders, local_machine(self.devices))
 
@@ -125,7 +125,7 @@ class Compilation:
         """What the processes of its plan are opened with. Raise ProgramError where there is no plan."""
         from rlgraph.catalog.clusters.read import read_cluster
         from rlgraph.passes.compilation.default_plan import local_machine
-        from rlgraph.passes.placement.contract import engine_contracts
+        from rlgraph.passes.placement.engine_contracts import engine_contracts
 
         plan, cluster = self.plan, None
         if self.target is not None:

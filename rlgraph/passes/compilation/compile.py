@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.catalog.clusters.processor import bfloat16_units
-from rlgraph.dsl.check import Checked, check_all
+from rlgraph.dsl.check import Checked, check_with_schedule
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Program
@@ -18,12 +18,12 @@ from rlgraph.passes.compilation.missing_heads import missing_head_diagnostics
 from rlgraph.passes.compilation.read_program import (
     OpenedProgram,
     make_column_reader,
-    make_reference_checker,
+    make_python_reference_checker,
     open_program,
     parse_settings,
     with_quote_hints,
 )
-from rlgraph.passes.compilation.schedules import with_schedule
+from rlgraph.passes.compilation.schedule_files import with_schedule
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 def check_program(opened: OpenedProgram, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
     """Check a program with its schedule, a path or a text. Raises ProgramError with all mistakes in them."""
-    folders = opened.folders
+    folders = opened.search_folders
     try:
-        program = check_all(
+        program = check_with_schedule(
             opened.source,
             parse_settings(settings),
             columns=make_column_reader(folders),
-            faults=make_reference_checker(folders),
+            faults=make_python_reference_checker(folders),
         )
     except ProgramError as error:
         raise ProgramError(with_quote_hints(error.diagnostics)) from None
@@ -53,7 +53,7 @@ def compile_program(
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
-    if problems := missing_head_diagnostics(found.program, opened.folders):
+    if problems := missing_head_diagnostics(found.program, opened.search_folders):
         raise ProgramError(problems)
     typed = found.program if target is None else with_default_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))
@@ -79,7 +79,7 @@ def _with_dtype(options: Mapping[str, Any], default: str) -> dict[str, Any]:
     return {**options, "dtype": options["dtype"] or default} if "dtype" in options else dict(options)
 
 
-def with_chosen_products(program: Program, flags: Collection[str]) -> Program:
+def resolve_auto_autocast(program: Program, flags: Collection[str]) -> Program:
     """Return the program with `autocast="auto"` decided for each model: bfloat16 where a processor with these flags
     multiplies it faster than float32, and else none."""
     chosen = "bfloat16" if bfloat16_units(flags) else None
@@ -92,15 +92,15 @@ def with_chosen_products(program: Program, flags: Collection[str]) -> Program:
     return replace(program, models=tuple(models))
 
 
-def product_notes(asked: Program, flags: Collection[str]) -> list[str]:
+def autocast_notes(asked: Program, flags: Collection[str]) -> list[str]:
     """Return in which dtype the products of models are that have `autocast`, in sentences. asked: the program before
     `auto` is decided."""
-    decided, units = with_chosen_products(asked, flags), bfloat16_units(flags)
+    decided, units = resolve_auto_autocast(asked, flags), bfloat16_units(flags)
     named: dict[str, list[str]] = {}
     for model in asked.models:
-        if asked.autocast(model) is None:
+        if asked.autocast_of_model(model) is None:
             continue
-        if decided.autocast(decided.model(model.name)):
+        if decided.autocast_of_model(decided.model(model.name)):
             how = f"bfloat16 ({', '.join(units) or 'slow: this processor has no units for it'}), weights float32"
         else:
             how = "float32: this processor multiplies bfloat16 no faster"

@@ -23,14 +23,14 @@ from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.gguf import gguf_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
-from rlgraph.ir.graph import Constant, Model, Program, Record, plain_constant
+from rlgraph.ir.graph import Constant, ConstructorCall, Model, Program, plain_constant
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ops.work import model_operations, user_code
+from rlgraph.ops.program_work import model_operations, user_code_usage
 from rlgraph.passes.placement.admission_order import length_predictors
 from rlgraph.passes.placement.place import Machine, Shapes, place
-from rlgraph.passes.placement.sleeping import sleeping_in_turns, sleeping_warnings
-from rlgraph.user_code.files import Folders
+from rlgraph.passes.placement.sleeping import sleeping_warnings, with_sleeping_models
+from rlgraph.user_code.files import SearchFolders
 
 _SPECIAL = 3
 """The special tokens of a built tokenizer: padding, end of text, unknown."""
@@ -45,14 +45,14 @@ class PlannedProgram:
     warnings: tuple[Diagnostic, ...]
 
 
-def place_program(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> PlannedProgram:
+def place_program(program: Program, schedule: Schedule, folders: SearchFolders, machine: Machine) -> PlannedProgram:
     """Return the plan of a program. Raises ProgramError where it cannot run as scheduled."""
     shapes = read_model_shapes(program, folders)
     if problems := [*unmatched_adapter_diagnostics(program, shapes)]:
         raise ProgramError(problems)
     plan = place(program, schedule, machine, shapes, installed_engines())
     if machine.kind == "gpu":
-        plan = sleeping_in_turns(plan, schedule)
+        plan = with_sleeping_models(plan, schedule)
     work = model_operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
     warnings += unused_schedule_warnings(program, plan, schedule)
@@ -93,7 +93,10 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _removed(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about placed work that the passes removed since nothing needs it."""
-    work_left, run = model_operations(program), user_code(program) | dict.fromkeys(length_predictors(schedule), True)
+    work_left, run = (
+        model_operations(program),
+        user_code_usage(program) | dict.fromkeys(length_predictors(schedule), True),
+    )
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
@@ -206,14 +209,14 @@ def unmatched_adapter_diagnostics(program: Program, shapes: Shapes) -> Iterator[
         for target in shape.adapters.unmatched_targets(linear_layers(shape)):
             if "." not in target:
                 lora = dict(model.options).get("lora")
-                span = lora.span if isinstance(lora, Record) else model.span
+                span = lora.span if isinstance(lora, ConstructorCall) else model.span
                 message = f"no linear layer of `{model.name}`, a {shape.family} model, is called `{target}`"
                 yield Diagnostic(
                     "E0747", message, span, did_you_mean(target, layers) or f"there are {', '.join(layers)}"
                 )
 
 
-def read_model_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
+def read_model_shapes(program: Program, folders: SearchFolders) -> dict[str, Shape | UnsupportedModel]:
     """Return the shape of each model, or why it is unsupported, without loading it; models without a local
     configuration are left out.
 
@@ -230,10 +233,12 @@ def read_model_shapes(program: Program, folders: Folders) -> dict[str, Shape | U
     return shapes
 
 
-def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
+def _shape(model: Model, folders: SearchFolders) -> Shape | UnsupportedModel | None:
     source, adapters = model.source, adapters_of(model)
     try:
-        if not isinstance(source, Record) and (saved := find_adapter(folders.model_source(str(source)))):
+        if not isinstance(source, ConstructorCall) and (
+            saved := find_adapter(folders.resolve_model_source(str(source)))
+        ):
             source, adapters = saved
         config = _config(source, folders)
         return replace(shape_of(config), adapters=adapters) if config is not None else None
@@ -244,14 +249,14 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
         return None
 
 
-def _config(source: Constant, folders: Folders) -> Mapping[str, Any] | None:
+def _config(source: Constant, folders: SearchFolders) -> Mapping[str, Any] | None:
     """Return the configuration of a source that is no adapter."""
-    if not isinstance(source, Record):
-        return find_config(folders.model_source(str(source)))
+    if not isinstance(source, ConstructorCall):
+        return find_config(folders.resolve_model_source(str(source)))
     return gguf_config(folders.find_path(str(source.args[0]))) if source.name == "gguf" else _random(source, folders)
 
 
-def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
+def _random(source: ConstructorCall, folders: SearchFolders) -> dict[str, Any] | None:
     """Return the configuration of `random(...)`; None where its vocabulary is that of a tokenizer without local files.
     Raises UnsupportedModel where such a model is unsupported whatever its vocabulary."""
     fields = {name: plain_constant(value) for name, value in source.options if value is not None}
@@ -267,9 +272,9 @@ def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
     return fields
 
 
-def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
+def _tokens(tokenizer: Constant, folders: SearchFolders) -> int | None:
     """Return how many tokens a tokenizer has, including special ones; None if its files are not here."""
-    if isinstance(tokenizer, Record):
+    if isinstance(tokenizer, ConstructorCall):
         text = str(tokenizer.args[0]) if tokenizer.args else ""
         counts = {"chars": len(text), "words": len(text.split()), "bytes": 256}
         return counts[tokenizer.name] + _SPECIAL

@@ -9,14 +9,19 @@ from dataclasses import replace
 from math import inf
 
 from rlgraph.backends.sim.steady_state import FEWEST
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache, simulate_seconds, streaming_key
-from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_blocks
-from rlgraph.passes.compilation.tails import with_best_tails
+from rlgraph.passes.compilation.overlap_simulation import (
+    ChoiceInterrupted,
+    SimulationCache,
+    simulate_step_seconds,
+    streaming_key,
+)
+from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_block_sizes
+from rlgraph.passes.compilation.tails import with_best_tail_moves
 from rlgraph.passes.placement.choose import PlacementChoice
-from rlgraph.passes.placement.next_best_plans import ideal_streaming_value
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value
 from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 TAILS = 0.05
 """The largest share of a step that other tails can save over the usual tail with its best blocks."""
@@ -33,7 +38,7 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps
     candidates = [*distinct_plans((first, *others))]
     if len(candidates) == 1:
         try:
-            return refine_blocks_and_tails(first)
+            return refine_block_sizes_and_tail_moves(first)
         except ChoiceInterrupted as interrupted:
             return interrupted.choice
     best, least = None, inf
@@ -50,7 +55,7 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps
         except ChoiceInterrupted as interrupted:
             best = best or answered(choice, interrupted.choice)
             break
-        value = simulated_value(tried)
+        value = simulated_objective_value(tried)
         if value is None:
             # The plan cannot be simulated, or the user has interrupted that.
             best = best or answered(choice, tried)
@@ -72,7 +77,9 @@ def _hopeless(choice: PlacementChoice, least: float) -> bool:
     unknown."""
     if choice.question.sequential_steps or choice.problem.staleness_steps:
         return False
-    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * ideal_streaming_value(choice) >= least
+    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * ideal_streaming_objective_value(
+        choice
+    ) >= least
 
 
 def simulate_choice(
@@ -82,14 +89,14 @@ def simulate_choice(
     another plan; for a plan that is far behind it, the seconds of the short simulation suffice. timed: earlier
     simulations of the plan."""
     timed = timed or SimulationCache(STEPS)
-    candidate = refine_blocks_and_tails(choice, timed, least)
+    candidate = refine_block_sizes_and_tail_moves(choice, timed, least)
     seconds = (
-        timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
+        timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_step_seconds(candidate, steps)
     )
     return replace(candidate, simulated_step_s=seconds)
 
 
-def refine_blocks_and_tails(
+def refine_block_sizes_and_tail_moves(
     choice: PlacementChoice, timed: SimulationCache | None = None, least: float = inf
 ) -> PlacementChoice:
     """Return a choice with blocks and tails where the schedule leaves them open. They are chosen alternately until none
@@ -97,10 +104,10 @@ def refine_blocks_and_tails(
     behind `least`. Raises Interrupted after Ctrl-C."""
     timed, seen = timed or SimulationCache(STEPS), [streaming_key(choice)]
     while True:
-        choice = with_best_blocks(choice, timed)
+        choice = with_best_block_sizes(choice, timed)
         if _behind(choice, timed, least):
             return choice
-        choice = with_best_tails(choice, timed)
+        choice = with_best_tail_moves(choice, timed)
         if streaming_key(choice) in seen:
             return choice
         seen.append(streaming_key(choice))
@@ -111,7 +118,7 @@ def _behind(choice: PlacementChoice, timed: SimulationCache, least: float) -> bo
     seconds = timed.cached_seconds(choice)
     if seconds is None or not choice.plan.tails:
         return False
-    value = simulated_value(replace(choice, simulated_step_s=seconds))
+    value = simulated_objective_value(replace(choice, simulated_step_s=seconds))
     return value is not None and value > (1 + TAILS) * least
 
 
@@ -130,11 +137,11 @@ def adapt_to_first_query(other: PlacementChoice, first: PlacementChoice) -> Plac
     asked = replace(first.question, read_separately=other.question.read_separately, schedule=other.question.schedule)
     problem = make_problem(asked)
     searched = _recomputed(problem, other.search_result)
-    searched = replace(searched, bound=min(first.search_result.bound, searched.bounded_result.value))
+    searched = replace(searched, bound=min(first.search_result.bound, searched.result_before_fusing.value))
     return replace(other, search_result=searched, problem=problem, question=asked)
 
 
-def _recomputed(problem: Problem, result: SearchResult) -> SearchResult:
+def _recomputed(problem: PlacementProblem, result: SearchResult) -> SearchResult:
     """Return a search result with its seconds and value, and those of the results before it, recomputed for a
     problem."""
     seconds = problem.step_seconds_with_options(result.blocks, result.options, result.pieces)
@@ -143,7 +150,7 @@ def _recomputed(problem: Problem, result: SearchResult) -> SearchResult:
     return replace(result, seconds=seconds, value=value, before_fusing=before)
 
 
-def simulated_value(choice: PlacementChoice) -> float | None:
+def simulated_objective_value(choice: PlacementChoice) -> float | None:
     """Return what is minimized, by the simulated seconds; None if it was not simulated."""
     if choice.simulated_step_s is None:
         return None

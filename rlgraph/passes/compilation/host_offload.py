@@ -11,29 +11,29 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.cost.peak_memory import OffloadedModels, offloaded_models_by_node
+from rlgraph.passes.cost.peak_memory import OffloadedBytes, offloaded_bytes_by_host
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 
 
-def offloaded_by_node(choice: PlacementChoice) -> dict[int, OffloadedModels]:
+def plan_offload_by_host(choice: PlacementChoice) -> dict[int, OffloadedBytes]:
     """Return what is offloaded to each node's host, by the number of the node."""
     asked, plan = choice.question, choice.plan
     accumulated = accumulating_models(asked.program, plan)
-    return offloaded_models_by_node(
+    return offloaded_bytes_by_host(
         plan, choice.problem.tasks, choice.model_configs, asked.cluster, asked.constants, accumulated
     )
 
 
-def fullest_node(found: Mapping[int, OffloadedModels], pool: Pool, cluster: Cluster) -> OffloadedModels | None:
+def fullest_host(found: Mapping[int, OffloadedBytes], pool: Pool, cluster: Cluster) -> OffloadedBytes | None:
     """Return the node of a pool with the most offloaded bytes, of all pools together; None if there are none."""
     nodes = range(cluster.node_of_device(pool.first), cluster.node_of_device(pool.first + pool.devices - 1) + 1)
     return max((found[node] for node in nodes if node in found), key=lambda lodging: lodging.used_bytes, default=None)
 
 
-def host_memory_message(node: int, found: OffloadedModels) -> str:
+def host_memory_message(node: int, found: OffloadedBytes) -> str:
     """Return the message for a node whose host's memory is too small."""
     who = ", ".join(f"{format_quantity(size, 'bytes')} of `{name}`" for name, size in found.parts)
     return (
@@ -42,7 +42,7 @@ def host_memory_message(node: int, found: OffloadedModels) -> str:
     )
 
 
-def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | None:
+def host_memory_diagnostic(question: PlacementQuery, ends: float) -> Diagnostic | None:
     """Return a diagnostic if nothing fits but something would if hosts had more memory; else None. ends: the monotonic
     time at which to stop."""
     if not question.offload:
@@ -53,7 +53,7 @@ def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | 
         return None
     if choice is None:
         return None
-    full = [item for item in offloaded_by_node(replace(choice, question=question)).items() if not item[1].fits]
+    full = [item for item in plan_offload_by_host(replace(choice, question=question)).items() if not item[1].fits]
     if not full:
         return None
     node, most = max(full, key=lambda item: item[1].used_bytes)

@@ -10,10 +10,10 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.constants import default_constants
-from rlgraph.passes.cost.predict import Predictor, task_model
+from rlgraph.passes.cost.predict import Predictor, task_cost_model
 from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
-from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.model_configs import model_config
 
 
 def plan_predictor(compiled: Compilation) -> Predictor | None:
@@ -37,7 +37,7 @@ def plan_predictor(compiled: Compilation) -> Predictor | None:
     )
 
 
-def main_step_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+def main_step_task_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
     """Return the seconds of the main step's tasks by number, with all repetitions; empty if nothing is predicted."""
     if compiled.target is not None:
         choice = compiled.choice
@@ -50,7 +50,7 @@ def main_step_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, 
     return task_seconds(compiled, step)
 
 
-def predicted_work(compiled: Compilation) -> dict[str, float]:
+def predicted_seconds_by_work(compiled: Compilation) -> dict[str, float]:
     """Return the seconds that each piece of a step's work is predicted to take, by its name (`train actor`); empty for
     a program whose plan nobody chose for a cluster."""
     if compiled.target is None and "seconds" not in compiled.plan_file_sections.get("predicted", {}):
@@ -58,7 +58,7 @@ def predicted_work(compiled: Compilation) -> dict[str, float]:
     elsewhere = {name for group in compiled.plan.groups for name in group.code}
     step = phase_tasks(compiled.program, main_phase(compiled.program), assumed_workload(compiled), elsewhere)
     by_name: dict[str, float] = {}
-    for number, seconds in main_step_seconds(compiled, step).items():
+    for number, seconds in main_step_task_seconds(compiled, step).items():
         task = step[number]
         name = task.name if task.name.startswith(task.op) else f"{task.op} {task.name}"
         by_name[name] = by_name.get(name, 0.0) + seconds
@@ -74,15 +74,15 @@ def task_seconds(compiled: Compilation, step: Sequence[Task]) -> dict[int, float
     for number, task in enumerate(step):
         if task.model is None or task.model not in predictor.configs:
             continue
-        group = plan.role(task.model, task.op)
+        group = plan.group_of_role(task.model, task.op)
         deployment = predictor.deployment(task.model, group)
-        model = task_model(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
+        model = task_cost_model(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
         same_group = [
             at
             for at, other in enumerate(step)
-            if other.model == task.model and plan.role(other.model, other.op) == group
+            if other.model == task.model and plan.group_of_role(other.model, other.op) == group
         ]
-        moved = predictor.host_round_trip_cost(task.model, group.name, task.op, task.batches).seconds
+        moved = predictor.offload_round_trip_cost(task.model, group.name, task.op, task.batches).seconds
         by_task[number] = model.seconds(deployment.dp) * task.repetitions + moved * device_takeovers(
             step, number, same_group
         )

@@ -14,8 +14,8 @@ from rlgraph.files import PROGRAMS, failure_reason, read_bytes
 if TYPE_CHECKING:
     from rlgraph.columns import Column
     from rlgraph.dsl.tree import Expr
-    from rlgraph.ir.graph import Record
-    from rlgraph.user_code.files import Folders
+    from rlgraph.ir.graph import ConstructorCall
+    from rlgraph.user_code.files import SearchFolders
 
 _ALIKE = 0.7
 """How similar the name of a file must be to be suggested, where many are alike."""
@@ -34,11 +34,11 @@ class OpenedProgram:
     """The folder of the program."""
 
     @property
-    def folders(self) -> Folders:
+    def search_folders(self) -> SearchFolders:
         """The folders to which its relative paths refer."""
-        from rlgraph.user_code.files import Folders
+        from rlgraph.user_code.files import SearchFolders
 
-        return Folders(self.folder)
+        return SearchFolders(self.folder)
 
 
 def open_program(program: str | Path, name: str = "<text>") -> OpenedProgram:
@@ -48,13 +48,13 @@ def open_program(program: str | Path, name: str = "<text>") -> OpenedProgram:
     Raises ProgramError where the file cannot be read.
     """
     if isinstance(program, str) and program.isidentifier():
-        return open_file(program)
+        return open_program_file(program)
     if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
-        return open_file(str(program))
+        return open_program_file(str(program))
     return OpenedProgram(Source(name, program), Path())
 
 
-def open_file(path: str) -> OpenedProgram:
+def open_program_file(path: str) -> OpenedProgram:
     """Read the program in a file, or an algorithm that ships. Raises ProgramError where it cannot be read."""
     from rlgraph.dsl.use import LARGEST_BYTES
 
@@ -63,7 +63,7 @@ def open_file(path: str) -> OpenedProgram:
     except FileNotFoundError:
         shipped = Path(__file__).parents[2] / "algorithms" / f"{path}.rlf"
         if path.isidentifier() and shipped.is_file():
-            return open_file(str(shipped))
+            return open_program_file(str(shipped))
         raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
     except IsADirectoryError:
         raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
@@ -169,16 +169,18 @@ def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
     return replace(diagnostic, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
-def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
+def make_python_reference_checker(
+    folders: SearchFolders,
+) -> Callable[[str, ConstructorCall, Collection[str]], list[Diagnostic]]:
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
-    def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+    def look(word: str, record: ConstructorCall, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.data.emptiness import no_rows_errors
         from rlgraph.data.sources import check_source
-        from rlgraph.user_code.declared import check_function
-        from rlgraph.user_code.environment_kinds import environment_faults
+        from rlgraph.user_code.environment_kinds import environment_declaration_faults
+        from rlgraph.user_code.function_declarations import check_function_declaration
         from rlgraph.user_code.spec import CallSpec
-        from rlgraph.user_code.unread import declaration_faults
+        from rlgraph.user_code.static_checks import python_reference_faults
 
         args, options = record.plain_arguments()
         spec = CallSpec(record.name, args, options, record.span, dict(record.spans))
@@ -190,23 +192,23 @@ def make_reference_checker(folders: Folders) -> Callable[[str, Record, Collectio
             if empty := no_rows_errors(spec, folders):
                 return empty
         if word == "env":
-            return environment_faults(spec, folders)
+            return environment_declaration_faults(spec, folders)
         if record.name != "python":
             return []
         if word == "func":
             try:
-                check_function(spec)
+                check_function_declaration(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
-        return declaration_faults(spec, folders, known, alone=word != "func")
+        return python_reference_faults(spec, folders, known, alone=word != "func")
 
     return look
 
 
-def make_column_reader(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
+def make_column_reader(folders: SearchFolders) -> Callable[[ConstructorCall], Mapping[str, Column] | None]:
     """Return a function that reads the columns of data files, without running anything."""
 
-    def look(record: Record) -> Mapping[str, Column] | None:
+    def look(record: ConstructorCall) -> Mapping[str, Column] | None:
         from rlgraph.data.sources import source_columns
         from rlgraph.user_code.spec import CallSpec
 

@@ -13,8 +13,8 @@ from rlgraph.dsl.check import new_context
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.use import resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, UsageMistake, quoted_list
-from rlgraph.passes.compilation.read_program import open_file
-from rlgraph.user_code.declared import OPTIONS as FUNCTION_OPTIONS
+from rlgraph.passes.compilation.read_program import open_program_file
+from rlgraph.user_code.function_declarations import OPTIONS as FUNCTION_OPTIONS
 
 UNFITTING = "E0791"
 _BY_ENDING = ("jsonl", "parquet")
@@ -64,7 +64,7 @@ def with_short_forms(
     if not any(given.values()):
         return result
     try:
-        source = open_file(program).source
+        source = open_program_file(program).source
         declarations = resolve_uses(parse(source), source, new_context()).declarations
     except ProgramError:
         return result

@@ -11,10 +11,10 @@ from time import monotonic
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
-from rlgraph.ir.schedule import Stream
+from rlgraph.ir.schedule import StreamLine
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation.open_schedule_lines import LineSearch, resolve_open_lines
-from rlgraph.passes.compilation.overlap import SimulationCache
+from rlgraph.passes.compilation.overlap_simulation import SimulationCache
+from rlgraph.passes.compilation.undecided_lines import UndecidedLineSearch, resolve_undecided_lines
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
@@ -31,15 +31,15 @@ STEPS = 2
 """Steps of each simulation: it only has to tell which of two sizes is better, not the exact seconds."""
 
 
-def with_best_blocks(choice: PlacementChoice, timed: SimulationCache) -> PlacementChoice:
+def with_best_block_sizes(choice: PlacementChoice, timed: SimulationCache) -> PlacementChoice:
     """Return a choice with the best block of each table whose line leaves it open, one table after the other, with the
     tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises
     ChoiceInterrupted with the best so far after Ctrl-C."""
 
-    def search(choice: PlacementChoice, line: Stream, progress: ProgressLine) -> _BlockSearch:
+    def search(choice: PlacementChoice, line: StreamLine, progress: ProgressLine) -> _BlockSearch:
         return _BlockSearch(choice, line, progress, timed)
 
-    return resolve_open_lines(choice, choice.question.schedule.streams, "block", search)
+    return resolve_undecided_lines(choice, choice.question.schedule.streams, "block", search)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def streaming_gains(choice: PlacementChoice, ends: float = inf) -> Iterator[Stre
     time at which to stop trying; what was not tried by then is left out."""
     with closing(ProgressLine("simulating what could stream")) as progress:
         for table in streamable_tables(choice):
-            search = _BlockSearch(choice, Stream(table), progress, SimulationCache(STEPS), ends)
+            search = _BlockSearch(choice, StreamLine(table), progress, SimulationCache(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
@@ -84,7 +84,7 @@ def streamable_tables(choice: PlacementChoice) -> list[str]:
     ]
 
 
-def block_sizes_to_try(choice: PlacementChoice, line: Stream) -> Iterator[int]:
+def block_sizes_to_try(choice: PlacementChoice, line: StreamLine) -> Iterator[int]:
     """Return the block sizes in rows that are tried; they are multiples of whole groups of samples."""
     tasks = [task for task in choice.problem.tasks if task.name.split(".")[0] == line.table]
     batch_rows = sum(batch.rows for task in tasks[:1] for batch in task.batches)
@@ -99,11 +99,16 @@ def block_sizes_to_try(choice: PlacementChoice, line: Stream) -> Iterator[int]:
         yield rows
 
 
-class _BlockSearch(LineSearch[Stream, int]):
+class _BlockSearch(UndecidedLineSearch[StreamLine, int]):
     """The search for the block of one table, in rows."""
 
     def __init__(
-        self, choice: PlacementChoice, line: Stream, progress: ProgressLine, timed: SimulationCache, ends: float = inf
+        self,
+        choice: PlacementChoice,
+        line: StreamLine,
+        progress: ProgressLine,
+        timed: SimulationCache,
+        ends: float = inf,
     ) -> None:
         super().__init__(choice, line, progress, timed)
         self.ends = ends
@@ -115,9 +120,9 @@ class _BlockSearch(LineSearch[Stream, int]):
         candidates = block_sizes_to_try(self.choice, self.line)
         for rows in candidates if self.tailed else (None, *candidates):
             if monotonic() < self.ends:
-                self.simulated_seconds(rows)
+                self.simulated_step_seconds(rows)
 
-    def choice_with(self, tried: int | None) -> PlacementChoice:
+    def choice_with_candidate(self, tried: int | None) -> PlacementChoice:
         """Return the choice with this block; None: without streaming."""
         plan, table = self.choice.plan, self.line.table
         blocks = self.others if tried is None else (*self.others, (table, tried))

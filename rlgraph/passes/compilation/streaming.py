@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
-from rlgraph.ir.schedule import Stream
-from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_value
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulationCache
+from rlgraph.ir.schedule import StreamLine
+from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_objective_value
+from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache
 from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try, streamable_tables
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.search.progress import OutOfTime
@@ -18,14 +18,14 @@ PAYS = 0.01
 """The share of a step, or of its price, that streaming must save if the schedule does not ask for it."""
 
 
-def with_best_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
+def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> PlacementChoice:
     """Return a choice by whole batches, or, if it is better by `PAYS`, the best one among plans with memory for
     streaming rows, with the best blocks. ends: the monotonic time at which to stop searching. After Ctrl-C, which is
     printed, the given choice is returned."""
     asked, tables = choice.question, streamable_tables(choice)
     if not tables:
         return choice
-    lines = (*asked.schedule.streams, *(Stream(table) for table in tables))
+    lines = (*asked.schedule.streams, *(StreamLine(table) for table in tables))
     try:
         schedule = replace(asked.schedule, streams=lines)
         other = choose_before_deadline(ends, replace(asked, schedule=schedule, offload=False))
@@ -48,7 +48,7 @@ def _promising(choice: PlacementChoice, other: PlacementChoice, timed: Simulatio
     streamed = replace(other, plan=replace(other.plan, blocks=blocks))
     try:
         least, value = (
-            simulated_value(replace(candidate, simulated_step_s=times.simulate_once(candidate)))
+            simulated_objective_value(replace(candidate, simulated_step_s=times.simulate_once(candidate)))
             for candidate, times in ((choice, SimulationCache(STEPS)), (streamed, timed))
         )
     except KeyboardInterrupt:
@@ -57,5 +57,5 @@ def _promising(choice: PlacementChoice, other: PlacementChoice, timed: Simulatio
     return least is not None and value is not None and value <= (1 - PAYS) * least
 
 
-def _medium_block(choice: PlacementChoice, line: Stream) -> int:
+def _medium_block(choice: PlacementChoice, line: StreamLine) -> int:
     return [*block_sizes_to_try(choice, line)][:2][-1]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from rlgraph.catalog.models.families import ModelKind, linear_layers
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost import latent_attention
-from rlgraph.passes.cost.work import Tokens, adapter_parameters
+from rlgraph.passes.cost.work import Tokens, adapter_parameter_count
 
 LOGITS = 1 << 25
 """A rank computes at most so many logits at a time."""
@@ -73,14 +73,14 @@ def activation_bytes(
     float32. network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
     `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written
     out, and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is
-    then what one rank has (`Tokens.fullest_context_rank`), with the keys and values of all tokens. masked: attention
+    then what one rank has (`Tokens.part_of_fullest_rank`), with the keys and values of all tokens. masked: attention
     keeps masks, which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a
     time.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
     layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)
     kept_bytes, working = layer.saved_bytes(), layer.backward_workspace_bytes()
-    stream = micro.tokens * shape.hidden * itemsize / layer.token_ranks
+    stream = micro.tokens * shape.hidden * itemsize / layer.token_shard_count
     if recompute:
         kept_bytes, working = stream, layer.recompute_bytes()
     head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
@@ -120,7 +120,7 @@ def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, spli
     return (16.0 if split else 8.0) * min(numbers, LOGITS)
 
 
-def scores_head_in_chunks(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
+def computes_head_in_chunks(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
     """Return whether a head with so many positions to score is computed in parts."""
     return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
 
@@ -160,7 +160,7 @@ class _LayerShard:
     wide_norms: int = 8
 
     @property
-    def token_ranks(self) -> int:
+    def token_shard_count(self) -> int:
         """The number of ranks over which tokens are split outside of products and attention."""
         return self.tp if self.splits_tokens else 1
 
@@ -168,9 +168,9 @@ class _LayerShard:
         """Return what the layer keeps from its forward to its backward pass."""
         extra_norms = len(self.shape.norms) - 2
         norms = 2 * self._norm() + extra_norms * (self._inner() * self.shape.hidden + 4)
-        per_token = norms / self.token_ranks + self._network() + self._attention() + self._adapters()
+        per_token = norms / self.token_shard_count + self._network() + self._attention() + self._adapters()
         # Adapters of narrow models are float32, and are cast to the model's dtype to compute.
-        copies = adapter_parameters(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
+        copies = adapter_parameter_count(self.shape) / self.shape.layers * self.itemsize if self.itemsize < 4 else 0.0
         return self.micro.tokens * per_token + copies + self._weights() + self._copied()
 
     def backward_workspace_bytes(self) -> float:
@@ -181,7 +181,7 @@ class _LayerShard:
         network = stream + self._networks((2 + NETWORK - self.network) * self.itemsize / self.tp)
         # A norm that is not trained has no product for the gradient of its weight.
         products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
-        norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_ranks
+        norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_shard_count
         tokens = self.micro.tokens
         return max(tokens * max(network, norm, self._attending()), self._scores(), self._sharing())
 
@@ -256,20 +256,20 @@ class _LayerShard:
         experts, shape = self.shape.experts_per_token, self.shape
         columns = max(shape.ffn * max(1, experts), shape.shared_ffn, shape.dense_ffn)
         # Tensor-parallel ranks add up their outputs in one more stream.
-        streams = (4 + experts) / self.token_ranks
+        streams = (4 + experts) / self.token_shard_count
         network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * columns / self.tp
-        attention = 3 * hidden / self.token_ranks + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+        attention = 3 * hidden / self.token_shard_count + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         if self.cp > 1:
             # Keys and values of all ranks, both as received and in the rows' order.
             seen = 2 * keys * self.cp
             most = max(4 * queries + 3 * keys + seen, 2 * queries + 5 * keys + 2 * seen)
             # Normed queries and keys also exist as they were before the norm.
             most += self.shape.qk_norm * (queries + keys)
-            attention = 3 * hidden / self.token_ranks + most
+            attention = 3 * hidden / self.token_shard_count + most
         if shape.latent:
             seen = 2 * keys * (self.cp - 1)
             attention = (
-                3 * hidden / self.token_ranks
+                3 * hidden / self.token_shard_count
                 + latent_attention.forward_elements_per_token(shape, shape.latent, shape.heads / self.tp)
                 + seen
             )
@@ -288,9 +288,9 @@ class _LayerShard:
 
     def non_layer_bytes(self) -> float:
         """Return what the last norm, the scored hidden states, rotary positions and masks keep."""
-        last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_ranks
+        last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_shard_count
         total = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
-        if self.token_ranks > 1:
+        if self.token_shard_count > 1:
             # All tokens are gathered for the head.
             total += self.micro.tokens * self.shape.hidden * self.itemsize
         # Angles are for all positions of a row; where rows are packed, of all rows.
@@ -320,12 +320,14 @@ class _LayerShard:
     def _network(self) -> float:
         """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
         and the output for each of its experts."""
-        copies = 2 * self.shape.experts_per_token * self.shape.hidden * self.shape.expert_layers / self.shape.layers
-        if self.shape.experts and self.token_ranks > 1:
+        copies = (
+            2 * self.shape.experts_per_token * self.shape.hidden * self.shape.expert_layer_count / self.shape.layers
+        )
+        if self.shape.experts and self.token_shard_count > 1:
             # All tokens are gathered for the router.
             copies += self.shape.hidden
         # Exact routers read a float32 copy.
-        wide = 4 * self.shape.hidden * self.shape.expert_layers / self.shape.layers if self.shape.routing else 0
+        wide = 4 * self.shape.hidden * self.shape.expert_layer_count / self.shape.layers if self.shape.routing else 0
         network = (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
         return network + (wide if self.itemsize < 4 else 0)
 
@@ -336,8 +338,8 @@ class _LayerShard:
         queries, keys, heads = self._sizes()
         copied_out = self.packed and (self.micro.rows > 1 or self.cp > 1)
         if self.shape.latent:
-            size, inner, ranks = self.itemsize, self._inner(), self.token_ranks
-            return latent_attention.saved_layer_bytes(
+            size, inner, ranks = self.itemsize, self._inner(), self.token_shard_count
+            return latent_attention.latent_layer_bytes_per_token(
                 self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks
             )
         if self.scores:
@@ -359,7 +361,7 @@ class _LayerShard:
         if self.shape.score_cap:
             return 1.0
         longer = max(self.micro.longest, 1.0) > self.shape.window
-        return self.shape.windowed_layers / self.shape.layers if longer and not self.scores else 0.0
+        return self.shape.windowed_layer_count / self.shape.layers if longer and not self.scores else 0.0
 
     def _sizes(self) -> tuple[float, float, float]:
         """Return this rank's columns of queries, its columns of keys, and its heads."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 POINTS = 24
 """The number of lengths that represent all rows which are decoded together."""
@@ -34,7 +34,7 @@ class Batch:
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
 
     @cached_property
-    def mean_row_load(self) -> Tokens:
+    def mean_row_tokens(self) -> Tokens:
         """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.mean_square + 2 * self.prompt.mean * self.response.mean + self.response.mean_square
@@ -42,7 +42,7 @@ class Batch:
 
     def tokens(self) -> Tokens:
         """Return what a model reads of all rows."""
-        row = self.mean_row_load
+        row = self.mean_row_tokens
         return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
 
     def rows_of_fullest_replica(self, parts: int) -> float:
@@ -65,21 +65,23 @@ class Batch:
         prefix are read together."""
         if packed:
             return self._packed(budget), self.tokens_read_per_row(shares)
-        return memo(self._blocks, budget, lambda: self._cut(budget))
+        return get_or_compute(self._blocks, budget, lambda: self._cut(budget))
 
     def tokens_read_per_row(self, shares: PrefixSharing | None) -> Tokens:
         """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
         it."""
         if shares is None or self.together <= 1:
-            return self.mean_row_load
+            return self.mean_row_tokens
         short = sum(length <= shares.max_suffix_tokens for length in self.response.values) / len(self.response.values)
         left_out = short * (1 - 1 / self.together)
-        if left_out * self.prompt.mean < shares.min_saved_share * self.mean_row_load.tokens:
-            return self.mean_row_load
+        if left_out * self.prompt.mean < shares.min_saved_share * self.mean_row_tokens.tokens:
+            return self.mean_row_tokens
         # The tokens behind a prompt attend to all of it.
-        tokens = self.mean_row_load.tokens - left_out * self.prompt.mean
+        tokens = self.mean_row_tokens.tokens - left_out * self.prompt.mean
         return replace(
-            self.mean_row_load, tokens=tokens, squares=self.mean_row_load.squares - left_out * self.prompt.mean_square
+            self.mean_row_tokens,
+            tokens=tokens,
+            squares=self.mean_row_tokens.squares - left_out * self.prompt.mean_square,
         )
 
     def unshared_prompt_tokens(self, block: int) -> tuple[float, float]:
@@ -106,8 +108,8 @@ class Batch:
 
     def _packed(self, budget: float) -> float:
         """Return how many packed micro-batches a row makes."""
-        if self.mean_row_load.longest <= budget:
-            return max(1 / max(self.rows, 1.0), self.mean_row_load.tokens / budget)
+        if self.mean_row_tokens.longest <= budget:
+            return max(1 / max(self.rows, 1.0), self.mean_row_tokens.tokens / budget)
         if budget not in self._parts:
             prompt, values = self.prompt.mean, self.response.values
             self._parts[budget] = sum(min(1.0, (prompt + length) / budget) for length in values) / len(values)
@@ -125,7 +127,11 @@ class Batch:
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
         """Return `blocks` of rows that are padded."""
-        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.mean_row_load.scored, self.mean_row_load.longest), 0.0
+        blocks, padded, done = (
+            0.0,
+            Tokens(0.0, 0.0, 0.0, self.mean_row_tokens.scored, self.mean_row_tokens.longest),
+            0.0,
+        )
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.quantile(1 - done))
             together = max(1.0, budget // longest)

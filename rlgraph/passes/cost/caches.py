@@ -16,7 +16,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.memory import BUCKET, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
-from rlgraph.passes.cost.weights import rank_adapter_count, rank_parameter_count, received_adapter_bytes
+from rlgraph.passes.cost.weights import rank_adapter_parameter_count, rank_parameter_count, received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -44,15 +44,15 @@ class _Reserving(MemoryModel):
         config, deployment, reserved = self.config, self.deployment, self.cache
         shape, cpu_dtype = config.shape, deployment.engine_spec.memory.cpu_dtype
         item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
-        weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
+        weights = work.model_parallel_parameter_count(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
             weights += received_adapter_bytes(config, deployment, item)
             travels = config.adapter_bytes
         if deployment.engine_spec.memory.cpu_packs_experts and deployment.on_cpu:
-            weights += work.expert_parameters(shape) * item / deployment.tp
+            weights += work.expert_parameter_count(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        row_token = work.kv_bytes_per_token(shape, item) / work.kv_shard_ranks(shape, deployment.tp)
+        row_token = work.kv_bytes_per_token(shape, item) / work.kv_shard_count(shape, deployment.tp)
         cache = deployment.kv_bytes or (
             max(reserved.cpu_bytes, row_token * width) if deployment.on_cpu else row_token * rows * width
         )
@@ -69,12 +69,12 @@ class _Reserving(MemoryModel):
         )
         turned = shape.latent.turned if shape.latent else shape.head_dim
         buffers = (
-            reserved.table_bytes(shape.positions, deployment.on_cpu)
+            reserved.bookkeeping_bytes(shape.positions, deployment.on_cpu)
             + (shape.positions * turned + most * shape.hidden) * item
         )
         if shape.latent:
             gathered = reserved.gathered_token_room(shape.positions, deployment.on_cpu)
-            buffers += gathered * shape.latent.cached_numbers * item
+            buffers += gathered * shape.latent.cached_numbers_per_token * item
             if not deployment.on_cpu:
                 # Keys and values are made from the cache for as many tokens of a prompt.
                 remade = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
@@ -134,7 +134,7 @@ class _Growing(MemoryModel):
         config = self.config
         weights = (
             rank_parameter_count(config, self.deployment) * config.item_bytes
-            + rank_adapter_count(config, self.deployment) * config.trained_item_bytes
+            + rank_adapter_parameter_count(config, self.deployment) * config.trained_item_bytes
         )
         resident = BytesByUse((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
@@ -169,7 +169,7 @@ class _Growing(MemoryModel):
         return larger_total(prefill, larger_total(grown, sampled))
 
 
-def generation_memory(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
+def generation_memory_model(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
     """Return the memory model of a model that generates, for the kind of cache that its engine has."""
     cache = deployment.engine_spec.memory.cache
     if isinstance(cache, GrowingCache):

@@ -16,10 +16,10 @@ from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import contention_slowdown
+from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.weights import received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 SLOTS = 256
 """The most rows that an engine decodes together which states no number of its own."""
@@ -28,10 +28,10 @@ SLOTS = 256
 def generation_cost(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
     """Return the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
     that fit are decoded together."""
-    return GenerationModel(config, deployment, constants, batch).cost(deployment.dp)
+    return GenerationCostModel(config, deployment, constants, batch).cost(deployment.dp)
 
 
-class GenerationModel:
+class GenerationCostModel:
     """The cost of `generate` by the number of replicas; `deployment` is that of one. What does not depend on this
     number is computed once."""
 
@@ -43,13 +43,13 @@ class GenerationModel:
         deployment: Deployment,
         constants: Constants,
         batch: Batch,
-        alike: GenerationModel | None = None,
+        alike: GenerationCostModel | None = None,
     ) -> None:
         """alike: the model of the same work with another cache size; rows that fit into both take the same time."""
         self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
         self.rates = constants.rates[deployment.engine, "generate"]
         self.slots = decoding_slots(config, deployment, batch)
-        self.step: DecodeStep = alike.step if alike else DecodeStep(config, deployment, constants, batch)
+        self.step: DecodeStepCost = alike.step if alike else DecodeStepCost(config, deployment, constants, batch)
         self._costs: dict[tuple[float, float, bool], Cost] = alike._costs if alike else {}
         """The costs by the rows of a replica, the rows that it decodes together, and whether it is the only one."""
 
@@ -57,7 +57,7 @@ class GenerationModel:
         """Return the cost with so many replicas."""
         rows = self.batch.rows_of_fullest_replica(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
-        return memo(
+        return get_or_compute(
             self._costs,
             key,
             lambda: self._cost(rows, contention_slowdown(self.deployment.with_replicas(copies), self.rates)),
@@ -135,7 +135,7 @@ def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) ->
     device = deployment.island.device
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
-    weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item_bytes
+    weights = work.model_parallel_parameter_count(config.shape, config.kind, 1, deployment.tp) * config.item_bytes
     weights += received_adapter_bytes(config, deployment, config.item_bytes)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
     row_bytes = cache_bytes_per_token(config, deployment) * (batch.prompt.mean + batch.response.mean)
@@ -157,7 +157,7 @@ def cache_bytes_per_token(config: ModelConfig, deployment: Deployment) -> float:
     return work.rank_kv_bytes_per_token(config.shape, deployment.tp, item)
 
 
-def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
+def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
     """Return the cost of the decoding steps of one replica: the one with most tokens, which is assumed to have the
     longest row of all; the others wait for it.
 
@@ -191,7 +191,7 @@ def _excess(replicas: float) -> float:
     return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
 
 
-class DecodeStep:
+class DecodeStepCost:
     """The cost of one decoding step, by the number of rows in it."""
 
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
@@ -199,14 +199,15 @@ class DecodeStep:
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth = device.stream_bandwidth * rates.memory
         context = work.attended_tokens(shape, batch.prompt.mean + batch.response.mean / 2)
-        self.weights = work.active_parameters(shape) * config.item_bytes / deployment.tp / bandwidth
+        self.weights = work.active_parameter_count(shape) * config.item_bytes / deployment.tp / bandwidth
         self.others = (
-            work.stage_parameters(shape, config.kind, 1) * config.item_bytes / deployment.tp / bandwidth - self.weights
+            work.stage_parameter_count(shape, config.kind, 1) * config.item_bytes / deployment.tp / bandwidth
+            - self.weights
         )
         """Seconds to read the experts that one row alone does not need."""
-        ranks, self.per_rank = deployment.whole_expert_ranks, shape.experts / deployment.whole_expert_ranks
+        ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
         self.above = _excess(ranks) if ranks > 1 else 0.0
-        self.experts = work.expert_parameters(shape) * config.item_bytes / ranks / bandwidth
+        self.experts = work.expert_parameter_count(shape) * config.item_bytes / ranks / bandwidth
         """Seconds to read all experts of a rank, where ranks have whole experts."""
         token_bytes = cache_bytes_per_token(config, deployment)
         if shape.latent and not deployment.engine_spec.absorbs_latent:
@@ -216,7 +217,7 @@ class DecodeStep:
             )
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
         self.cache = token_bytes * context / bandwidth
-        flops = work.decode_flops(shape, context, deployment.engine_spec.absorbs_latent)
+        flops = work.decode_flops_per_token(shape, context, deployment.engine_spec.absorbs_latent)
         self.compute = flops / deployment.tp / (device.matmul_flops(config.dtype) * rates.compute)
         inner, _ = deployment.tp_and_pp_links(constants)
         self.sent = (
@@ -229,7 +230,7 @@ class DecodeStep:
         )
         self.overhead = rates.block + rates.layer * shape.layers
         if adapted := _adapted_matrices(config, deployment):
-            self.weights += work.adapter_parameters(shape) * config.item_bytes / bandwidth
+            self.weights += work.adapter_parameter_count(shape) * config.item_bytes / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (
                 device.matmul_flops(config.dtype) * rates.compute
             )

@@ -12,7 +12,7 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.mesh import Mesh
-from rlgraph.ops.optimizers import ADAMW, Optimizer
+from rlgraph.ops.optimizers import ADAMW, OptimizerSpec
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.links import Link, cross_node_link, node_link
@@ -29,7 +29,7 @@ class ModelConfig:
     shape: Shape
     kind: ModelKind
     dtype: str = "float32"
-    optimizer: Optimizer = ADAMW
+    optimizer: OptimizerSpec = ADAMW
     """The optimizer that trains it, if it is trained."""
     base: str = ""
     """The first model with the same weights, where these are frozen but for adapters; empty where the weights
@@ -48,7 +48,7 @@ class ModelConfig:
     @property
     def adapter_bytes(self) -> int:
         """Return the bytes of its adapters."""
-        return work.adapter_parameters(self.shape) * self.trained_item_bytes
+        return work.adapter_parameter_count(self.shape) * self.trained_item_bytes
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Deployment:
     def prefix_sharing(self) -> PrefixSharing | None:
         """Return how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
         which they do by length."""
-        shares = self.engine_spec.prefix_sharing if self.packs_rows and self.row_ranks == 1 else None
+        shares = self.engine_spec.prefix_sharing if self.packs_rows and self.row_shard_count == 1 else None
         return shares if shares and self.island.device.kind in shares.devices else None
 
     @cached_property
@@ -110,7 +110,7 @@ class Deployment:
     @cached_property
     def tp(self) -> int:
         """Return the number of ranks over which each layer is split by columns."""
-        return self.engine_spec.column_ranks(self.mesh)
+        return self.engine_spec.column_rank_count(self.mesh)
 
     @cached_property
     def pp(self) -> int:
@@ -128,7 +128,7 @@ class Deployment:
         return 1 if "ep" in self.engine_spec.columns else self.mesh.axis_size("ep")
 
     @cached_property
-    def whole_expert_ranks(self) -> int:
+    def whole_expert_rank_count(self) -> int:
         """Return the number of ranks that have whole experts and some columns of all else."""
         return self.mesh.axis_size("ep") if "ep" in self.engine_spec.columns else 1
 
@@ -138,12 +138,12 @@ class Deployment:
         return self.mesh.axis_size("cp")
 
     @property
-    def weight_shards(self) -> int:
+    def weight_shard_count(self) -> int:
         """Return over how many ranks of a replica its weights are split: context-parallel ranks have the same."""
         return self.mesh.replica_size // self.cp
 
     @property
-    def row_ranks(self) -> int:
+    def row_shard_count(self) -> int:
         """Return the number of ranks of a replica that shard its rows."""
         return self.fsdp * self.ep
 
@@ -169,7 +169,7 @@ class Deployment:
     def fsdp_link(self, constants: Constants) -> Link:
         """Return the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
         each layer form one ring."""
-        near, share = self.island.reaches_within_node(self.tp * self.fsdp), constants.collective
+        near, share = self.island.blocks_stay_within_nodes(self.tp * self.fsdp), constants.collective
         return node_link(self.island, True, share) if near else cross_node_link(self.island, self.tp, share)
 
     def process_bytes(self, constants: Constants) -> int:
@@ -177,7 +177,7 @@ class Deployment:
         communicator for each axis along which ranks communicate. Replicas communicate where they are trained."""
         if self.on_cpu:
             return 0
-        exchanging = sum(size > 1 and (name != "dp" or self.engine_spec.trains) for name, size in self.mesh.spread_axes)
+        exchanging = sum(size > 1 and (name != "dp" or self.engine_spec.trains) for name, size in self.mesh.rank_axes)
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator
 
     def tp_and_pp_links(self, constants: Constants) -> tuple[Link, Link]:
@@ -196,5 +196,5 @@ class Deployment:
     def context_link(self, constants: Constants) -> Link:
         """Return the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
-        near = self.island.reaches_within_node(inner * self.cp)
+        near = self.island.blocks_stay_within_nodes(inner * self.cp)
         return node_link(self.island, True, share) if near else cross_node_link(self.island, inner, share)

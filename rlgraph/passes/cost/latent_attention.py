@@ -1,18 +1,18 @@
 """Computes the FLOPs of attention whose keys and values are made from a few latent numbers for each token
-(`rlgraph.catalog.models.latent.LatentAttention`), and the bytes that it keeps."""
+(`rlgraph.catalog.models.latent_attention.LatentAttention`), and the bytes that it keeps."""
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.latent import LatentAttention
+from rlgraph.catalog.models.latent_attention import LatentAttention
 from rlgraph.catalog.models.shape import Shape
 
 
 def shared_weight_count(shape: Shape, latent: LatentAttention) -> int:
     """Return the number of weights of a layer that every head needs in full."""
-    return shape.hidden * (latent.queries + latent.cached_numbers)
+    return shape.hidden * (latent.queries + latent.cached_numbers_per_token)
 
 
-def extra_decode_flops(shape: Shape, latent: LatentAttention, context: float) -> float:
+def extra_decode_flops_per_token(shape: Shape, latent: LatentAttention, context: float) -> float:
     """Return the FLOPs that the products of a layer have in addition to those of a pass over rows
     (`rlgraph.passes.cost.work.forward_flops`), for a token that sees `context` tokens. Keys and values of all that it
     sees are remade, as transformers does; values keep their own width."""
@@ -20,12 +20,12 @@ def extra_decode_flops(shape: Shape, latent: LatentAttention, context: float) ->
     return made - 2.0 * shape.heads * (2 * shape.padded_head_dim - shape.head_dim - latent.values) * context
 
 
-def absorbed_decode_flops(shape: Shape, latent: LatentAttention, context: float) -> float:
-    """Return the same as `extra_decode_flops` for an engine that remakes nothing: queries are multiplied with the
+def absorbed_decode_flops_per_token(shape: Shape, latent: LatentAttention, context: float) -> float:
+    """Return the same as `extra_decode_flops_per_token` for an engine that remakes nothing: queries are multiplied with the
     weights that make keys, attend to the cache, and the output is multiplied with the weights that make values
     (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). These two products have as many numbers as the one that they
     replace."""
-    return 2.0 * shape.heads * (latent.cached_numbers + latent.keys - 2 * shape.padded_head_dim) * context
+    return 2.0 * shape.heads * (latent.cached_numbers_per_token + latent.keys - 2 * shape.padded_head_dim) * context
 
 
 def prefill_elements_per_token(shape: Shape, latent: LatentAttention, heads: float) -> float:
@@ -46,13 +46,13 @@ def forward_elements_per_token(shape: Shape, latent: LatentAttention, heads: flo
     """Return how many numbers of one token attention needs where nothing is kept: the latents below queries and keys;
     queries as made, their rotating part, and both together; keys and values as made, and keys with their rotating part;
     the output, of each row and of all; and zero-padded values, if these are narrower, or else queries and keys."""
-    low = latent.queries + latent.keys + latent.cached_numbers
+    low = latent.queries + latent.keys + latent.cached_numbers_per_token
     padded = shape.padded_head_dim * (1 if latent.values < shape.head_dim else 2)
     per_head = 3 * shape.head_dim + latent.turned + latent.plain + latent.values + padded + 2 * shape.padded_head_dim
     return low + heads * per_head
 
 
-def saved_layer_bytes(
+def latent_layer_bytes_per_token(
     shape: Shape,
     latent: LatentAttention,
     itemsize: int,

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import failure_reason, read_bytes
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 BAD_TEXT = "E0926"
 IMPOSSIBLE = "E0927"
@@ -95,7 +95,7 @@ class Lengths:
 
     def quantile_points(self, points: int) -> tuple[float, ...]:
         """Return so many lengths, ascending, each of which represents as many rows."""
-        return memo(
+        return get_or_compute(
             self._spread, points, lambda: tuple(self.quantile((index + 0.5) / points) for index in range(points))
         )
 
@@ -113,7 +113,7 @@ class Lengths:
         order statistics."""
         return self._mixed(lambda below: sum(min(k, count) * p for k, p in _binomial(of, below)) / count)
 
-    def group_lengths_until(self, count: int, of: int) -> Lengths:
+    def group_lengths_cut_after(self, count: int, of: int) -> Lengths:
         """Return the lengths of groups of `of` rows, all of which end when `count` of each group have."""
 
         def ended(below: float) -> float:
@@ -139,7 +139,7 @@ class Lengths:
                     total, share = 0.0, 0.0
         return Lengths(tuple(values + [self.values[-1]] * (STEPS - len(values))))
 
-    def share_over(self, length: float) -> float:
+    def fraction_longer_than(self, length: float) -> float:
         """Return the share of rows that are longer."""
         return 1 - bisect_right(self.values, length) / len(self.values)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 KEPT = ("weights", "optimizer")
 """What the host keeps of an off-loaded model; of one whose gradients are added up while others work, it keeps these
@@ -154,7 +154,7 @@ class MemoryModel(ABC):
     def _totals(self, load: Load) -> tuple[float, float, float, float]:
         """Return `Needs.totals_by_use` of a load, from the cache."""
         key = (self.deployment.recompute, load)
-        return memo(self._load_totals, key, lambda: self.memory_needs(load).totals_by_use)
+        return get_or_compute(self._load_totals, key, lambda: self.memory_needs(load).totals_by_use)
 
 
 def larger_total(one: BytesByUse, other: BytesByUse) -> BytesByUse:

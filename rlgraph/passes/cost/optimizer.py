@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlgraph.ops.optimizers import ADAMW, Optimizer
+from rlgraph.ops.optimizers import ADAMW, OptimizerSpec
 
 WIDE = 4
 """The bytes of a number in which it computes at least: float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerBytes:
+class OptimizerBytesPerWeight:
     """The bytes of an optimizer for each weight."""
 
     gradient: int
@@ -25,13 +25,13 @@ class OptimizerBytes:
     """The bytes of the wide copy; 0 if the weight is wide itself."""
 
     @property
-    def bytes_moved(self) -> int:
+    def memory_traffic_bytes(self) -> int:
         """Return the bytes that a step reads and writes: it reads the gradient, and changes the moments and the wide
         weight."""
         return self.gradient + 2 * (self.moments + (self.master or self.gradient))
 
 
-def optimizer_bytes(optimizer: Optimizer = ADAMW, item: int = WIDE) -> OptimizerBytes:
+def optimizer_bytes_per_weight(optimizer: OptimizerSpec = ADAMW, item: int = WIDE) -> OptimizerBytesPerWeight:
     """Return the bytes of an optimizer for weights of `item` bytes each."""
     wide = max(WIDE, item)
-    return OptimizerBytes(wide, optimizer.numbers_per_weight * wide, 0 if item >= WIDE else WIDE)
+    return OptimizerBytesPerWeight(wide, optimizer.numbers_per_weight * wide, 0 if item >= WIDE else WIDE)

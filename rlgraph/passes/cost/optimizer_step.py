@@ -10,12 +10,12 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.links import replicas_link
-from rlgraph.passes.cost.optimizer import optimizer_bytes
-from rlgraph.passes.cost.weights import rank_trained_count
+from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
+from rlgraph.passes.cost.weights import rank_trained_parameter_count
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerStepModel:
+class OptimizerStepCostModel:
     """The end of an optimizer step, by the number of replicas: they all-reduce their gradients and change the
     weights."""
 
@@ -66,26 +66,28 @@ class OptimizerStepModel:
         return self.memory_seconds(copies) + self.communication_seconds(copies) + self.overhead
 
 
-def optimizer_step_model(config: ModelConfig, deployment: Deployment, constants: Constants) -> OptimizerStepModel:
+def optimizer_step_cost_model(
+    config: ModelConfig, deployment: Deployment, constants: Constants
+) -> OptimizerStepCostModel:
     """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
-    weights = rank_trained_count(config, deployment)
-    stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    weights = rank_trained_parameter_count(config, deployment)
+    stage = work.stage_parameter_count(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
     # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
     # all-reduce all gradients.
     split = deployment.engine_spec.shards_optimizer
-    step = optimizer_bytes(config.optimizer)
+    step = optimizer_bytes_per_weight(config.optimizer)
     waits = 1 - rates.hides
     # Weights travel while the next pass is computed, as gradients do during the last one.
     gathered = config.item_bytes * (waits if device.kind in deployment.engine_spec.gathers_later else 1)
     sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
-    whole = weights * (step.gradient + (config.item_bytes if split else step.bytes_moved))
-    shared = stage / deployment.ep / deployment.cp * step.bytes_moved if split else 0.0
+    whole = weights * (step.gradient + (config.item_bytes if split else step.memory_traffic_bytes))
+    shared = stage / deployment.ep / deployment.cp * step.memory_traffic_bytes if split else 0.0
     reached = device.stream_bandwidth * rates.memory
-    return OptimizerStepModel(
+    return OptimizerStepCostModel(
         deployment.island,
         deployment.mesh.replica_size,
         experts * sent_bytes,

@@ -17,10 +17,10 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.fusing import FusedPipeline
+from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.memory import KEPT, BytesByUse, Footprint
-from rlgraph.passes.cost.pass_memory import AccumulatingMemory
-from rlgraph.passes.cost.predict import Predictor, footprint
+from rlgraph.passes.cost.predict import Predictor, memory_footprint
 from rlgraph.passes.cost.task import Task
 
 TIGHT = 0.95
@@ -94,7 +94,7 @@ def pool_peaks(
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadedModels:
+class OffloadedBytes:
     """The off-loaded models in the host memory of a node."""
 
     parts: tuple[tuple[str, float], ...]
@@ -118,14 +118,14 @@ def usable_host_bytes(island: NodeGroup, constants: Constants) -> float:
     return island.host_memory * constants.asleep
 
 
-def offloaded_models_by_node(
+def offloaded_bytes_by_host(
     plan: Plan,
     tasks: Sequence[Task],
     configs: Mapping[str, ModelConfig],
     cluster: Cluster,
     constants: Constants,
     accumulated: Collection[str] = (),
-) -> dict[int, OffloadedModels]:
+) -> dict[int, OffloadedBytes]:
     """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for
     `pool_peaks`. Copies of weights and of optimizer state stay in the host's memory when their model is loaded again,
     so that all models that are off-loaded at some time are there at once."""
@@ -143,11 +143,11 @@ def offloaded_models_by_node(
             for device in group.devices if size else ():
                 sizes, name = (
                     by_node.setdefault(cluster.node_of_device(pool.first + device), {}),
-                    plan.describe_part(model, group.name),
+                    plan.describe_model_work(model, group.name),
                 )
                 sizes[name] = sizes.get(name, 0.0) + size
     return {
-        node: OffloadedModels(
+        node: OffloadedBytes(
             tuple(sorted(sizes.items(), key=lambda part: -part[1])),
             usable_host_bytes(cluster.node_group_of_node(node), constants),
         )
@@ -163,9 +163,9 @@ def in_flight_bytes(predictor: Predictor, works: Sequence[tuple[str, Sequence[Ba
         parts: list[tuple[str, str, float]] = []
         for (model, batches), counts in zip(works, moment, strict=True):
             if any(counts):
-                deployed = predictor.deployment(model, predictor.plan.role(model, "train"))
+                deployed = predictor.deployment(model, predictor.plan.group_of_role(model, "train"))
                 deployment = replace(deployed, in_flight=counts)
-                needed = footprint("train", predictor.configs[model], deployment, batches).active
+                needed = memory_footprint("train", predictor.configs[model], deployment, batches).active
                 parts += [(model, what, size) for what, size in needed.parts]
         moments.append(tuple(parts))
     return max(moments, key=_sum)
@@ -197,14 +197,16 @@ class _Filling:
         """Return the group of this pool that does a task, or None."""
         if task.model is None or task.model not in self.predictor.configs:
             return None
-        group = self.plan.role(task.model, task.op)
+        group = self.plan.group_of_role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
     def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
         """Return the footprint of an operation, where training may accumulate gradients."""
         if model in self.accumulated and NODES[operation].trains:
             operation = "accumulate"
-        return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
+        return memory_footprint(
+            operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches
+        )
 
     def resident_bytes(self, model: str, group: Group) -> BytesByUse:
         """Return what a group keeps of a model from step to step: the resident bytes of the work that keeps most."""
@@ -256,14 +258,14 @@ class _Filling:
             for task, group in self.work
             if device in group.devices
         ]
-        resting: list[tuple[str, Parts]] = [("", tuple(self.resident_parts(device, None)))]
+        resting: list[tuple[str, Parts]] = [("", tuple(self.resident_memory_parts(device, None)))]
         moment, parts = max(here or resting, key=lambda named: _sum(named[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
         moments = tuple((name, _sum(held)) for name, held in here)
         capacity = usable_device_bytes(island, self.predictor.constants)
-        return Peak(moment, largest, capacity, island.device.name, moments, *self.offloaded_host_bytes(device))
+        return Peak(moment, largest, capacity, island.device.name, moments, *self.offloaded_bytes_and_models(device))
 
-    def offloaded_host_bytes(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
+    def offloaded_bytes_and_models(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
         """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
         be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
         copied, asleep = 0.0, []
@@ -273,26 +275,26 @@ class _Filling:
                 continue
             copied += self.host_copy_bytes(model, group)
             others = [task.name for task, owner in self.work if (task.model, owner) != (model, group)]
-            asleep.append((self.plan.describe_part(model, group.name), tuple(others)))
+            asleep.append((self.plan.describe_model_work(model, group.name), tuple(others)))
         return copied, tuple(asleep)
 
     def host_copy_bytes(self, model: str, group: Group) -> float:
         """Return the bytes that the host keeps of an off-loaded model for one rank."""
         if self.plan.gets_synced(model, group.name):
             return 0.0
-        names = AccumulatingMemory.keeps if model in self.accumulated else KEPT
+        names = AccumulatingTrainingMemory.keeps if model in self.accumulated else KEPT
         return self.held.get((model, group.name), BytesByUse()).total_of(names)
 
     def device_bytes_during(self, device: int, task: Task, group: Group) -> Parts:
         """Return what a device holds during a task of one of its groups."""
         assert task.model
-        more = self.active_parts(task, task.model, group)
+        more = self.active_memory_parts(task, task.model, group)
         totals: dict[tuple[str, str], float] = {}
-        for model, what, size in (*self.resident_parts(device, (task.model, group.name)), *more):
+        for model, what, size in (*self.resident_memory_parts(device, (task.model, group.name)), *more):
             totals[model, what] = totals.get((model, what), 0.0) + size
         return tuple((model, what, size) for (model, what), size in totals.items() if size)
 
-    def active_parts(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
+    def active_memory_parts(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
         """Yield what work needs beside what stays: fused trainings need it together, on the stage and at the moment
         where they need most."""
         shared = self.plan.fused_with(model) if NODES[task.op].trains else None
@@ -310,7 +312,7 @@ class _Filling:
         works = [*fullest.items()]
         yield from in_flight_bytes(self.predictor, works, self.predictor.fused_pipeline(works))
 
-    def resident_parts(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
+    def resident_memory_parts(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """Yield what a device holds while one model works."""
         for group in self.groups:
             if device in group.devices and (process := self.process_bytes(group)):

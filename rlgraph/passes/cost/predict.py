@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rlgraph.backends.enginespec.legal import adapter_choices
+from rlgraph.backends.enginespec.layout_checks import adapter_choices
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.ir.layout import even_range
@@ -17,20 +17,20 @@ from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.fusing import FusedPipeline, PipelineTraining, fused_pipeline
+from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory, ForwardMemory, TrainingMemory
+from rlgraph.passes.cost.fused_pipelines import FusedPipeline, PipelineTraining, fused_pipeline
+from rlgraph.passes.cost.latency import latency_model
 from rlgraph.passes.cost.memory import Footprint, MemoryModel
-from rlgraph.passes.cost.optimizer_step import optimizer_step_model
-from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, TrainingMemory
-from rlgraph.passes.cost.sampling import SamplingResult, sample_rows
-from rlgraph.passes.cost.time import latency_model
+from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
+from rlgraph.passes.cost.sampling import SamplingResult, predict_sampling
 from rlgraph.passes.cost.weights import weight_sync_cost
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 ROW_BYTES = 20
 """The bytes that travel for each token of a row: the token itself, log-probabilities, and what is computed for it."""
 
 
-class TaskModel:
+class TaskCostModel:
     """The cost of a task with a model on a split, by the number of replicas: log-probabilities, values or scores of
     some rows, an optimizer step on them, or rows that are sampled. What does not depend on this number is computed
     once."""
@@ -47,7 +47,7 @@ class TaskModel:
         deployment: Deployment,
         constants: Constants,
         batches: Sequence[Batch],
-        alike: TaskModel | None = None,
+        alike: TaskCostModel | None = None,
     ) -> None:
         """alike: the model of the same task on the same split with another size of micro-batches or cache."""
         self.deployment, self.constants, self.batches = deployment, constants, batches
@@ -56,11 +56,11 @@ class TaskModel:
         reads = op.scores or op.has_region
         self.passes = latency_model(kind, config, deployment, constants, batches) if reads else None
         """The passes of one replica; None if it samples, or only takes a step."""
-        self.generation: decoding.GenerationModel | None = None
+        self.generation: decoding.GenerationCostModel | None = None
         """The generation; None if it samples nothing."""
         if self.passes is None and batches:
             similar = alike.generation if alike else None
-            self.generation = decoding.GenerationModel(config, deployment, constants, batches[0], similar)
+            self.generation = decoding.GenerationCostModel(config, deployment, constants, batches[0], similar)
         if alike:
             for name in ("_common", "_each_rank", "_each_token", "_fixed", "one", "rows", "tokens", "update"):
                 setattr(self, name, getattr(alike, name))
@@ -76,7 +76,7 @@ class TaskModel:
         self._fixed = ordered + sent
         self._each_rank = request_cost(1, constants).seconds - ordered
         self._each_token = rows_arrival_cost(1.0, deployment.island, constants).seconds - sent
-        self.update = optimizer_step_model(config, deployment, constants) if op.updates else None
+        self.update = optimizer_step_cost_model(config, deployment, constants) if op.updates else None
 
     def work_cost(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
@@ -90,12 +90,12 @@ class TaskModel:
 
     def seconds(self, copies: int) -> float:
         """Return the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
-        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
+        begins, rows, updates = get_or_compute(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
     def seconds_with_chunks(self, copies: int, chunks: int) -> float:
         """Return the seconds if each stage had so many chunks of the layers."""
-        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
+        begins, rows, updates = get_or_compute(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds_with_chunks(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:
@@ -147,7 +147,7 @@ class TaskModel:
         )
 
 
-class NodeGroupsTaskModel(TaskModel):
+class NodeGroupsTaskCostModel(TaskCostModel):
     """A task whose replicas lie on several node groups: rows are sharded evenly, so that all take as long as the
     slowest replica. Replicas that are trained communicate across node groups."""
 
@@ -160,14 +160,14 @@ class NodeGroupsTaskModel(TaskModel):
         deployment: Deployment,
         constants: Constants,
         batches: Sequence[Batch],
-        alike: TaskModel | None = None,
+        alike: TaskCostModel | None = None,
     ) -> None:
-        similar: Sequence[TaskModel | None] = (None,) * len(deployment.island.parts)
-        if isinstance(alike, NodeGroupsTaskModel):
+        similar: Sequence[TaskCostModel | None] = (None,) * len(deployment.island.parts)
+        if isinstance(alike, NodeGroupsTaskCostModel):
             similar = alike.parts
         deployments = [replace(deployment, island=part) for part in deployment.island.parts]
-        self.parts: tuple[TaskModel, ...] = tuple(
-            TaskModel(operation, config, part_deployment, constants, batches, part_alike)
+        self.parts: tuple[TaskCostModel, ...] = tuple(
+            TaskCostModel(operation, config, part_deployment, constants, batches, part_alike)
             for part_deployment, part_alike in zip(deployments, similar, strict=True)
         )
         for part in self.parts:
@@ -178,7 +178,7 @@ class NodeGroupsTaskModel(TaskModel):
         self.one, self.tokens, self.rows = first.one, first.tokens, first.rows
         self.passes, self.generation, self.update = first.passes, first.generation, first.update
 
-    def slowest_group_model(self, copies: int) -> TaskModel:
+    def slowest_node_group_task(self, copies: int) -> TaskCostModel:
         """Return the task on the node group whose replicas take the longest."""
         return max(self.parts, key=lambda part: part.seconds(copies))
 
@@ -186,7 +186,7 @@ class NodeGroupsTaskModel(TaskModel):
         return max((part.work_cost(copies) for part in self.parts), key=lambda cost: cost.seconds)
 
     def request_to_answer_cost(self, copies: int) -> Cost:
-        return self.slowest_group_model(copies).request_to_answer_cost(copies)
+        return self.slowest_node_group_task(copies).request_to_answer_cost(copies)
 
     def seconds(self, copies: int) -> float:
         return max([part.seconds(copies) for part in self.parts])
@@ -195,26 +195,28 @@ class NodeGroupsTaskModel(TaskModel):
         return max([part.seconds_with_chunks(copies, chunks) for part in self.parts])
 
     def least_pipeline_seconds(self, copies: int) -> tuple[float, float, float, float]:
-        return self.slowest_group_model(copies).least_pipeline_seconds(copies)
+        return self.slowest_node_group_task(copies).least_pipeline_seconds(copies)
 
     def pipeline_training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
-        return self.slowest_group_model(copies).pipeline_training(config, copies, turned)
+        return self.slowest_node_group_task(copies).pipeline_training(config, copies, turned)
 
 
-def task_model(
+def task_cost_model(
     operation: str,
     config: ModelConfig,
     deployment: Deployment,
     constants: Constants,
     batches: Sequence[Batch],
-    alike: TaskModel | None = None,
-) -> TaskModel:
-    """Return the task model on one node group or on several. Arguments are as for `TaskModel`."""
-    kind = NodeGroupsTaskModel if deployment.island.parts else TaskModel
+    alike: TaskCostModel | None = None,
+) -> TaskCostModel:
+    """Return the task model on one node group or on several. Arguments are as for `TaskCostModel`."""
+    kind = NodeGroupsTaskCostModel if deployment.island.parts else TaskCostModel
     return kind(operation, config, deployment, constants, batches, alike)
 
 
-def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
+def memory_footprint(
+    operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]
+) -> Footprint:
     """Return the memory of the work on the fullest rank."""
     return memory_model(operation, config, deployment, batches).replica_footprint(deployment.dp)
 
@@ -230,12 +232,12 @@ def memory_model(
     the same split with another size of micro-batches or cache."""
     op = NODES[operation]
     if op.generates:
-        return caches.generation_memory(config, deployment, batches)
-    model_class = ForwardMemory if not op.trains else AccumulatingMemory if op.part_of else TrainingMemory
+        return caches.generation_memory_model(config, deployment, batches)
+    model_class = ForwardMemory if not op.trains else AccumulatingTrainingMemory if op.part_of else TrainingMemory
     return model_class(config, deployment, batches, alike)
 
 
-def host_round_trip_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
+def offload_round_trip_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
     """Return the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
     Weights that are synced from where they are trained need not be loaded."""
     trips = 2 if NODES[operation].trains else 0 if synced else 1
@@ -255,7 +257,7 @@ def rows_arrival_cost(tokens: float, island: NodeGroup, constants: Constants) ->
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def cross_group_rows_cost(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
+def cross_node_group_rows_cost(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
     """Return the cost until one replica has the rows that a replica on another node group, or the host, sends to
     it."""
     bandwidth, latency = apart
@@ -284,9 +286,9 @@ class Predictor:
         if not group.models:
             return self.cluster.islands[0]
         pool = self._pools[group.pool]
-        return self.cluster.node_groups_of(pool.first, pool.devices)
+        return self.cluster.node_groups_of_devices(pool.first, pool.devices)
 
-    def node_groups_of(self, group: Group, copy: int | None = None) -> NodeGroup:
+    def node_groups_of_processes(self, group: Group, copy: int | None = None) -> NodeGroup:
         """Return the node groups where a group, or one of its replicas, has its processes: in a pool over several node
         groups it may be on fewer."""
         island = self.pool_node_group(group)
@@ -295,7 +297,7 @@ class Predictor:
         first, devices = self._pools[group.pool].first, group.devices
         if copy is not None:
             devices = devices[copy * group.mesh.replica_size :][: group.mesh.replica_size]
-        return self.cluster.join_groups(
+        return self.cluster.join_node_groups(
             tuple(sorted({self.cluster.node_group_number(first + device) for device in devices}))
         )
 
@@ -304,7 +306,7 @@ class Predictor:
         holding, config, lies = (
             self.plan.holding(model, group.name),
             self.configs[model],
-            self.node_groups_of(group, copy),
+            self.node_groups_of_processes(group, copy),
         )
         ways = adapter_choices(engine(group.engine), config.shape, config.dtype, lies.device.kind, holding.adapters)
         return Deployment(
@@ -322,8 +324,8 @@ class Predictor:
 
     def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         """Return the cost of the work alone, on all replicas of the group that does it, or on so many of them."""
-        deployment = self.deployment(model, self.plan.role(model, placement_operation(operation)))
-        task = task_model(operation, self.configs[model], deployment, self.constants, batches)
+        deployment = self.deployment(model, self.plan.group_of_role(model, placement_operation(operation)))
+        task = task_cost_model(operation, self.configs[model], deployment, self.constants, batches)
         return task.work_cost(copies or deployment.dp)
 
     def fused_pipeline(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> FusedPipeline:
@@ -331,9 +333,9 @@ class Predictor:
         own."""
         trainings = []
         for model, batches in works:
-            group, shared = self.plan.role(model, "train"), self.plan.fused_with(model)
+            group, shared = self.plan.group_of_role(model, "train"), self.plan.fused_with(model)
             deployment = self.deployment(model, group)
-            task = task_model("train", self.configs[model], deployment, self.constants, batches)
+            task = task_cost_model("train", self.configs[model], deployment, self.constants, batches)
             turned = bool(shared and model in shared.turned)
             trainings.append(
                 replace(task.pipeline_training(self.configs[model], deployment.dp, turned), group=group.name)
@@ -345,13 +347,13 @@ class Predictor:
     ) -> SamplingResult:
         """Return the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
         `samples` rows of one prompt are adjacent."""
-        group, config = self.plan.role(model, placement_operation(operation)), self.configs[model]
+        group, config = self.plan.group_of_role(model, placement_operation(operation)), self.configs[model]
         deployment = self.deployment(model, group, copy)
         results = []
         for thread in range(deployment.threads):
             start, stop = (samples * bound for bound in even_range(len(answers) // samples, deployment.threads, thread))
             rows = prompts[start:stop], answers[start:stop]
-            results.append(sample_rows(config, deployment, self.constants, *rows, samples))
+            results.append(predict_sampling(config, deployment, self.constants, *rows, samples))
         slowest = max((result.cost for result in results), key=lambda cost: cost.seconds)
         pace = results[0].pace if len(results) == 1 else None
         return SamplingResult(slowest, [end for result in results for end in result.end_times], pace)
@@ -371,7 +373,7 @@ class Predictor:
         ):
             # Each replica has its own link; the host, and a process that runs a function, count as one.
             ends = [group.mesh.axis_size("dp") if group.models else 1 for group in (sending, receiving)]
-            return cross_group_rows_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
+            return cross_node_group_rows_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
         if receiving.code:
             # It is unknown where its CPUs are: assumed near the first devices, on another machine than the rows.
             return rows_arrival_cost(tokens, self.cluster.islands[0], self.constants)
@@ -380,7 +382,7 @@ class Predictor:
         deployment = self.deployment(receiving.models[0], receiving)
         return rows_arrival_cost(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         """Return the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
         that stays."""
         holder = self.plan.group(group)
@@ -389,8 +391,8 @@ class Predictor:
         deployment = self.deployment(model, holder)
         trains = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trains else operation
-        resident = footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
-        return host_round_trip_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
+        resident = memory_footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
+        return offload_round_trip_cost(kind, resident.total, deployment, self.plan.gets_synced(model, group))
 
     def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """Return the cost of new weights from one group to another, or to so many of its replicas."""

@@ -15,10 +15,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.decoding import DecodeStep, decoding_slots, prefill_cost
+from rlgraph.passes.cost.decoding import DecodeStepCost, decoding_slots, prefill_cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import contention_slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ NOTHING = SamplingResult(Cost(), (), SamplingPace(0.0, 0.0, 1, lambda rows: 0.0)
 """The result of a replica without rows."""
 
 
-def sample_rows(
+def predict_sampling(
     config: ModelConfig,
     deployment: Deployment,
     constants: Constants,
@@ -67,7 +67,7 @@ def sample_rows(
     call = Cost(overhead=rates.call)
     batch = Batch(len(answers), Lengths.from_lengths(prompts), Lengths.from_lengths(answers), samples)
     most = max(1, int(decoding_slots(config, deployment, batch)))
-    step, slower = DecodeStep(config, deployment, constants, batch), contention_slowdown(deployment, rates)
+    step, slower = DecodeStepCost(config, deployment, constants, batch), contention_slowdown(deployment, rates)
     read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
     ended = _tokens(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)

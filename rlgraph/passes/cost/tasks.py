@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
-from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, StateHandle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import (
     NODES,
     attribute_value,
@@ -76,7 +76,7 @@ def _by_rows(node: Node) -> bool:
 
 def _is_number(kind: Type) -> bool:
     """Return whether a value is a number without rows."""
-    return not isinstance(kind, Handle) and axis_of(kind) is None
+    return not isinstance(kind, StateHandle) and axis_of(kind) is None
 
 
 class _TaskList:
@@ -107,7 +107,7 @@ class _TaskList:
 
     def phase_tasks(self, phase: Phase) -> tuple[Task, ...]:
         """Return the tasks of a phase."""
-        self.types = phase.graph.values()
+        self.types = phase.graph.value_types()
         self.add_graph_tasks(phase.graph, _Scope())
         return tuple(self.listed)
 
@@ -123,7 +123,7 @@ class _TaskList:
             # It needs the denominators of sums only at the end.
             begun |= {name: frozenset() for name in node.inputs if name in self.ready and _is_number(self.types[name])}
         after = scope.after.union(*(begun.get(name, self.ready.get(name, frozenset())) for name in node.inputs))
-        replaced = [value.type for value in node.outputs if isinstance(value.type, Handle)]
+        replaced = [value.type for value in node.outputs if isinstance(value.type, StateHandle)]
         ends_after = {reader for kind in replaced for reader in self.readers.get(kind, ())}
         if begun:
             # It ends after the tasks of all inputs whose first rows it began with.
@@ -142,12 +142,12 @@ class _TaskList:
         streams = bool(begun) or NODES[node.op].generates and node.name.split(".")[0] in self.streamed
         for value in node.outputs:
             self.ready[value.name] = finished
-            if streams and not isinstance(value.type, Handle):
+            if streams and not isinstance(value.type, StateHandle):
                 self.first_rows[value.name] = after
-        self.record_origin(node)
+        self.record_output_location(node)
         for name in node.inputs:
             kind = self.types[name]
-            if isinstance(kind, Handle) and kind not in replaced:
+            if isinstance(kind, StateHandle) and kind not in replaced:
                 self.readers.setdefault(kind, []).extend(finished)
         for kind in replaced:
             self.readers[kind] = []
@@ -221,7 +221,7 @@ class _TaskList:
         )
         if NODES[node.op].uses_model:
             model = self.types[node.inputs[0]]
-            assert isinstance(model, Handle)
+            assert isinstance(model, StateHandle)
             name = f"train {model.name}" if NODES[node.op].trains else node.name
             task = replace(task, name=name, model=model.name, batches=tuple(self.batches_read(node, scope)))
             task = replace(task, code=user_code_of(node), turns=max_turns(node))
@@ -230,7 +230,9 @@ class _TaskList:
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
             ]
             rows = max((self.row_count(axis.row_axis.key, scope) for axis in axes), default=1.0)
-            task = replace(task, rows=rows, code=user_code_of(node), workers=self.program.workers(user_code_of(node)))
+            task = replace(
+                task, rows=rows, code=user_code_of(node), workers=self.program.worker_count(user_code_of(node))
+            )
         self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker_of_node(node), scope))))
         return len(self.listed) - 1
 
@@ -241,10 +243,10 @@ class _TaskList:
         if not NODES[node.op].uses_model:
             return None
         model = self.types[node.inputs[0]]
-        assert isinstance(model, Handle)
+        assert isinstance(model, StateHandle)
         return model.name, node.op
 
-    def record_origin(self, node: Node) -> None:
+    def record_output_location(self, node: Node) -> None:
         """Record where the outputs of a node are stored: with their maker; but rows that a node only selects stay
         where they are."""
         if NODES[node.op].loop:
@@ -253,7 +255,7 @@ class _TaskList:
             inputs_chosen_from(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
         )
         for at, value in enumerate(node.outputs):
-            if not isinstance(value.type, Handle):
+            if not isinstance(value.type, StateHandle):
                 source = selected[at] if selected else value.name
                 self.origins[value.name] = self.origins.get(source, (value.name, self.maker_of_node(node)))
 
@@ -289,10 +291,10 @@ class _TaskList:
             samples, first = node.attr("n"), rows_per_input(node)
             batch = self.table_batch(answered, scope, samples)
             if first < samples:
-                sampled = self.workload.answer_lengths(node.attr("max_tokens")).group_lengths_until(first, samples)
+                sampled = self.workload.answer_lengths(node.attr("max_tokens")).group_lengths_cut_after(first, samples)
                 batch = replace(batch, rows=batch.rows * samples / first, response=sampled)
             if user_code_of(node) not in self.elsewhere:
-                batch = replace(batch, answers=max_turns(node), workers=self.program.workers(user_code_of(node)))
+                batch = replace(batch, answers=max_turns(node), workers=self.program.worker_count(user_code_of(node)))
             yield batch
             return
         nodes = [

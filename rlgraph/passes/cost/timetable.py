@@ -117,7 +117,7 @@ Chains = tuple[tuple[tuple[int, ...], ...], ...]
 """For each task, and at the end for the end of the step, the earlier tasks that share a pool, pool by pool."""
 
 
-def pool_chains(order: TaskOrder, pools: Pools, count: int) -> Chains:
+def pool_task_chains(order: TaskOrder, pools: Pools, count: int) -> Chains:
     """Return the tasks of each pool that run one after the other before a task can start; `count` is the number of
     pools."""
     by_task = []
@@ -127,7 +127,7 @@ def pool_chains(order: TaskOrder, pools: Pools, count: int) -> Chains:
     return tuple(by_task)
 
 
-def makespan_lower_bound(order: TaskOrder, seconds: Sequence[float], chained: Chains) -> float:
+def step_seconds_lower_bound(order: TaskOrder, seconds: Sequence[float], chained: Chains) -> float:
     """Return a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
     one after the other. The bound does not fall when a task takes longer."""
     earliest = [0.0] * len(seconds)

@@ -18,11 +18,11 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 def rank_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
-        return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
-    return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
+        return work.fsdp_shard_parameter_count(config.shape, config.kind, deployment.fsdp) / deployment.tp
+    return work.model_parallel_parameter_count(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
-def rank_trained_count(config: ModelConfig, deployment: Deployment) -> float:
+def rank_trained_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many of these parameters, and of its adapters, training changes."""
     return (
         rank_parameter_count(config, deployment)
@@ -31,15 +31,15 @@ def rank_trained_count(config: ModelConfig, deployment: Deployment) -> float:
     )
 
 
-def rank_adapter_count(config: ModelConfig, deployment: Deployment) -> float:
+def rank_adapter_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
 
 
 def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> float:
     """Return how many numbers travel of a model with adapters."""
-    if deployment.weight_shards == 1:
-        return work.trained_parameters(config.shape, kind)
+    if deployment.weight_shard_count == 1:
+        return work.trained_parameter_count(config.shape, kind)
     return _laid_out(deployment.engine, config.shape, deployment.mesh.with_replicas(1), kind)
 
 
@@ -67,15 +67,15 @@ def weight_sync_cost(
 
     apart: bytes a second of a device and seconds of a message between node groups, where the two are in different ones.
     """
-    size = work.trained_parameters(config.shape, config.kind) * config.trained_item_bytes
+    size = work.trained_parameter_count(config.shape, config.kind) * config.trained_item_bytes
     overhead = constants.sync + constants.tensor * work.trained_tensor_count(config.shape, config.kind)
-    one, merged = target.weight_shards, adapter_merge_cost(config, target, constants)
+    one, merged = target.weight_shard_count, adapter_merge_cost(config, target, constants)
     if together and source.island != target.island:
         # In a pool over several node groups, one has replicas where the other has none.
         wider = max(source.island, target.island, key=lambda island: len(island.parts))
         together, apart = False, (wider.between, wider.between_latency)
     if together:
-        held = size / source.weight_shards if target.tp <= source.tp else 0.0
+        held = size / source.weight_shard_count if target.tp <= source.tp else 0.0
         near = transfer_bandwidth(source, max(source.mesh.replica_size, target.mesh.replica_size), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead) + merged
     bandwidth, latency = apart or (math.inf, 0.0)
@@ -103,7 +103,7 @@ def adapter_merge_cost(config: ModelConfig, target: Deployment, constants: Const
     if config.shape.adapters is None or not target.merges_adapters:
         return Cost()
     device, rates = target.island.device, constants.rates[target.engine, "generate"]
-    numbers = work.adapted_parameters(config.shape) / target.tp
+    numbers = work.adapted_parameter_count(config.shape) / target.tp
     widened = 2 * config.trained_item_bytes if config.item_bytes < config.trained_item_bytes else 0
     moved = numbers * (2 * config.item_bytes + 2 * config.trained_item_bytes + widened)
     products = 2.0 * config.shape.adapters.rank * numbers / (device.matmul_flops("float32") * rates.compute)
@@ -113,4 +113,4 @@ def adapter_merge_cost(config: ModelConfig, target: Deployment, constants: Const
 def transfer_bandwidth(deployment: Deployment, reach: int, constants: Constants) -> float:
     """Return the bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
-    return (island.device.link if island.reaches_within_node(reach) else island.network) * constants.transfer
+    return (island.device.link if island.blocks_stay_within_nodes(reach) else island.network) * constants.transfer

@@ -11,12 +11,12 @@ from rlgraph.catalog.models.families import (
     count_elements,
     layer_matrices,
     parameter_count,
-    parameters,
-    parameters_by_layer,
-    trainable_parameters,
+    parameter_shapes,
+    parameter_shapes_by_layer,
+    trainable_parameter_shapes,
 )
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import layer_of_name
+from rlgraph.ir.layout import first_layer_of_name
 from rlgraph.passes.cost import latent_attention
 
 
@@ -38,7 +38,7 @@ class Tokens:
     masks: float = 0.0
     """Numbers of the masks that say what such rows see of the prefixes."""
 
-    def fullest_context_rank(self, ranks: int) -> Tokens:
+    def part_of_fullest_rank(self, ranks: int) -> Tokens:
         """Return what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
         are ranks, and a rank has one from its front and one from its back, in turns. What is scored is at the ends of
         rows; rows keep their length."""
@@ -56,55 +56,55 @@ class Tokens:
 
 
 @cache
-def layer_parameters(shape: Shape, layer: int = -1) -> int:
+def layer_parameter_count(shape: Shape, layer: int = -1) -> int:
     """Return the parameters of one layer, all its experts included; without a number, of the last one, which has
     experts if any has."""
     layer %= shape.layers
     total = 0
-    for parameter in parameters(shape):
+    for parameter in parameter_shapes(shape):
         if (
             "*" in parameter.name
-            and layer_of_name(parameter.name) <= layer < layer_of_name(parameter.name) + parameter.shape[0]
+            and first_layer_of_name(parameter.name) <= layer < first_layer_of_name(parameter.name) + parameter.shape[0]
         ):
             total += math.prod(parameter.shape[1:])
     return total
 
 
 @cache
-def body_parameters(shape: Shape) -> int:
+def body_parameter_count(shape: Shape) -> int:
     """Return the parameters of all layers."""
-    return count_elements(parameter for parameter in parameters(shape) if "*" in parameter.name)
+    return count_elements(parameter for parameter in parameter_shapes(shape) if "*" in parameter.name)
 
 
 @cache
 def trained_tensor_count(shape: Shape, kind: ModelKind) -> int:
     """Return how many tensors training changes, in all layers."""
     if shape.adapters:
-        return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trainable_parameters(shape, kind))
-    return sum(1 for _ in parameters_by_layer(shape, kind))
+        return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trainable_parameter_shapes(shape, kind))
+    return sum(1 for _ in parameter_shapes_by_layer(shape, kind))
 
 
-def expert_parameters(shape: Shape) -> int:
+def expert_parameter_count(shape: Shape) -> int:
     """Return the parameters of the experts of all layers together, without shared experts."""
-    return shape.expert_layers * shape.experts * 3 * shape.hidden * shape.ffn
+    return shape.expert_layer_count * shape.experts * 3 * shape.hidden * shape.ffn
 
 
 @cache
-def active_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> int:
+def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return the parameters that one token uses, with only its own experts."""
-    idle = expert_parameters(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
+    idle = expert_parameter_count(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
     return parameter_count(shape, kind) - idle
 
 
 @cache
-def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
+def stage_parameter_count(shape: Shape, kind: ModelKind, pp: int) -> int:
     """Return the parameters of the fullest of equal pipeline stages. The first has the embedding, the last has the
     last norm and the head; a tied head is a separate tensor there."""
     if pp == 1:
         return parameter_count(shape, kind)
     stage, embedding = -(-shape.layers // pp), shape.vocab * shape.hidden
     first, last = (
-        sum(layer_parameters(shape, layer) for layer in layers)
+        sum(layer_parameter_count(shape, layer) for layer in layers)
         for layers in (range(stage), range(shape.layers - stage, shape.layers))
     )
     head = embedding if kind == "causal_lm" else shape.hidden + (kind == "value_lm")
@@ -112,27 +112,27 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
 
 
 @cache
-def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
+def fsdp_shard_parameter_count(shape: Shape, kind: ModelKind, parts: int) -> int:
     """Return the parameters of the fullest of so many ranks that shard the first dimension of each tensor
     (`rlgraph.ir.layout.chunk_range`)."""
     return sum(
-        -(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in parameters_by_layer(shape, kind)
+        -(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in parameter_shapes_by_layer(shape, kind)
     )
 
 
-def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
+def model_parallel_parameter_count(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
     """Return the parameters of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`,
     too. Each rank has all weights that make the latent numbers of a token."""
     stage = -(-shape.layers // pp)
-    experts = expert_parameters(shape) / max(1, shape.expert_layers) * min(stage, shape.expert_layers)
+    experts = expert_parameter_count(shape) / max(1, shape.expert_layer_count) * min(stage, shape.expert_layer_count)
     entire = stage * latent_attention.shared_weight_count(shape, shape.latent) if shape.latent else 0
-    return (stage_parameters(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
+    return (stage_parameter_count(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
 
 
 @cache
-def adapter_parameters(shape: Shape) -> int:
+def adapter_parameter_count(shape: Shape) -> int:
     """Return the parameters of the adapters of all layers."""
-    return count_elements(trainable_parameters(shape)) if shape.adapters else 0
+    return count_elements(trainable_parameter_shapes(shape)) if shape.adapters else 0
 
 
 @cache
@@ -144,25 +144,29 @@ def adapter_extra_bytes(shape: Shape, merged: bool, item: int, wide: int, room: 
     and of the received adapters. room: the rank for which there are slots beside the weights, of which about half have
     only the columns of a rank's part. twice: what was read at first stays, too.
     """
-    received = adapter_parameters(shape)
+    received = adapter_parameter_count(shape)
     if merged:
-        return adapted_parameters(shape) * item / tp + received * wide
+        return adapted_parameter_count(shape) * item / tp + received * wide
     assert shape.adapters is not None
     slots = received * room / shape.adapters.rank * (1 + 1 / tp) / 2
     return received * wide + (slots + twice * received) * item
 
 
-def adapted_parameters(shape: Shape) -> int:
+def adapted_parameter_count(shape: Shape) -> int:
     """Return the parameters of the matrices that have an adapter."""
     sizes = {matrix.name: matrix.shape for matrix in layer_matrices(shape)}
     return sum(math.prod(sizes[name]) for name in (shape.adapters.adapted_layers(sizes) if shape.adapters else ()))
 
 
 @cache
-def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
+def trained_parameter_count(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
     """Return the parameters of the fullest stage that training changes: they have gradients and moments, and are
     synced."""
-    return count_elements(trainable_parameters(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
+    return (
+        count_elements(trainable_parameter_shapes(shape, kind))
+        if shape.adapters
+        else stage_parameter_count(shape, kind, pp)
+    )
 
 
 # FLOPs
@@ -216,28 +220,30 @@ def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = Fa
 
 def adapter_flops(shape: Shape, work: Tokens) -> float:
     """Return the FLOPs of a forward pass through adapters that are not merged into the weights."""
-    return 2.0 * adapter_parameters(shape) * work.tokens
+    return 2.0 * adapter_parameter_count(shape) * work.tokens
 
 
-def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
+def decode_flops_per_token(shape: Shape, context: float, absorbed: bool = False) -> float:
     """Return the FLOPs of one new token that sees so many, the head included. absorbed: the engine attends to the
     latent numbers that keys and values are made of, where a model has such, and makes no keys and values."""
     flops = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
     if shape.latent is None:
         return flops
-    latent_flops = latent_attention.absorbed_decode_flops if absorbed else latent_attention.extra_decode_flops
+    latent_flops = (
+        latent_attention.absorbed_decode_flops_per_token if absorbed else latent_attention.extra_decode_flops_per_token
+    )
     return flops + shape.layers * latent_flops(shape, shape.latent, context)
 
 
 def attended_tokens(shape: Shape, context: float) -> float:
     """Return how many of so many earlier tokens a new one sees, as a mean of all layers."""
-    return context - shape.windowed_layers / shape.layers * max(0.0, context - shape.window)
+    return context - shape.windowed_layer_count / shape.layers * max(0.0, context - shape.window)
 
 
 @cache
 def _weights(shape: Shape) -> int:
     """Return the weights of all layers with which a token is multiplied."""
-    sparse = shape.expert_layers * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
+    sparse = shape.expert_layer_count * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
     return sum(math.prod(matrix.shape) for matrix in layer_matrices(shape)) + sparse
 
 
@@ -247,16 +253,16 @@ def _weights(shape: Shape) -> int:
 def kv_bytes_per_token(shape: Shape, itemsize: int) -> int:
     """Return the bytes of the keys and values of one token in all layers, or of the latents that these are made of."""
     if shape.latent:
-        return shape.layers * shape.latent.cached_numbers * itemsize
+        return shape.layers * shape.latent.cached_numbers_per_token * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
 def rank_kv_bytes_per_token(shape: Shape, tp: int, itemsize: int) -> float:
     """Return `kv_bytes_per_token` on one rank, where layers are split over so many."""
-    return kv_bytes_per_token(shape, itemsize) / kv_shard_ranks(shape, tp)
+    return kv_bytes_per_token(shape, itemsize) / kv_shard_count(shape, tp)
 
 
-def kv_shard_ranks(shape: Shape, tp: int) -> int:
+def kv_shard_count(shape: Shape, tp: int) -> int:
     """Return over how many tensor-parallel ranks the cache of a layer is split: latents, which heads share, are on
     each rank."""
     return 1 if shape.latent else min(tp, shape.kv_heads)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
 
-from rlgraph.passes.pipelines.problem import Problem
+from rlgraph.passes.pipelines.problem import PipelineProblem
 from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry, compute_timetable
 
 TICKS = 1 << 24
@@ -25,7 +25,7 @@ def solver_installed() -> bool:
 
 
 def solve_with_cp_sat(
-    problem: Problem,
+    problem: PipelineProblem,
     start: Lists | None,
     within: float,
     least: float,
@@ -46,9 +46,9 @@ def solve_with_cp_sat(
     if most is not None:
         unit = _unit([trained.memory / trained.chunks for trained in problem.models if trained.memory] or [1.0], most)
     model, horizon = cp_model.CpModel(), math.floor(within / tick * (1 + 1e-12))
-    stages: list[list[Any]] = [[] for _ in range(problem.stages)]
-    held_intervals: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stages)]
-    entries: list[list[tuple[Any, ScheduleEntry]]] = [[] for _ in range(problem.stages)]
+    stages: list[list[Any]] = [[] for _ in range(problem.stage_count)]
+    held_intervals: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stage_count)]
+    entries: list[list[tuple[Any, ScheduleEntry]]] = [[] for _ in range(problem.stage_count)]
     ends = []
     hints = _times(problem, start) if start else {}
     for number, line in enumerate(problem.replicas):
@@ -118,7 +118,7 @@ def solve_with_cp_sat(
     return tuple(tuple(entry for _, entry in sorted(_timed(solver, on_stage))) for on_stage in entries), taken
 
 
-def _times(problem: Problem, lists: Lists) -> dict[tuple[int, ScheduleEntry], list[float]]:
+def _times(problem: PipelineProblem, lists: Lists) -> dict[tuple[int, ScheduleEntry], list[float]]:
     """Return for each stage and kind of entry the times at which the micro-batches begin."""
     begins: dict[tuple[int, ScheduleEntry], list[float]] = {}
     for stage, (entries, starts) in enumerate(zip(lists, compute_timetable(problem, lists).starts, strict=True)):

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 from rlgraph.passes.pipelines import exact
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
-from rlgraph.passes.pipelines.messages import programs_of
-from rlgraph.passes.pipelines.problem import Problem
-from rlgraph.passes.pipelines.published import serial_lists
+from rlgraph.passes.pipelines.messages import make_stage_programs
+from rlgraph.passes.pipelines.problem import PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import serial_lists
 from rlgraph.passes.pipelines.rule_scheduling import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.timetable import Lists, compute_timetable
 
@@ -45,7 +45,9 @@ class FusedSchedule:
     """Memory of the fullest stage then."""
 
 
-def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> FusedSchedule | None:
+def search_schedule(
+    problem: PipelineProblem, work: float = 10.0, within: float = 0.01, seed: int = 0
+) -> FusedSchedule | None:
     """Return the best schedule found with at most so much work, of which a unit takes about a second of an idle core;
     None where none was found that keeps to the capacity. Work is counted, not seconds: a problem has the same lists on
     every machine. Its messages can be sent without a ring of stages that wait for each other.
@@ -81,7 +83,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
         return over
 
     def constrained(
-        to_solve: Problem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
+        to_solve: PipelineProblem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
     ) -> bool:
         """Return whether the constraint solver finds something better."""
         nonlocal left
@@ -94,7 +96,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
     # The published schedule of each model, one after the other.
     first = _dispatched(problem, serial_lists(problem))
     assert first
-    if first.peak <= problem.capacity_or_inf * (1 + 1e-9):
+    if first.peak <= problem.memory_capacity_or_inf * (1 + 1e-9):
         better(first)
     small = exact.solver_installed() and problem.forward_backward_count <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
@@ -114,13 +116,13 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
         return None
     if small and not perfect():
         # A schedule as short as any can be, that is no fuller than one model after the other, is often found at once.
-        tight = replace(problem, capacity=min(spare, problem.capacity_or_inf))
+        tight = replace(problem, capacity=min(spare, problem.memory_capacity_or_inf))
         if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
             constrained(problem, best.lists, best.makespan, None, 0.6 * left)
         shortest = max(shortest, (1 + within) * best.makespan)
     if exact.solver_installed() and best.peak > spare and problem.capacity is None and left > 0.1:
         constrained(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
-    programs_of(problem, best.lists)
+    make_stage_programs(problem, best.lists)
     return FusedSchedule(
         best.lists,
         best.makespan,
@@ -134,7 +136,7 @@ def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, 
 
 
 @lru_cache(maxsize=256)
-def best_rule_schedule(problem: Problem) -> Lists:
+def best_rule_schedule(problem: PipelineProblem) -> Lists:
     """Return, of a number of rules' schedules, the shortest one and, of those within 1% of the shortest possible one,
     the one with the least memory: it is the same wherever it is computed."""
     shortest, spare = 1.01 * makespan_lower_bound(problem), serial_peak_memory(problem)
@@ -163,7 +165,7 @@ def _rank(schedule: RuleSchedule, shortest: float) -> tuple[float, float, float]
     return max(schedule.makespan, shortest), schedule.peak, schedule.makespan
 
 
-def _dispatched(problem: Problem, lists: Lists | None) -> RuleSchedule | None:
+def _dispatched(problem: PipelineProblem, lists: Lists | None) -> RuleSchedule | None:
     if lists is None:
         return None
     table = compute_timetable(problem, lists)

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from rlgraph.passes.pipelines.problem import Part, Problem
+from rlgraph.passes.pipelines.problem import Part, PipelineProblem
 from rlgraph.passes.pipelines.timetable import Lists, ScheduleDeadlock, ScheduleEntry
 
 
-class Transfer(NamedTuple):
+class StageTransfer(NamedTuple):
     """The part that a stage has in the next message of its kind: it sends the message, or receives it."""
 
     replica: int
@@ -40,17 +40,17 @@ class Transfer(NamedTuple):
         return f"{self.kind}s {self.replica}{self.part} {where}"
 
 
-class Together(NamedTuple):
+class BatchedTransfers(NamedTuple):
     """Transfers that begin as one (`torch.distributed.batch_isend_irecv`): what follows waits for all of them."""
 
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[StageTransfer, ...]
 
     def __str__(self) -> str:
         """Return the transfers with `and` between them."""
         return " and ".join(map(str, self.transfers))
 
 
-Step = ScheduleEntry | Transfer
+Step = ScheduleEntry | StageTransfer
 """What a stage does next: it computes, or takes part in a message."""
 Programs = tuple[tuple[Step, ...], ...]
 """For each stage its steps, one after the other."""
@@ -74,14 +74,18 @@ def add_transfers(
         # Messages that are ready at the same time have any order that is the same on both their stages.
         key = (end, 0.0, stage, entry.replica, by, position)
         of_chunk = len(set(path))
-        keyed[stage].append((key, Transfer(entry.replica, "send", part, position // of_chunk, path[needed], needed)))
-        keyed[path[needed]].append((key, Transfer(entry.replica, "receive", part, needed // of_chunk, stage, needed)))
+        keyed[stage].append(
+            (key, StageTransfer(entry.replica, "send", part, position // of_chunk, path[needed], needed))
+        )
+        keyed[path[needed]].append(
+            (key, StageTransfer(entry.replica, "receive", part, needed // of_chunk, stage, needed))
+        )
     programs = tuple(tuple(step for _, step in sorted(steps, key=lambda keyed: keyed[0])) for steps in keyed)
     check_rendezvous(programs)
     return programs
 
 
-def programs_of(problem: Problem, lists: Lists) -> Programs:
+def make_stage_programs(problem: PipelineProblem, lists: Lists) -> Programs:
     """Return the lists of a problem with their messages. Raises ScheduleDeadlock."""
     lines = problem.replicas
     return add_transfers(
@@ -126,7 +130,7 @@ def _timed(
         raise ScheduleDeadlock(f"stage {stuck[0]} waits for ever, in {lists[stuck[0]][done[stuck[0]]]}")
 
 
-def check_rendezvous(programs: Sequence[Sequence[Step | Together]]) -> None:
+def check_rendezvous(programs: Sequence[Sequence[Step | BatchedTransfers]]) -> None:
     """Raise ScheduleDeadlock where a message would never end, or the two ends would take different ones for the same,
     though every stage does one step after the other and every message waits until both its stages are at it."""
     at, left = [0] * len(programs), [_transfers(program, 0) for program in programs]
@@ -164,17 +168,17 @@ def check_rendezvous(programs: Sequence[Sequence[Step | Together]]) -> None:
         raise ScheduleDeadlock(f"nobody can go on: {', '.join(stuck)}")
 
 
-def _flat(step: Step | Together) -> tuple[Transfer, ...]:
-    if isinstance(step, Together):
+def _flat(step: Step | BatchedTransfers) -> tuple[StageTransfer, ...]:
+    if isinstance(step, BatchedTransfers):
         return step.transfers
-    return (step,) if isinstance(step, Transfer) else ()
+    return (step,) if isinstance(step, StageTransfer) else ()
 
 
-def _transfers(program: Sequence[Step | Together], at: int) -> list[Transfer]:
+def _transfers(program: Sequence[Step | BatchedTransfers], at: int) -> list[StageTransfer]:
     return [*_flat(program[at])] if at < len(program) else []
 
 
-def _counterpart(stage: int, transfer: Transfer, left: Sequence[Sequence[Transfer]]) -> Transfer | None:
+def _counterpart(stage: int, transfer: StageTransfer, left: Sequence[Sequence[StageTransfer]]) -> StageTransfer | None:
     """Return what the peer does with the same message, if it is at it: the first of those that go this way, if this is
     the first of them here."""
     alike = [other for other in left[stage] if (other.peer, other.kind) == (transfer.peer, transfer.kind)]
@@ -183,7 +187,7 @@ def _counterpart(stage: int, transfer: Transfer, left: Sequence[Sequence[Transfe
     return next((other for other in left[transfer.peer] if other.peer == stage and other.kind != transfer.kind), None)
 
 
-def _what(transfer: Transfer) -> tuple[int, str, int]:
+def _what(transfer: StageTransfer) -> tuple[int, str, int]:
     return transfer.replica, transfer.part, transfer.chunk
 
 
@@ -199,7 +203,7 @@ def _count_entry(
         raise ScheduleDeadlock(f"stage {stage} computes {entry} before it has received what that needs")
 
 
-def _count_transfer(stage: int, transfer: Transfer, counts: Counter[tuple[str, int, str, int]]) -> None:
+def _count_transfer(stage: int, transfer: StageTransfer, counts: Counter[tuple[str, int, str, int]]) -> None:
     what = _what(transfer)
     counts[transfer.kind, *what] += 1
     if transfer.kind == "send" and counts["send", *what] > counts["done", *what]:

@@ -82,7 +82,7 @@ class PipelineReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PipelineProblem:
     """The models that share the stages of a pipeline, and the memory of a stage."""
 
     models: tuple[PipelineModel, ...]
@@ -97,12 +97,12 @@ class Problem:
             raise ValueError(f"a micro-batch in flight needs {least}, and a stage has {self.capacity}")
 
     @property
-    def capacity_or_inf(self) -> float:
+    def memory_capacity_or_inf(self) -> float:
         """The capacity, or infinity where there is none."""
         return math.inf if self.capacity is None else self.capacity
 
     @property
-    def stages(self) -> int:
+    def stage_count(self) -> int:
         """The number of stages that the models share."""
         return max(model.copies * model.stages for model in self.models)
 
@@ -130,7 +130,7 @@ class Problem:
         )
 
 
-def read_problem(data: Mapping[str, Any]) -> Problem:
+def problem_from_json(data: Mapping[str, Any]) -> PipelineProblem:
     """Return the problem that JSON data describe: `models`, each with the fields of `PipelineModel`, and `capacity`.
 
     A model that does not say how many replicas it has lies on all stages; one that does not say its direction goes the
@@ -154,7 +154,7 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
     capacity = data.get("capacity")
     if capacity is not None and not _number(capacity):
         raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
-    result = Problem(tuple(models), capacity)
+    result = PipelineProblem(tuple(models), capacity)
     if result.forward_backward_count > MOST:
         raise ValueError(f"there are {result.forward_backward_count:,} forwards and backwards: {MOST:,} at most")
     return result

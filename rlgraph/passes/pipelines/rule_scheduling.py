@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from rlgraph.passes.pipelines.problem import Problem
+from rlgraph.passes.pipelines.problem import PipelineProblem
 from rlgraph.passes.pipelines.timetable import Lists, ScheduleEntry
 
 _BACK, _AHEAD, _WEIGHTS = range(3)
@@ -54,7 +54,7 @@ class RuleSchedule:
     lists: Lists
 
 
-def schedule_by_rule(problem: Problem, rule: DispatchRule, draw: random.Random) -> RuleSchedule | None:
+def schedule_by_rule(problem: PipelineProblem, rule: DispatchRule, draw: random.Random) -> RuleSchedule | None:
     """Return the schedule that a rule makes; None where it gets stuck because no stage has memory for the work that
     would free some."""
     model_numbers = [problem.models.index(line.model) for line in problem.replicas]
@@ -62,7 +62,7 @@ def schedule_by_rule(problem: Problem, rule: DispatchRule, draw: random.Random) 
     # Backward, forward, and the gradients of weights where they are separate, each with its seconds.
     actions: list[list[tuple[ScheduleEntry, float]]] = []
     candidates: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
-    candidates = [[] for _ in range(problem.stages)]
+    candidates = [[] for _ in range(problem.stage_count)]
     state: list[list[list[int]]] = []
     """For each line, along its path: forwards that came, backwards that came, and forwards, backwards and gradients of
     weights that were begun."""
@@ -152,7 +152,7 @@ def schedule_by_rule(problem: Problem, rule: DispatchRule, draw: random.Random) 
 
 
 def search_rules(
-    problem: Problem,
+    problem: PipelineProblem,
     memory: float,
     draw: random.Random,
     better: Callable[[RuleSchedule], bool],
@@ -162,7 +162,7 @@ def search_rules(
     """Try rules until `over()`, first the plain ones, or, where a rule is `kept`, rules near it, and return the rule
     that did best. `better` says whether a schedule is good enough to vary its rule. memory: that of a stage, around
     which memory is drawn."""
-    first = plain_rules(problem, memory) if kept is None else iter(())
+    first = deterministic_rules(problem, memory) if kept is None else iter(())
     while not over():
         rule = next(first, None)
         if rule is None:
@@ -173,18 +173,18 @@ def search_rules(
     return kept
 
 
-def plain_rules(problem: Problem, memory: float) -> Iterator[DispatchRule]:
+def deterministic_rules(problem: PipelineProblem, memory: float) -> Iterator[DispatchRule]:
     """Yield the rules without random numbers, by which the micro-batch with most work to come is the most urgent. Two
     equal models in opposite directions reach the bound with them, with half as many micro-batches again in flight as
     one after the other."""
-    stages = problem.stages
+    stages = problem.stage_count
     for ahead in sorted({0, 1, stages // 4, stages // 2}, reverse=True):
         for room in (math.inf, 1.5, 1.25, 1.0):
             alike = ((0.0, 0.0),) * len(problem.models), (ahead,) * len(problem.models)
-            yield DispatchRule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.capacity_or_inf))
+            yield DispatchRule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.memory_capacity_or_inf))
 
 
-def extra_plain_rules(problem: Problem) -> Iterator[DispatchRule]:
+def extra_deterministic_rules(problem: PipelineProblem) -> Iterator[DispatchRule]:
     """Yield a few more rules without random numbers, by which two models with few micro-batches often reach the bound.
     First come the backwards of every other model and the forwards of those between; or the first model; or the forwards
     of those with the smallest micro-batches."""
@@ -193,18 +193,18 @@ def extra_plain_rules(problem: Problem) -> Iterator[DispatchRule]:
     turns = tuple((soon, 0.0) if number % 2 else (0.0, soon) for number in range(count))
     first = ((soon, soon), *((0.0, 0.0) for _ in range(1, count)))
     least = tuple((soon if model.forward == small else 0.0, 0.0) for model in problem.models)
-    for urgency, ahead in ((turns, 0), (turns, 1), (first, 0), (least, problem.stages)):
+    for urgency, ahead in ((turns, 0), (turns, 1), (first, 0), (least, problem.stage_count)):
         yield DispatchRule(urgency, 1.0, (ahead,) * count, 0.0, math.inf)
 
 
 _MORE, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
 
 
-def _spread(problem: Problem) -> float:
-    return max(model.forward + model.backward for model in problem.models) * problem.stages / 2
+def _spread(problem: PipelineProblem) -> float:
+    return max(model.forward + model.backward for model in problem.models) * problem.stage_count / 2
 
 
-def _fresh(problem: Problem, memory: float, draw: random.Random) -> DispatchRule:
+def _fresh(problem: PipelineProblem, memory: float, draw: random.Random) -> DispatchRule:
     spread, longest = _spread(problem), max(model.forward for model in problem.models)
     return DispatchRule(
         tuple((draw.gauss(0, spread), draw.gauss(0, spread)) for _ in problem.models),
@@ -216,17 +216,17 @@ def _fresh(problem: Problem, memory: float, draw: random.Random) -> DispatchRule
     )
 
 
-def _weights(problem: Problem, spread: float, draw: random.Random) -> tuple[float, ...]:
+def _weights(problem: PipelineProblem, spread: float, draw: random.Random) -> tuple[float, ...]:
     if not any(model.weight for model in problem.models) or draw.random() < 0.5:
         return ()
     return tuple(draw.gauss(0, spread) for _ in problem.models)
 
 
-def _room(problem: Problem, memory: float, draw: random.Random) -> float:
-    return min(draw.choice(_ROOM) * memory, problem.capacity_or_inf)
+def _room(problem: PipelineProblem, memory: float, draw: random.Random) -> float:
+    return min(draw.choice(_ROOM) * memory, problem.memory_capacity_or_inf)
 
 
-def _near(problem: Problem, rule: DispatchRule, draw: random.Random) -> DispatchRule:
+def _near(problem: PipelineProblem, rule: DispatchRule, draw: random.Random) -> DispatchRule:
     """Return the rule with one number changed."""
     which, model = draw.random(), draw.randrange(len(problem.models))
     if which < 0.6:
@@ -236,7 +236,7 @@ def _near(problem: Problem, rule: DispatchRule, draw: random.Random) -> Dispatch
     if which > 0.9:
         share = draw.choice((0.85, 0.93, 0.97, 1.05))
         least = max(other.memory for other in problem.models)
-        return replace(rule, memory=max(least, min(share * rule.memory, problem.capacity_or_inf)))
+        return replace(rule, memory=max(least, min(share * rule.memory, problem.memory_capacity_or_inf)))
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rlgraph.passes.pipelines.counted_models import split_into_micro_batches
-from rlgraph.passes.pipelines.messages import Step, Transfer
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.programs import training_programs
+from rlgraph.passes.pipelines.messages import StageTransfer, Step
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.relative_costs import split_into_micro_batches
+from rlgraph.passes.pipelines.stage_programs import training_stage_programs
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
@@ -26,7 +26,9 @@ class ProcessTurn:
     """The model whose process comes next; None where this process continues, or nothing follows."""
 
 
-def device_steps(models: Sequence[PipelineModel], stage: int, most: Sequence[int], here: Sequence[int]) -> list[Step]:
+def device_schedule(
+    models: Sequence[PipelineModel], stage: int, most: Sequence[int], here: Sequence[int]
+) -> list[Step]:
     """Return what the processes of all models do on a device of a stage, in order, with their messages.
 
     models: each counted with one micro-batch, with the memory and seconds of all its replicas. most: for each model,
@@ -36,9 +38,9 @@ def device_steps(models: Sequence[PipelineModel], stage: int, most: Sequence[int
     busy = [number for number, count in enumerate(most) if count]
     if not busy:
         return []
-    problem = Problem(tuple(split_into_micro_batches(models[number], most[number]) for number in busy))
+    problem = PipelineProblem(tuple(split_into_micro_batches(models[number], most[number]) for number in busy))
     owners, done, steps = problem.model_of_replica, Counter[Step](), list[Step]()
-    for planned in training_programs(problem)[stage]:
+    for planned in training_stage_programs(problem)[stage]:
         number = busy[owners[planned.replica]]
         if done[planned] < here[number]:
             steps.append(planned._replace(replica=number))
@@ -46,13 +48,13 @@ def device_steps(models: Sequence[PipelineModel], stage: int, most: Sequence[int
     return steps
 
 
-def process_turns(steps: Sequence[Step], own: Collection[int]) -> list[ProcessTurn | Transfer]:
+def process_turns(steps: Sequence[Step], own: Collection[int]) -> list[ProcessTurn | StageTransfer]:
     """Return the turns of one process, which has the models `own`, and its messages between them."""
     entries = [step for step in steps if isinstance(step, ScheduleEntry)]
     before, after = iter([None, *entries[:-1]]), iter([*entries[1:], None])
-    turns: list[ProcessTurn | Transfer] = []
+    turns: list[ProcessTurn | StageTransfer] = []
     for step in steps:
-        if isinstance(step, Transfer):
+        if isinstance(step, StageTransfer):
             turns += [step] if step.replica in own else []
             continue
         previous, following = next(before), next(after)

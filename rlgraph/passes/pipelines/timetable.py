@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlgraph.passes.pipelines.problem import Part, Problem
+from rlgraph.passes.pipelines.problem import Part, PipelineProblem
 
 
 class ScheduleEntry(NamedTuple):
@@ -46,7 +46,7 @@ class Timetable:
     """For each stage the most memory that micro-batches in flight need."""
 
 
-def compute_timetable(problem: Problem, lists: Sequence[Sequence[ScheduleEntry]]) -> Timetable:
+def compute_timetable(problem: PipelineProblem, lists: Sequence[Sequence[ScheduleEntry]]) -> Timetable:
     """Return the timetable in which everything begins as early as its list permits. Raises ScheduleDeadlock."""
     lines = problem.replicas
     positions = [{stage: position for position, stage in enumerate(line.stages)} for line in lines]
@@ -130,7 +130,7 @@ class TimedEntry:
     end: float
 
 
-def timed_entries(problem: Problem, lists: Lists, table: Timetable) -> Iterator[TimedEntry]:
+def timed_entries(problem: PipelineProblem, lists: Lists, table: Timetable) -> Iterator[TimedEntry]:
     """Yield the pieces of each stage in the order of its list. table: the timetable of these lists."""
     lines = problem.replicas
     for stage, (entries, starts) in enumerate(zip(lists, table.starts, strict=True)):

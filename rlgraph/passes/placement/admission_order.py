@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from rlgraph.backends.enginespec.registry import engine, engines_by_preference
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Admission, Plan
+from rlgraph.ir.plan import AdmissionOrder, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.placement.tails import sampling_groups
 
 
-def admission_orders(schedule: Schedule) -> tuple[Admission, ...]:
+def admission_orders(schedule: Schedule) -> tuple[AdmissionOrder, ...]:
     """Return the orders of admission of a schedule."""
-    return tuple(Admission(line.table, line.by, line.name) for line in schedule.admits)
+    return tuple(AdmissionOrder(line.table, line.by, line.name) for line in schedule.admits)
 
 
 def length_predictors(schedule: Schedule) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def length_predictors(schedule: Schedule) -> tuple[str, ...]:
     return tuple(line.name for line in schedule.admits if line.by == "function")
 
 
-def admission_faults(admit: Admission, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def admission_faults(admit: AdmissionOrder, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with an order of admission: a message and a hint."""
     for group in dict.fromkeys(sampling_groups(admit.table, plan, program)):
         if not engine(group.engine).longest_first:
@@ -32,7 +32,7 @@ def admission_faults(admit: Admission, plan: Plan, program: Program) -> Iterator
             yield message, f"sample with the engine {quoted_list(able, 'or')}"
 
 
-def unknown_admission_names(admit: Admission, program: Program) -> Iterator[tuple[str, str, str]]:
+def unknown_admission_names(admit: AdmissionOrder, program: Program) -> Iterator[tuple[str, str, str]]:
     """Yield the fields that name nothing in a plan that comes from elsewhere, each with a message and a hint."""
     generated = {
         node.name.split(".")[0]

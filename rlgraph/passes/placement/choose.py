@@ -22,19 +22,19 @@ from rlgraph.passes.placement.query import (
     is_small,
     make_problem,
     models_without_adapters,
+    queries_with_other_engines,
     with_adapters,
-    with_other_engines,
     without_device_pools,
 )
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import Decompositions
-from rlgraph.passes.placement.search.fill_kv_caches import fill_caches
-from rlgraph.passes.placement.search.fusing import Pieces
+from rlgraph.passes.placement.search.enlarge_kv_caches import enlarge_kv_caches
+from rlgraph.passes.placement.search.fused_pipelines import Pieces
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.no_plan_errors import ADAPTER_RANK, refusal_diagnostics
+from rlgraph.passes.placement.search.no_plan_errors import ADAPTER_RANK, no_plan_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.search import PATIENCE, Fuse, Search
 
@@ -62,7 +62,7 @@ class PlacementChoice:
 
     plan: Plan
     search_result: SearchResult
-    problem: Problem
+    problem: PlacementProblem
     question: PlacementQuery
     simulated_step_s: float | None = None
     """The seconds of a step by the simulator, if it was run already."""
@@ -70,7 +70,7 @@ class PlacementChoice:
     @property
     def model_configs(self) -> dict[str, ModelConfig]:
         """The models that something is computed with."""
-        return {component.model: component.config for component in self.problem.components}
+        return {component.model_name: component.config for component in self.problem.components}
 
 
 def choose_placement(question: PlacementQuery) -> PlacementChoice | None:
@@ -101,7 +101,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
             # Nothing is proven of them.
             only, bound = [], 0.0
         awake = replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
-        seconds = question.control.left_s(ends)
+        seconds = question.control.remaining_seconds(ends)
         if not only or seconds <= 0:
             return awake
     offloaded = _choose(question, seconds, Search.run, awake, only)
@@ -157,10 +157,10 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
     adaptable = models_without_adapters(question)
 
     def fit(tried: PlacementQuery) -> bool:
-        return any(any_plan_fits(variant, ends) for variant in (tried, *with_other_engines(tried)))
+        return any(any_plan_fits(variant, ends) for variant in (tried, *queries_with_other_engines(tried)))
 
     return ProgramError(
-        refusal_diagnostics(
+        no_plan_diagnostics(
             make_problem(plain),
             question.schedule,
             lambda cluster: fit(replace(plain, cluster=cluster)),
@@ -172,7 +172,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
 
 
 def search_before_deadline(
-    ends: float, problem: Problem, question: PlacementQuery, only: Sequence[Blocks]
+    ends: float, problem: PlacementProblem, question: PlacementQuery, only: Sequence[Blocks]
 ) -> SearchResult | None:
     """Return the best plan of some partitions, by one of several searches that end together; raise OutOfTime where that
     is too early for a plan."""
@@ -184,14 +184,14 @@ def search_before_deadline(
     return result and _settled(problem, result)
 
 
-def _settled(problem: Problem, result: SearchResult) -> SearchResult:
+def _settled(problem: PlacementProblem, result: SearchResult) -> SearchResult:
     """Return the plan with caches that fill the memory left, and with the seconds of the final lists where trainings
     share a pipeline."""
-    result = fill_caches(problem, result)
+    result = enlarge_kv_caches(problem, result)
     return with_shared_pipelines(problem, result, result.pieces) if result.pieces else result
 
 
-def with_shared_pipelines(problem: Problem, found: SearchResult, pieces: Pieces) -> SearchResult:
+def with_shared_pipelines(problem: PlacementProblem, found: SearchResult, pieces: Pieces) -> SearchResult:
     """Return the plan with these trainings sharing pipelines."""
     seconds = problem.step_seconds_with_options(found.blocks, found.options, pieces)
     value = problem.objective_value(seconds, found.blocks, found.devices)
@@ -204,11 +204,11 @@ def choose_unfused(choice: PlacementChoice, ends: float) -> PlacementChoice | No
     have heterogeneous meshes, the one before these were tried."""
     if choice.search_result.before_fusing is None:
         return choose_placement(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
-    result = fill_caches(choice.problem, choice.search_result.before_fusing)
+    result = enlarge_kv_caches(choice.problem, choice.search_result.before_fusing)
     return replace(choice, plan=plan_from_search(choice.question, choice.problem, result), search_result=result)
 
 
-def _gap(problem: Problem, question: PlacementQuery) -> float:
+def _gap(problem: PlacementProblem, question: PlacementQuery) -> float:
     """Return how far from the best plan is near enough, as a share."""
     if question.search_gap is not None:
         return question.search_gap
@@ -220,7 +220,7 @@ def _patience(question: PlacementQuery) -> float:
     return PATIENCE if question.search_gap is None else inf
 
 
-def fuse_mode(problem: Problem, question: PlacementQuery) -> Fuse:
+def fuse_mode(problem: PlacementProblem, question: PlacementQuery) -> Fuse:
     """Return in which plans trainings may share pipelines."""
     return "all" if is_small(problem, question) else "last"
 
@@ -231,7 +231,9 @@ def _spare(question: PlacementQuery) -> float:
     return SPARE if question.search_gap is None else min(SPARE, question.search_gap)
 
 
-def candidate_partitions(problem: Problem, question: PlacementQuery, unplaced: Collection[int] = ()) -> list[Blocks]:
+def candidate_partitions(
+    problem: PlacementProblem, question: PlacementQuery, unplaced: Collection[int] = ()
+) -> list[Blocks]:
     """Return every partition that the schedule allows. unplaced: components that get no pool yet."""
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     over = is_small(problem, question) and len(problem.components) <= JOINED

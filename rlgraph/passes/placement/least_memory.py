@@ -9,9 +9,9 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.cost.optimizer import optimizer_bytes
-from rlgraph.passes.cost.work import trained_parameters
-from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
+from rlgraph.passes.cost.work import trained_parameter_count
+from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.placement.place import Shapes
 
 
@@ -34,9 +34,9 @@ def _rank_bytes(program: Program, plan: Plan, group: Group, shapes: Shapes) -> i
         if isinstance(shape, Shape):
             config = model_config(program.model(name), shape, program)
             size = group.mesh.replica_size // context
-            state = optimizer_bytes(config.optimizer)
+            state = optimizer_bytes_per_weight(config.optimizer)
             trained_bytes = state.gradient + state.moments // optimizer_shards if name in trained else 0
-            total += config.adapter_bytes + trained_parameters(shape, config.kind) // size * trained_bytes
+            total += config.adapter_bytes + trained_parameter_count(shape, config.kind) // size * trained_bytes
             if not config.base or config.base not in bases:
                 total += parameter_count(shape, config.kind) // size * config.item_bytes
             bases.add(config.base if group.models and engine(group.engine).shares_base(group.mesh) else "")

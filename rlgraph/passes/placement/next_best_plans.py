@@ -17,7 +17,7 @@ def streamed_tables(schedule: Schedule) -> tuple[str, ...]:
     return tuple(dict.fromkeys([line.table for line in schedule.streams] + [line.table for line in schedule.tails]))
 
 
-def without_open_streams(schedule: Schedule) -> Schedule:
+def without_undecided_streams(schedule: Schedule) -> Schedule:
     """Return the schedule without the streams and tails that leave something to the plan."""
     tails = tuple(line for line in schedule.tails if not line.is_undecided)
     moved = {line.table for line in tails}
@@ -44,7 +44,7 @@ def next_best_choices(choices: Sequence[PlacementChoice], most: int, ends: float
         yield PlacementChoice(plan_from_search(question, problem, result), result, problem, question)
 
 
-def ideal_streaming_value(choice: PlacementChoice) -> float:
+def ideal_streaming_objective_value(choice: PlacementChoice) -> float:
     """Return the value that is minimized, if all that takes the rows of streamed tables one by one began with the first
     of them."""
     question, result = choice.question, choice.search_result

@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems, no_adapters_message
+from rlgraph.backends.enginespec.layout_checks import explain_unsupported, layout_problems, no_adapters_message
 from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_preference
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
@@ -29,15 +29,15 @@ from rlgraph.errors import Diagnostic, ProgramError, Related
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Pool, Role
-from rlgraph.ir.schedule import Placement, Schedule
-from rlgraph.ops.bases import has_adapters
+from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import model_operations, user_code
-from rlgraph.passes.placement.adapters import adapter_errors
+from rlgraph.ops.program_work import model_operations, user_code_usage
+from rlgraph.ops.shared_base_models import has_adapters
+from rlgraph.passes.placement.adapter_errors import adapter_errors
 from rlgraph.passes.placement.admission_order import admission_orders, length_predictors
-from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings
-from rlgraph.passes.placement.models import model_optimizer, update_pairs
-from rlgraph.passes.placement.tails import tails_in_plan
+from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_trainings
+from rlgraph.passes.placement.model_configs import model_optimizer, weight_update_pairs
+from rlgraph.passes.placement.tails import tail_moves_in_plan
 from rlgraph.passes.placement.unfollowed_lines import TAKING, unfollowed_line_errors
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
@@ -72,7 +72,11 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     placer.assign_groups()
     _refuse(placer.unsupported_errors())
     plan = placer.make_plan()
-    tails, fused, admits = tails_in_plan(schedule, plan, program), fused_trainings(schedule), admission_orders(schedule)
+    tails, fused, admits = (
+        tail_moves_in_plan(schedule, plan, program),
+        fused_trainings(schedule),
+        admission_orders(schedule),
+    )
     plan = align_fused_stages(replace(plan, tails=tails, fused=fused, admits=admits))
     _refuse(unfollowed_line_errors(schedule, plan, program))
     return plan
@@ -121,10 +125,10 @@ class _Placer:
         order = [(model, operation) for model, work in self.work.items() for operation in work]
         self.keys = {work: self.keys[work] for work in order}
 
-    def pinned_placement(self, model: str, operation: str) -> Placement | None:
+    def pinned_placement(self, model: str, operation: str) -> PlacementLine | None:
         return self.pins.get((model, operation)) or self.pins.get((model, None))
 
-    def pinned_group_key(self, model: Model, operation: str, pin: Placement) -> _GroupKey:
+    def pinned_group_key(self, model: Model, operation: str, pin: PlacementLine) -> _GroupKey:
         split, has_copies = make_mesh(**pin.axis_sizes()), "dp" in pin.axis_sizes()
         split = split if has_copies else split.with_replicas(self.pools[pin.pool] // split.rank_count)
         return _GroupKey(pin.pool, pin.engine or self.best_engine(model, operation, split), split)
@@ -171,10 +175,10 @@ class _Placer:
         shape = self.shapes.get(model.name)
         legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
-        if self.program.autocast(model) and (not spec.autocast or split.split_axes):
+        if self.program.autocast_of_model(model) and (not spec.autocast or split.split_axes):
             return False
         anything = spec.every_model and not set(split.split_axes) & spec.misfits.keys()
-        return anything or legal and spec.can_compute(self.program.dtype(model), self.machine.kind)
+        return anything or legal and spec.can_compute(self.program.dtype_of_model(model), self.machine.kind)
 
     # What is wrong
 
@@ -195,7 +199,7 @@ class _Placer:
                 check = self.axis_errors if spec.every_model else self.engine_errors
                 yield from check(self.program.model(name), key, pin)
 
-    def conflicting_attention_line(self, model: str, operation: str, pin: Placement) -> Placement | None:
+    def conflicting_attention_line(self, model: str, operation: str, pin: PlacementLine) -> PlacementLine | None:
         """Return an earlier line that gives another way to compute attention for the same group and model."""
         for (name, other), key in self.keys.items():
             if (name, other) == (model, operation):
@@ -206,9 +210,9 @@ class _Placer:
                     return line
         return None
 
-    def engine_errors(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
+    def engine_errors(self, model: Model, key: _GroupKey, pin: PlacementLine) -> Iterator[Diagnostic]:
         """Yield what is wrong with a placement on an engine that knows only some models."""
-        engine, shape, dtype = key.engine, self.shapes.get(model.name), self.program.dtype(model)
+        engine, shape, dtype = key.engine, self.shapes.get(model.name), self.program.dtype_of_model(model)
         subject = next(s.span for s in pin.work if s.model == model.name)
         engine_span = pin.option_span("engine") if pin.engine else subject
         optimizer = model_optimizer(model, self.program).name
@@ -227,7 +231,7 @@ class _Placer:
                 engine_span,
                 f"`engine={embedded_engine().name}` does",
             )
-        if self.program.autocast(model) and not spec_of(engine).autocast:
+        if self.program.autocast_of_model(model) and not spec_of(engine).autocast:
             yield Diagnostic(
                 "E0912",
                 f"`{engine}` has no products in bfloat16 of float32 weights, the `autocast` of `{model.name}`",
@@ -249,7 +253,7 @@ class _Placer:
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", engine_span) for text in unsplit)
             yield from self.axis_size_errors(model, shape, key, pin, unsplit)
 
-    def axis_errors(self, model: Model, key: _GroupKey, pin: Placement) -> Iterator[Diagnostic]:
+    def axis_errors(self, model: Model, key: _GroupKey, pin: PlacementLine) -> Iterator[Diagnostic]:
         """Yield what is wrong with a placement on an engine that takes every architecture, but splits only those it
         knows by some axes."""
         spec, shape = spec_of(key.engine), self.shapes.get(model.name)
@@ -263,13 +267,13 @@ class _Placer:
             yield from self.axis_size_errors(model, shape, key, pin, ())
 
     def axis_size_errors(
-        self, model: Model, shape: Shape, key: _GroupKey, pin: Placement, known: Sequence[str]
+        self, model: Model, shape: Shape, key: _GroupKey, pin: PlacementLine, known: Sequence[str]
     ) -> Iterator[Diagnostic]:
         """Yield what is wrong with the size of an axis, but for what is `known` already; where nothing is, what is
         wrong with several axes together."""
         wrong = [
             (text, axis)
-            for axis, size in key.mesh.spread_axes
+            for axis, size in key.mesh.rank_axes
             for text in layout_problems(shape, key.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
             if text not in known
         ]
@@ -285,7 +289,7 @@ class _Placer:
         names = self.group_names()
         roles = [Role(model, work, names[key]) for (model, work), key in self.keys.items()]
         owners = {model: names[self.group_keys_of_model(model)[0]] for model, work in self.work.items() if work}
-        for pair in update_pairs(self.program):
+        for pair in weight_update_pairs(self.program):
             # A model that only takes another's weights, or only gives them, is where the other one is.
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
@@ -293,7 +297,7 @@ class _Placer:
         keys = {name: key for key, name in names.items()}
         groups = [self.make_group(name, key, roles, owners) for name, key in keys.items()]
         groups = [replace(group, devices=self.devices_of_ranks(group, owners, keys)) for group in groups]
-        groups += self.code_groups()
+        groups += self.user_code_groups()
         plan = Plan(
             self.program.name,
             (
@@ -371,9 +375,9 @@ class _Placer:
         models = tuple(model.name for model in self.program.models if model.name in held)
         return Group(name, key.pool, key.engine, key.mesh, tuple(range(key.mesh.rank_count)), models)
 
-    def code_groups(self) -> Iterator[Group]:
+    def user_code_groups(self) -> Iterator[Group]:
         """Yield the groups that run functions and environments: one for each pool of cpus that has any."""
-        functions = user_code(self.program) | dict.fromkeys(length_predictors(self.schedule), True)
+        functions = user_code_usage(self.program) | dict.fromkeys(length_predictors(self.schedule), True)
         for pool, cpus in self.cpus.items():
             placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
             names = tuple(name for name in functions if name in placed and functions[name])
@@ -395,7 +399,7 @@ class _Placer:
             if independent or not isinstance(shape, Shape):
                 continue
             # It needs numpy, which takes longer to load than most programs to compile.
-            from rlgraph.passes.resharding.assignment import assign_ranks
+            from rlgraph.passes.resharding.rank_assignment import assign_ranks
 
             kind = cast(ModelKind, self.program.model(model).kind)
             # Copies repeat: what is best for the first few is best for all.
@@ -410,7 +414,7 @@ class _Placer:
         return group.devices
 
 
-def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]:
+def _ungathered(model: str, split: Mesh, pin: PlacementLine) -> Iterator[Diagnostic]:
     """Yield an error for a setting of how to gather parameters that are not sharded."""
     if pin.gather and split.axis_size("fsdp") == 1:
         message = f"`{model}`: no rank shares its parameters out, so that none are gathered"

@@ -10,19 +10,19 @@ from itertools import accumulate
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.ir.plan import Group, ModelHolding, Plan
-from rlgraph.ir.schedule import Placement, Pool, Work
-from rlgraph.passes.placement.fusing import align_fused_stages, fused_trainings_of_plan
+from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
+from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_trainings_of_plan
 from rlgraph.passes.placement.place import Machine, place
 from rlgraph.passes.placement.query import PlacementQuery
-from rlgraph.passes.placement.search.colocation import Block
+from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import pool_locations
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 
-def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchResult) -> Plan:
+def plan_from_search(question: PlacementQuery, problem: PlacementProblem, found: SearchResult) -> Plan:
     """Return the result of a search as a plan."""
     names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
     lines = tuple(
@@ -34,7 +34,7 @@ def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchRe
     # Where functions run is what the schedule says.
     cpus = tuple(pool for pool in question.schedule.pools if pool.cpus)
     lines += tuple(line for line in question.schedule.placements if line.pool in {pool.name for pool in cpus})
-    pools = (*(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
+    pools = (*(PoolLine(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
     completed = replace(question.schedule, pools=pools, placements=lines)
     cpus_alone = all(island.device.kind == "cpu" for island in question.cluster.islands)
     machine = Machine(kind="cpu" if cpus_alone else "gpu")
@@ -50,9 +50,9 @@ def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchRe
     groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
     holdings: dict[tuple[str, str], ModelHolding] = {}
     for component, option in problem.components_with_options(found.options):
-        group = plan.role(component.model, component.operations[0]).name
+        group = plan.group_of_role(component.model_name, component.operations[0]).name
         holding = replace(
-            plan.holding(component.model, group),
+            plan.holding(component.model_name, group),
             micro_tokens=option.deployment.micro_tokens,
             recompute=option.deployment.recompute,
             attention=option.deployment.attention,
@@ -63,10 +63,10 @@ def plan_from_search(question: PlacementQuery, problem: Problem, found: SearchRe
             max_len=(component.pin.max_len if component.pin and option.deployment.kv_bytes else None) or 0,
         )
         # Of two that turn out to be the same processes the first one counts: that which trains.
-        holdings.setdefault((component.model, group), holding)
+        holdings.setdefault((component.model_name, group), holding)
     plan = replace(plan, holdings=tuple(holdings.values()))
     fused = fused_trainings_of_plan(
-        plan, [[problem.components[number].model for number in piece] for piece in found.pieces]
+        plan, [[problem.components[number].model_name for number in piece] for piece in found.pieces]
     )
     return align_fused_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
 
@@ -75,14 +75,14 @@ def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
     """Return the group with its ranks moved so that no tensor-parallel ranks are on two nodes where one has room for
     them, and no replica is on two node groups. turned: the devices of the last of several node groups, if those come
     first."""
-    tp, size = spec_of(group.engine).column_ranks(group.mesh), group.mesh.replica_size
+    tp, size = spec_of(group.engine).column_rank_count(group.mesh), group.mesh.replica_size
 
     def ranks(order: Sequence[int]) -> list[int]:
-        return [island.rank(tp, size, number) for number in order]
+        return [island.rank_device(tp, size, number) for number in order]
 
     devices = ranks(group.devices)
     if island.inner:
-        first_islands = island.inner.devices
+        first_islands = island.inner.device_count
         copies = [devices[at : at + size] for at in range(0, len(devices), size)]
         if any(_astride(island, copy) for copy in copies):
             # Who has to move the least would lie on two of them.
@@ -95,35 +95,35 @@ def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
 
 def _astride(island: NodeGroup, devices: Sequence[int]) -> bool:
     """Return whether devices lie on more than one of a node group's parts."""
-    ends = [*accumulate(part.devices for part in island.parts)]
+    ends = [*accumulate(part.device_count for part in island.parts)]
     return len({bisect(ends, device) for device in devices}) > 1
 
 
-def _turned(cluster: Cluster, block: Block, devices: int) -> int:
+def _turned(cluster: Cluster, block: PartitionBlock, devices: int) -> int:
     """Return the devices of the last node group of a pool over several, if that one comes first in the cluster; else
     0."""
     before = block.other_islands and block.island < block.other_islands[0]
-    return devices - sum(cluster.islands[number].devices for number in block.other_islands) if before else 0
+    return devices - sum(cluster.islands[number].device_count for number in block.other_islands) if before else 0
 
 
-def _placement(component: Component, pool: str, option: Option) -> Placement:
+def _placement(component: Component, pool: str, option: Option) -> PlacementLine:
     """Return the line of a schedule that places a component as an option says."""
     deployment = option.deployment
-    work = tuple(Work(component.model, operation) for operation in component.operations)
-    return Placement(work, pool, deployment.engine, deployment.mesh.axes)
+    work = tuple(PlacedWork(component.model_name, operation) for operation in component.operations)
+    return PlacementLine(work, pool, deployment.engine, deployment.mesh.axes)
 
 
 def _name(placed: Sequence[Component]) -> str:
     """Return a pool's name from what is there, `actor_generate`, `actor_critic_ref`, and of many components from the
     first one."""
     names = list(dict.fromkeys(component.name.replace(".", "_") for component in placed))
-    models = list(dict.fromkeys(component.model for component in placed))
+    models = list(dict.fromkeys(component.model_name for component in placed))
     shown = names if len(names) == 1 else models
     return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
 
 
 def _firsts(cluster: Cluster, result: SearchResult) -> list[int]:
     """Return the first device of each pool."""
-    offsets = [*accumulate((island.devices for island in cluster.islands), initial=0)]
+    offsets = [*accumulate((island.device_count for island in cluster.islands), initial=0)]
     pieces = pool_locations(cluster.islands, result.blocks, result.devices)
     return [offsets[number] + first for (number, first, _), *_ in pieces]

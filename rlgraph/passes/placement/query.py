@@ -15,17 +15,17 @@ from rlgraph.errors import Diagnostic, ProgramError, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.adapters import adapter_errors
-from rlgraph.passes.placement.fusing import fusible_pairs
+from rlgraph.passes.placement.adapter_errors import adapter_errors
+from rlgraph.passes.placement.fused_pipelines import fusible_pairs
 from rlgraph.passes.placement.place import Shapes
 from rlgraph.passes.placement.search.components import Component, make_components, separable_models
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.problem import Goal, Problem
+from rlgraph.passes.placement.search.problem import Goal, PlacementProblem
 from rlgraph.passes.placement.search.progress import SearchControl
 
 SMALL = (64, 5)
@@ -65,12 +65,12 @@ class PlacementQuery:
     """Ends all searches for this question, and for others that are made of it, together."""
 
 
-def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[Problem]]:
+def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[PlacementProblem]]:
     """Return the questions and problems to be searched together: the one given and, if it is small, one for each set of
     models that are read in other pools than those that train them, of the models of which the schedule says nothing."""
     undivided = make_problem(replace(question, read_separately=()))
     questions, problems = [replace(question, read_separately=())], [undivided]
-    pinned = {component.model for component in undivided.components if component.pin}
+    pinned = {component.model_name for component in undivided.components if component.pin}
     separate = (
         separable_models(question.program, question.schedule, undivided.tasks) if is_small(undivided, question) else []
     )
@@ -85,7 +85,7 @@ def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery],
             # What is the same is worked out once.
             divided = _components(question, undivided.tasks, apart)
             reused = [known_components[known_components.index(component)] for component in divided]
-            problems.append(Problem(reused, *undivided.constructor_arguments[1:]))
+            problems.append(PlacementProblem(reused, *undivided.constructor_arguments[1:]))
     return questions, problems
 
 
@@ -110,7 +110,7 @@ def with_adapters(question: PlacementQuery, models: Sequence[str], rank: int) ->
     return replace(question, shapes=shapes)
 
 
-def with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:
+def queries_with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:
     """For a question for which nothing fits, yield it without an engine that the search would train a model with, so
     that another one does, which may split what the first one does not."""
     problem = make_problem(question)
@@ -132,7 +132,7 @@ def without_device_pools(schedule: Schedule) -> Schedule:
     return replace(schedule, pools=tuple(cpus), placements=lines)
 
 
-def make_problem(question: PlacementQuery) -> Problem:
+def make_problem(question: PlacementQuery) -> PlacementProblem:
     """Return the problem of a question: the step's work and the components of its models."""
     cpus = [pool for pool in question.schedule.pools if pool.cpus]
     placed = {
@@ -150,7 +150,7 @@ def make_problem(question: PlacementQuery) -> Problem:
         if component.pin and component.pin.engine:
             for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
                 problems += adapter_errors(
-                    component.model,
+                    component.model_name,
                     component.pin.engine,
                     component.config.shape,
                     component.config.dtype,
@@ -173,7 +173,7 @@ def make_problem(question: PlacementQuery) -> Problem:
         fuses=frozenset().union(*pairs),
     )
     older = 0 if question.sequential_steps else phase.staleness.steps
-    return Problem(parts, question.cluster, options, question.goal, placed, pairs, older)
+    return PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, older)
 
 
 def _components(question: PlacementQuery, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
@@ -200,13 +200,13 @@ def _parts(
     fused = {model for line in schedule.fuses for model in line.models}
     separate = [model for model in separable_models(program, schedule, step) if model not in fused]
     divided = {
-        (component.model, component.work): component
+        (component.model_name, component.work): component
         for component in make_components(program, schedule, shapes, step, separate)
     }
     return [
-        (component, divided[component.model, "train"], divided[component.model, "read"])
+        (component, divided[component.model_name, "train"], divided[component.model_name, "read"])
         for component in joint
-        if component.model in separate and component.work == "train" and not component.separated_by
+        if component.model_name in separate and component.work == "train" and not component.separated_by
     ]
 
 
@@ -228,7 +228,7 @@ def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnos
                 )
 
 
-def is_small(problem: Problem, question: PlacementQuery) -> bool:
+def is_small(problem: PlacementProblem, question: PlacementQuery) -> bool:
     """Return whether the problem is small enough to find the best plan."""
-    parts = {(component.model, component.work == "generate") for component in problem.components}
-    return question.cluster.devices <= SMALL[0] and len(parts) <= SMALL[1]
+    parts = {(component.model_name, component.work == "generate") for component in problem.components}
+    return question.cluster.device_count <= SMALL[0] and len(parts) <= SMALL[1]

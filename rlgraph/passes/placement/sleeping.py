@@ -11,14 +11,14 @@ from rlgraph.errors import NO_SPAN, Diagnostic, Span, quoted_list
 from rlgraph.ir.plan import Group, ModelHolding, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.placement.opening import reserves_cache
+from rlgraph.passes.placement.model_load_order import reserves_cache
 
 SHARE = 0.85
 """The share of a device that an engine with a reserved cache takes while the others on it sleep: what their processes
 keep, and a driver, is 2 to 4 GB."""
 
 
-def sleeping_in_turns(plan: Plan, schedule: Schedule) -> Plan:
+def with_sleeping_models(plan: Plan, schedule: Schedule) -> Plan:
     """Return the plan of a schedule, without a cluster, with the models asleep that share a pool with an engine that
     reserves a cache: it takes most of a device, and would not start beside others. What the schedule says is kept."""
     said_awake = {work.model for line in schedule.placements if line.sleep is False for work in line.work}
@@ -61,7 +61,7 @@ def sleeping_warnings(plan: Plan, schedule: Schedule) -> Iterator[Diagnostic]:
 
 def _asleep(plan: Plan, groups: Collection[Group], said: Collection[str]) -> list[str]:
     return [
-        plan.describe_part(model, group.name)
+        plan.describe_model_work(model, group.name)
         for group in groups
         for model in group.models
         if plan.holding(model, group.name).offload and model not in said

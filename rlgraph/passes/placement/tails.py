@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlgraph.backends.enginespec.registry import engine, engines_by_preference
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Group, Plan, Tail
+from rlgraph.ir.plan import Group, Plan, TailMove
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import is_model
 from rlgraph.ops.nodes import NODES, placement_operation
@@ -20,20 +20,20 @@ ON = 4
 """One of this many replicas goes on then."""
 
 
-def tails_in_plan(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
+def tail_moves_in_plan(schedule: Schedule, plan: Plan, program: Program) -> tuple[TailMove, ...]:
     """Return the tails of a schedule with the replicas of a plan, with `UNDER` and `ON` for what it does not say. Where
     it leaves the replicas to the plan and the plan has only one, the table has no tail."""
     tails = []
     for line in schedule.tails:
-        copies = sampling_replicas(line.table, plan, program)
+        copies = sampling_replica_count(line.table, plan, program)
         if copies == 1 and line.on is None:
             continue
         under = UNDER if line.under is None else line.under
-        tails.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
+        tails.append(TailMove(line.table, under, max(1, copies // ON) if line.on is None else line.on))
     return tuple(tails)
 
 
-def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def tail_move_faults(tail: TailMove, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a tail: a message and a hint."""
     for group in dict.fromkeys(sampling_groups(tail.table, plan, program)):
         copies = group.mesh.axis_size("dp")
@@ -47,7 +47,7 @@ def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str,
             yield message, f"at most `on={copies - 1}`" if copies > 1 else "give it more devices, or leave `tail` out"
 
 
-def sampling_replicas(table: str, plan: Plan, program: Program) -> int:
+def sampling_replica_count(table: str, plan: Plan, program: Program) -> int:
     """Return the largest number of data-parallel replicas that sample a table."""
     return max(group.mesh.axis_size("dp") for group in sampling_groups(table, plan, program))
 
@@ -55,9 +55,9 @@ def sampling_replicas(table: str, plan: Plan, program: Program) -> int:
 def sampling_groups(table: str, plan: Plan, program: Program) -> Iterator[Group]:
     """Yield the groups that sample a table."""
     for phase in program.phases:
-        types = phase.graph.values()
+        types = phase.graph.value_types()
         for node in phase.graph.walk():
             if NODES[node.op].generates and node.name.split(".")[0] == table:
                 model = types[node.inputs[0]]
                 assert is_model(model)
-                yield plan.role(model.name, placement_operation(node.op))
+                yield plan.group_of_role(model.name, placement_operation(node.op))

@@ -9,11 +9,11 @@ from rlgraph.backends.enginespec.registry import engines_by_preference
 from rlgraph.errors import Diagnostic, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
-from rlgraph.ir.schedule import Refresh, Schedule, Send
+from rlgraph.ir.schedule import RefreshLine, Schedule, SendLine
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.placement.admission_order import admission_faults
-from rlgraph.passes.placement.fusing import fused_training_faults
-from rlgraph.passes.placement.tails import tail_faults
+from rlgraph.passes.placement.fused_pipelines import fused_training_faults
+from rlgraph.passes.placement.tails import tail_move_faults
 
 
 def unfollowed_line_errors(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
@@ -23,7 +23,7 @@ def unfollowed_line_errors(schedule: Schedule, plan: Plan, program: Program) -> 
     tails = [(line, plan.tail_of(line.table)) for line in schedule.tails]
     admits = [(line, plan.admission_of(line.table)) for line in schedule.admits]
     faults = [
-        *(("E0970", line.span, tail_faults(tail, plan, program)) for line, tail in tails if tail),
+        *(("E0970", line.span, tail_move_faults(tail, plan, program)) for line, tail in tails if tail),
         *(
             ("E0973", line.span, fused_training_faults(fused, plan, program))
             for line, fused in zip(schedule.fuses, plan.fused, strict=True)
@@ -38,7 +38,7 @@ def unfollowed_line_errors(schedule: Schedule, plan: Plan, program: Program) -> 
 def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
     """Yield the errors for lines about weights that do not travel."""
     ways = {(model, plan.group(group).pool) for model, _, group in plan.syncs()}
-    lines: list[tuple[Send | Refresh, str, str]] = [(line, "send", "to") for line in schedule.sends]
+    lines: list[tuple[SendLine | RefreshLine, str, str]] = [(line, "send", "to") for line in schedule.sends]
     lines += [(line, "refresh", "on") for line in schedule.refreshes]
     for line, word, to in lines:
         if (line.model, line.pool) not in ways:
@@ -56,7 +56,7 @@ TAKING = {"reread": "rereads", "keep": "keeps"}
 it can do so."""
 
 
-def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
+def _unable(refreshes: Sequence[RefreshLine], plan: Plan) -> Iterator[Diagnostic]:
     """Yield the errors for lines that ask for new weights of engines that finish a sample with the weights it began
     with."""
     for line in refreshes:

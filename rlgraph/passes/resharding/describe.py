@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.ir.carriers import CARRIERS, TensorSite, carrier_between
+from rlgraph.ir.message_carriers import CARRIERS, TensorSite, carrier_between
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16

@@ -25,7 +25,7 @@ import numpy as np
 from rlgraph.ir.layout import box_elements
 from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, cut_section
 from rlgraph.passes.resharding.cells import Layout, cut_into_cells, distinct_layouts
-from rlgraph.passes.resharding.routes import Array, Sites, compute_routes
+from rlgraph.passes.resharding.routes import Array, ProcessTopology, compute_routes
 
 SMALLEST = 1 << 16
 """Streams below this many bytes are not divided among holders, since each message has a cost of its own."""
@@ -45,7 +45,7 @@ class _Stream:
     parts: tuple[TensorBox, ...]
     elements: int
     holders: Array
-    """The places that have it, in order, by their number in `Sites`."""
+    """The places that have it, in order, by their number in `ProcessTopology`."""
     takers: Array
     """The places that need it and do not hold it themselves."""
     takers_with_data: int
@@ -82,7 +82,7 @@ def plan_resharding(
     peer.
     """
     places = sorted({*source, *destination})
-    sites = Sites(places, topology)
+    sites = ProcessTopology(places, topology)
     streams = list(_streams(source, destination, places))
     plans = [_plan(streams, sites, answer, itemsize, bucket) for answer in (ANSWERS if forward else ANSWERS[:1])]
     best = min(plans, key=lambda plan: plan.seconds)
@@ -137,7 +137,7 @@ def _streams(
 
 
 def _plan(
-    streams: Sequence[_Stream], sites: Sites, answer: tuple[bool, int | None], itemsize: int, bucket: int
+    streams: Sequence[_Stream], sites: ProcessTopology, answer: tuple[bool, int | None], itemsize: int, bucket: int
 ) -> _Plan:
     gates, fanout = answer
     moves = []
@@ -166,7 +166,7 @@ def _plan(
     return _Plan(moves, chunks, peak, seconds)
 
 
-def _divided(stream: _Stream, sites: Sites, itemsize: int) -> int:
+def _divided(stream: _Stream, sites: ProcessTopology, itemsize: int) -> int:
     """Return into how many parts a stream is divided, so that its holders send equally much, and the takers of a node
     take turns in receiving over the network."""
     holders, takers = len(stream.holders), len(stream.takers)
@@ -203,12 +203,12 @@ def _chunks(ends: Array, elements: Array, itemsize: int, bucket: int, least: int
         chunks = max(chunks + 1, chunks * peak // bucket if chunks == least else chunks + chunks // 16)
 
 
-def _lacking(stream: _Stream, sites: Sites) -> int:
+def _lacking(stream: _Stream, sites: ProcessTopology) -> int:
     """Return how many takers have no holder on their device."""
     return int((~np.isin(sites.device[stream.takers], sites.device[stream.holders])).sum())
 
 
-def _totals(plan: _Plan, sites: Sites) -> tuple[int, int]:
+def _totals(plan: _Plan, sites: ProcessTopology) -> tuple[int, int]:
     """Return the elements that are sent between devices, and those that are copied on one."""
     moved = copied = 0
     for _, elements, source, destination, _ in plan.moves:

@@ -16,7 +16,7 @@ Routes = tuple[Array, Array, Array]
 """For each route its source, its destination, and how many places have forwarded the data before."""
 
 
-class Sites:
+class ProcessTopology:
     """Places numbered from 0, with their devices and nodes."""
 
     def __init__(self, places: Sequence[int], topology: Topology) -> None:
@@ -44,7 +44,9 @@ class Sites:
         )
 
 
-def compute_routes(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> Routes:
+def compute_routes(
+    sites: ProcessTopology, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None
+) -> Routes:
     """Return routes to all takers, one for each.
 
     A taker receives from a holder on its device, else on its node, else over the network. With `gates`, one taker of
@@ -69,7 +71,9 @@ def compute_routes(sites: Sites, holders: Array, takers: Array, turn: int, gates
     return _concatenate(routes)
 
 
-def _across(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> list[Routes]:
+def _across(
+    sites: ProcessTopology, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None
+) -> list[Routes]:
     """Return routes to takers on nodes without a holder."""
     if not gates:
         return [_tree(holders, takers, None, turn)]
@@ -85,7 +89,7 @@ def _across(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool,
     return [to_gates, (source, destination, hop + to_gates[2][gate] + 1)]
 
 
-def _within(sites: Sites, holders: Array, takers: Array, turn: int, fanout: int | None) -> Routes:
+def _within(sites: ProcessTopology, holders: Array, takers: Array, turn: int, fanout: int | None) -> Routes:
     """Return routes to takers with a holder on their node. Nodes with the same numbers of both are computed
     together."""
     holders = holders[np.argsort(sites.node[holders], kind="stable")]

@@ -27,7 +27,7 @@ from rlgraph.ir.graph import (
     Phase,
     Program,
     Ref,
-    Unit,
+    RowUnit,
     Value,
     program_axes,
     tensor_node,
@@ -61,7 +61,7 @@ def with_accumulation(program: Program, plan: Plan) -> Program:
     if not plan.blocks:
         return program
     axes_by_key = program_axes(program)
-    return program.map_graphs(
+    return program.with_graphs(
         {phase.name: _PhaseRewrite(phase, plan, axes_by_key).rewritten_graph() for phase in program.phases}
     )
 
@@ -151,7 +151,7 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
     loss = _Loss(node.region, late)
     added = Value(f"{node.name}.added", Tensor("int", axes_by_key[micro]))
     accumulate = replace(
-        node, op="accumulate", outputs=(added, *node.outputs[1:]), attrs=(("axis", micro),), unit=Unit(micro)
+        node, op="accumulate", outputs=(added, *node.outputs[1:]), attrs=(("axis", micro),), unit=RowUnit(micro)
     )
     accumulate = with_region(accumulate, loss.region)
     for name in accumulate.captured_values:
@@ -162,7 +162,7 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
     settings = tuple((name, value) for name, value in node.attrs if name not in ("micro", "why"))
     return [
         accumulate,
-        replace(number, unit=Unit(None, "it is one number")),
+        replace(number, unit=RowUnit(None, "it is one number")),
         Node("apply", (node.inputs[0], scale), node.outputs[:1], settings, unit=node.unit, span=node.span),
     ]
 
@@ -175,7 +175,7 @@ class _Loss:
         maker = next(node for node in region.nodes if any(value.name == region.outputs[0] for value in node.outputs))
         self.defined = {let.name: let.expr for let in maker.body}
         """The expressions of the node that computes the loss."""
-        self.inside = self.defined.keys() | region.values().keys()
+        self.inside = self.defined.keys() | region.value_types().keys()
         summed, factor = self.split_sum_and_factor(self.defined[region.outputs[0]])
         name = f"{region.outputs[0]}.sum"
         body = (*maker.body, Let(name, summed))
@@ -194,7 +194,7 @@ class _Loss:
             return expr, ()
         if isinstance(expr, Ref) and expr.name in self.defined:
             return self.split_sum_and_factor(self.defined[expr.name])
-        linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and not TENSOR[expr.op].grouped else None
+        linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and not TENSOR[expr.op].is_grouped else None
         if not isinstance(expr, Apply) or linear is None:
             raise _Waits(self.late.get(names[0], f"each row uses `{names[0]}`, which is known when all are there"))
         if linear == "all":

@@ -16,7 +16,7 @@ from rlgraph.ops import NODES, inputs_chosen_from
 
 def remove_dead_nodes(program: Program) -> Program:
     """Return the program without unused values."""
-    return program.map_graphs({phase.name: prune_graph(phase.graph) for phase in program.phases})
+    return program.with_graphs({phase.name: prune_graph(phase.graph) for phase in program.phases})
 
 
 def prune_graph(graph: Graph) -> Graph:

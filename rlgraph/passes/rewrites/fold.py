@@ -13,7 +13,7 @@ from rlgraph.ops.tensor import LARGEST
 
 def fold_constants(program: Program) -> Program:
     """Return the program with constants folded in all expressions."""
-    return program.map_graphs({phase.name: _graph(phase.graph) for phase in program.phases})
+    return program.with_graphs({phase.name: _graph(phase.graph) for phase in program.phases})
 
 
 def _graph(graph: Graph) -> Graph:

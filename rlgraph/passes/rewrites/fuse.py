@@ -13,15 +13,15 @@ from dataclasses import replace
 from rlgraph.ir.graph import Graph, Node, Program, program_axes, tensor_node, with_region
 from rlgraph.ir.types import Axis, Type
 from rlgraph.passes.rewrites.dead import remove_dead_nodes
-from rlgraph.passes.rewrites.units import smallest_splittable_unit
+from rlgraph.passes.rewrites.splittable_units import smallest_splittable_unit
 
 
 def fuse(program: Program) -> Program:
     """Return the program with tensor nodes fused."""
     axes_by_key = program_axes(program)
-    fused = {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
+    fused = {phase.name: _graph(phase.graph, phase.graph.value_types(), axes_by_key) for phase in program.phases}
     # All values of a fused node are outputs at first; those that are only used inside are removed here.
-    return remove_dead_nodes(program.map_graphs(fused))
+    return remove_dead_nodes(program.with_graphs(fused))
 
 
 def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis]) -> Graph:

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Program, program_axes
 from rlgraph.ir.types import Axis, Type
-from rlgraph.passes.rewrites.units import smallest_splittable_unit
+from rlgraph.passes.rewrites.splittable_units import smallest_splittable_unit
 
 
 def granularity(program: Program) -> Program:
     """Return the program with the units of all nodes set."""
     axes_by_key = program_axes(program)
-    return program.map_graphs(
-        {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
+    return program.with_graphs(
+        {phase.name: _graph(phase.graph, phase.graph.value_types(), axes_by_key) for phase in program.phases}
     )
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlgraph.ir.graph import Program
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.ir.verify import FUSED, UNIT, BrokenGraph, verify
 from rlgraph.ops import NODES, infer_type
 from rlgraph.passes.rewrites.fuse import fuse
 from rlgraph.passes.rewrites.granularity import granularity
 from rlgraph.passes.rewrites.simplify import simplify
-from rlgraph.passes.rewrites.split import split
+from rlgraph.passes.rewrites.split_losses import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,5 @@ def verify_passes(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
 
 def _difference(before: Program, after: Program) -> str:
     """Return the lines that differ, each after a line break."""
-    lines = difflib.unified_diff(
-        print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1
-    )
+    lines = difflib.unified_diff(program_text(before).splitlines(), program_text(after).splitlines(), lineterm="", n=1)
     return "".join(f"\n{line}" for line in lines)

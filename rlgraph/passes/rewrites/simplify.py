@@ -6,10 +6,10 @@ It runs four rewrites, each in its own file, in an order in which each benefits 
 from __future__ import annotations
 
 from rlgraph.ir.graph import Program
-from rlgraph.passes.rewrites.common import merge_common_subexpressions
+from rlgraph.passes.rewrites.common_subexpressions import merge_common_subexpressions
 from rlgraph.passes.rewrites.dead import remove_dead_nodes
 from rlgraph.passes.rewrites.fold import fold_constants
-from rlgraph.passes.rewrites.reuse import reuse_logprobs
+from rlgraph.passes.rewrites.reuse_logprobs import reuse_logprobs
 
 
 def simplify(program: Program) -> Program:

@@ -56,7 +56,7 @@ class Checkpoint:
     """The number of rows of each data source; None where it cannot be known."""
     set: Mapping[str, str]
     outside: Mapping[str, Mapping[str, str]]
-    """The digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside`."""
+    """The digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside_digests`."""
     versions: Mapping[str, str]
     """The versions of the packages that computed."""
     things: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Checkpoint:
     """The digests of each file, by its path in the folder."""
 
 
-def encode_things(things: Mapping[str, Any]) -> Encoded:
+def encode_step_state(things: Mapping[str, Any]) -> Encoded:
     """Return the present values of the step state (things), encoded. Raise Unsavable."""
     from rlgraph.runs.checkpoint.values import encode_value
 
@@ -158,7 +158,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise damaged_checkpoint_error(folder, error) from None
 
 
-def decode_things(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
+def decode_step_state(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
     """Return the decoded step state (things) of these names. Raise UsageMistake if it cannot be read."""
     from safetensors.torch import load_file
 

@@ -13,7 +13,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.runs.checkpoint import disk, document, outside
+from rlgraph.runs.checkpoint import disk, document, outside_digests
 from rlgraph.runs.checkpoint.changes import CHANGED, require_same_program
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.folder import CHECKPOINTS, HOW
@@ -94,7 +94,9 @@ def newest_step(run: Path) -> int | None:
     return None if path is None else disk.step_of(path)
 
 
-def checkpoint_to_resume(run: Path, compiled: Compilation, options: RunOptions, now: outside.Digests) -> Checkpoint:
+def checkpoint_to_resume(
+    run: Path, compiled: Compilation, options: RunOptions, now: outside_digests.Digests
+) -> Checkpoint:
     """Return the checkpoint that a run is resumed from. now: the digests of what the program takes from outside. Raise
     UsageMistake if there is none, if the program or what it takes has changed, or if all steps are done."""
     path = disk.newest_checkpoint(run / CHECKPOINTS)
@@ -104,7 +106,7 @@ def checkpoint_to_resume(run: Path, compiled: Compilation, options: RunOptions, 
     checkpoint = document.read_checkpoint(path)
     if not options.changed:
         require_same_program(checkpoint, compiled)
-        outside.require_unchanged(checkpoint.outside, now, compiled.program)
+        outside_digests.require_unchanged(checkpoint.outside, now, compiled.program)
     phases = tuple((phase.name, phase.steps) for phase in compiled.program.phases)
     if phases != checkpoint.phases:
         message = "the phases of the program, or their steps, are not those of the run that was saved"
@@ -125,18 +127,18 @@ def restore_checkpoint(
     checkpoint: Checkpoint,
     compiled: Compilation,
     options: RunOptions,
-    now: outside.Digests,
+    now: outside_digests.Digests,
     backend: Resumable,
     note: Callable[[str], None],
 ) -> None:
     """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
     program = compiled.program
     if not options.changed:
-        outside.require_unchanged(checkpoint.outside, now, program)
-    for line in outside.change_notes(checkpoint.outside, now):
+        outside_digests.require_unchanged(checkpoint.outside, now, program)
+    for line in outside_digests.change_notes(checkpoint.outside, now):
         note(line)
-    _check_rows(checkpoint, backend.row_counts(), options.changed)
-    wanted = [*document.step_state_names(program), *backend.lasting]
+    _check_rows(checkpoint, backend.source_row_counts(), options.changed)
+    wanted = [*document.step_state_names(program), *backend.extra_state_names]
     new = [name for name in wanted if name not in checkpoint.things]
     gone = [name for name in checkpoint.things if name not in wanted]
     models = {
@@ -150,7 +152,7 @@ def restore_checkpoint(
             f"{quoted_list(gone, 'and')} of the checkpoint {'is' if len(gone) == 1 else 'are'} not "
             f"in the program any more"
         )
-    things = document.decode_things(checkpoint, program, [name for name in wanted if name not in new])
+    things = document.decode_step_state(checkpoint, program, [name for name in wanted if name not in new])
     _check_kinds(things, compiled)
     _check_versions(checkpoint, models, compiled)
     try:
@@ -189,7 +191,7 @@ def _check_kinds(things: Mapping[str, Any], compiled: Compilation) -> None:
 
 
 def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], compiled: Compilation) -> None:
-    from rlgraph.backends.versions import WeightVersions
+    from rlgraph.backends.weight_versions import WeightVersions
 
     versions = WeightVersions(compiled.program)
     for name, saved in models.items():

@@ -18,7 +18,7 @@ from rlgraph.backends.saved_models import MODELS, HalfUpdatedModel, NonFiniteWei
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.files import cause_text
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.runs.checkpoint import disk, document, outside
+from rlgraph.runs.checkpoint import disk, document, outside_digests
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, parse_best
 from rlgraph.runs.checkpoint.interval import parse_interval
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 class Resumable(Protocol):
     """A backend whose runs can be saved and resumed."""
 
-    lasting: Sequence[str]
+    extra_state_names: Sequence[str]
     """The names of what it keeps from step to step besides the program's step state (things)."""
     done: int
     """The number of the last step that is over."""
 
-    def row_counts(self) -> dict[str, int | None]:
+    def source_row_counts(self) -> dict[str, int | None]:
         """Return the number of rows of each data source; None where it is not known."""
         ...
 
@@ -72,7 +72,7 @@ class _Taken:
     things: document.Encoded
     models: Mapping[str, PendingSave]
 
-    def release_models(self) -> None:
+    def allow_model_changes(self) -> None:
         """Release the models, so that no update waits for them any more."""
         for model in self.models.values():
             with suppress(RunError):
@@ -87,7 +87,7 @@ class Saver:
         folder: RunFolder,
         compiled: Compilation,
         options: RunOptions,
-        now: outside.Digests,
+        now: outside_digests.Digests,
         backend: Resumable,
         saved: Callable[[int, Path], None] = lambda step, path: None,
     ) -> None:
@@ -179,15 +179,15 @@ class Saver:
             "step": number,
             "seed": self.options.seed,
             "phases": [[phase.name, phase.steps] for phase in program.phases],
-            "rows": self.backend.row_counts(),
+            "rows": self.backend.source_row_counts(),
             "set": dict(self.compiled.set),
             "outside": self.outside,
             "versions": installed_versions(),
         }
         if self.best is not None and self._value is not None:
             header[REPORTED] = {self.best.metric: self._value}
-        names = (*document.step_state_names(program), *self.backend.lasting)
-        things = document.encode_things({name: self.backend.last_state_value(name) for name in names})
+        names = (*document.step_state_names(program), *self.backend.extra_state_names)
+        things = document.encode_step_state({name: self.backend.last_state_value(name) for name in names})
         taken = _Taken(number, header, things, models)
         try:
             for model in program.models:
@@ -195,7 +195,7 @@ class Saver:
                 if held is not None:
                     models[model.name] = held
         except BaseException:
-            taken.release_models()
+            taken.allow_model_changes()
             raise
         return taken
 
@@ -213,7 +213,7 @@ class Saver:
             disk.prune_checkpoints(self.checkpoints_folder, self.options.keep or KEEP, best)
             self.saved(taken.number, self.checkpoints_folder / disk.checkpoint_name(taken.number))
         finally:
-            taken.release_models()
+            taken.allow_model_changes()
 
     def _models(self, taken: _Taken, place: Path) -> dict[str, SavedModel]:
         for name, model in taken.models.items():

@@ -24,7 +24,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.state import BufferRows
+from rlgraph.backends.worker.step_state import BufferRows
 from rlgraph.conversations import Example
 from rlgraph.data import Cursor
 from rlgraph.ir import types
@@ -43,7 +43,7 @@ _RECORDS = {
         types.Axis,
         types.Tensor,
         types.Table,
-        types.Handle,
+        types.StateHandle,
     )
 }
 """The dataclasses that are stored field by field."""
@@ -128,7 +128,7 @@ def decode_value(found: Any, tensors: Mapping[str, Tensor], program: Program) ->
         if kind == "Frame":
             contents = {name: decoded(item) for name, item in inner.items()}
             phase = next(phase for phase in program.phases if phase.name == contents["step"].phase)
-            return Frame(phase.graph.values(), **contents)
+            return Frame(phase.graph.value_types(), **contents)
         if kind == "Surplus":
             rows, *going = decoded(inner)
             return Surplus(rows, tuple(map(CollectBatch.restore, going)))

@@ -55,6 +55,6 @@ def finding_of(diagnostic: Diagnostic, subject: str) -> Finding:
     return Finding(state, subject, message, diagnostic.hint, str(diagnostic.span) if diagnostic.span.line else "")
 
 
-def gigabytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes as text: `3.2 GB`, `45 MB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlgraph import __version__
 from rlgraph.catalog.clusters.processor import bfloat16_units, processor_flags
-from rlgraph.runs.doctor.finding import Finding, gigabytes
+from rlgraph.runs.doctor.finding import Finding, format_bytes
 from rlgraph.runs.doctor.packages import own_requirements, package_findings
 from rlgraph.runs.options import BACKENDS, LOCAL
 
@@ -30,10 +30,14 @@ def machine_findings() -> Iterator[Finding]:
     yield Finding("ok", "rlgraph", __version__)
     yield from package_findings(own_requirements())
     yield from device_findings()
-    total, free = memory()
+    total, free = memory_bytes()
     if total:
-        yield Finding("ok", "memory", f"{gigabytes(free)} of {gigabytes(total)} are free")
-    for what, place in {"runs": Path.cwd(), "temporary": Path(tempfile.gettempdir()), "models": model_cache()}.items():
+        yield Finding("ok", "memory", f"{format_bytes(free)} of {format_bytes(total)} are free")
+    for what, place in {
+        "runs": Path.cwd(),
+        "temporary": Path(tempfile.gettempdir()),
+        "models": model_cache_folder(),
+    }.items():
         yield disk_finding(what, place)
     if any(spec.processes and spec.missing_package is None for spec in BACKENDS.values()):
         yield from shared_memory_findings(Path("/dev/shm"))
@@ -47,7 +51,7 @@ def device_findings() -> Iterator[Finding]:
     fast = f", fast with bfloat16 ({', '.join(units)})" if units else ""
     yield Finding("ok", "cores", f"{cores}{fast}")
     if find_spec("torch") is None:
-        yield Finding("note", "devices", "none is looked at without torch, which runs need", LOCAL.how_to_install)
+        yield Finding("note", "devices", "none is looked at without torch, which runs need", LOCAL.install_command)
         return
     import torch
 
@@ -55,7 +59,7 @@ def device_findings() -> Iterator[Finding]:
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             name = torch.cuda.get_device_name(number)
-            yield Finding("ok", f"cuda:{number}", f"{name}, {gigabytes(free)} of {gigabytes(total)} are free")
+            yield Finding("ok", f"cuda:{number}", f"{name}, {format_bytes(free)} of {format_bytes(total)} are free")
     elif Path("/dev/nvidiactl").exists():
         why = "is a build for CPUs" if torch.version.cuda is None else "does not get along with its driver"
         hint = "pip install a torch for your driver: https://pytorch.org/get-started/locally"
@@ -64,7 +68,7 @@ def device_findings() -> Iterator[Finding]:
         yield Finding("ok", "devices", "no GPU: models are on the processor, in float32")
 
 
-def memory() -> tuple[int, int]:
+def memory_bytes() -> tuple[int, int]:
     """Return the bytes of memory that this process may use, and how many of them are free: of its container, where that
     has less than the machine. Zeros where that is not known."""
     lines = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
@@ -81,7 +85,7 @@ def disk_finding(what: str, place: Path) -> Finding:
     if not os.access(there, os.W_OK):
         return Finding("fails", what, f"{there} cannot be written to", _elsewhere(what))
     free = shutil.disk_usage(there).free
-    message = f"{place}: {gigabytes(free)} of the disk are free"
+    message = f"{place}: {format_bytes(free)} of the disk are free"
     if free < LITTLE_DISK:
         return Finding("warning", what, message, f"make room, or {_elsewhere(what)}")
     return Finding("ok", what, message)
@@ -99,12 +103,12 @@ def shared_memory_findings(place: Path) -> Iterator[Finding]:
     total = shutil.disk_usage(place).total
     if total < LITTLE_SHARED:
         hint = "start the container with more: `docker run --shm-size=8g ...`"
-        yield Finding("warning", "shared", f"{place} has {gigabytes(total)}: rows go through the disk", hint)
+        yield Finding("warning", "shared", f"{place} has {format_bytes(total)}: rows go through the disk", hint)
     else:
-        yield Finding("ok", "shared", f"{place} has {gigabytes(total)}")
+        yield Finding("ok", "shared", f"{place} has {format_bytes(total)}")
 
 
-def model_cache() -> Path:
+def model_cache_folder() -> Path:
     """Return the folder in which the hub's client stores models."""
     if find_spec("huggingface_hub") is None:
         return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()

@@ -13,26 +13,26 @@ from typing import Any
 from rlgraph.backends.engines.errors import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.function_trials import find_function_trials
 from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
-from rlgraph.backends.worker.trials import find_trials
 from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.clusters.processor import processor_flags
-from rlgraph.catalog.models.configs import find_folder
+from rlgraph.catalog.models.configs import find_model_folder
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.columns import WORDS
 from rlgraph.data import BatchReader, Row, open_source
 from rlgraph.dsl.columns import column_misuses, find_prompt_uses
 from rlgraph.errors import RlgraphError, count_phrase
-from rlgraph.ir.graph import External, Model, Program, Record
+from rlgraph.ir.graph import ConstructorCall, External, Model, Program
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.compile import product_notes, with_chosen_products, with_default_dtypes
+from rlgraph.passes.compilation.compile import autocast_notes, resolve_auto_autocast, with_default_dtypes
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
-from rlgraph.runs.doctor.finding import Finding, finding_of, gigabytes
-from rlgraph.runs.doctor.machine import memory, model_cache
-from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reader_findings, reward_findings
-from rlgraph.user_code import Environment, RewardFunction, Workers, open_environment, open_function
+from rlgraph.runs.doctor.finding import Finding, finding_of, format_bytes
+from rlgraph.runs.doctor.machine import memory_bytes, model_cache_folder
+from rlgraph.runs.doctor.prompts import first_rows, prompt_findings, reward_findings, tokenizer_mismatch_findings
+from rlgraph.user_code import Environment, RewardFunction, Workers, open_environment, open_reward_function
 from rlgraph.user_code.spec import CallSpec
 
 _HUB_BYTES = 2
@@ -68,9 +68,9 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
     """Yield what a run of the program on this machine would meet before its first step. It runs the user's Python."""
     device = _device()
     program = with_default_dtypes(compiled.program, device != "cpu")
-    for text in product_notes(program, processor_flags()):
+    for text in autocast_notes(program, processor_flags()):
         yield Finding("ok", "autocast", text)
-    program = with_chosen_products(program, processor_flags())
+    program = resolve_auto_autocast(program, processor_flags())
     for warning in compiled.diagnostics:
         yield finding_of(warning, "program")
     opened, workers = _Opened(), Workers()
@@ -96,8 +96,8 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
         uses = find_prompt_uses(program, known)
         yield from _reported("prompts", partial(prompt_findings, program, uses, rows, codecs))
         asked = {use.source: use.column for use in uses}
-        yield from _reported("prompts", partial(reader_findings, program, rows, codecs, asked))
-        trials = find_trials(program, known, opened.functions, partial(_named_first_row, rows))
+        yield from _reported("prompts", partial(tokenizer_mismatch_findings, program, rows, codecs, asked))
+        trials = find_function_trials(program, known, opened.functions, partial(_named_first_row, rows))
         for name in opened.functions:
             yield from _reported(name, partial(reward_findings, program, name, trials.get(name), rows, codecs))
     finally:
@@ -133,7 +133,7 @@ def _open(outside: External, compiled: Compilation, opened: _Opened, workers: Wo
         held = [f"{name}: {' or '.join(WORDS[kind] for kind in column.first)}" for name, column in columns.items()]
         yield Finding("ok", outside.name, f"{what}: {rows}{batch}", shown=tuple(held))
     elif outside.kind == "func":
-        opened.functions[outside.name] = open_function(spec, compiled.folders, workers)
+        opened.functions[outside.name] = open_reward_function(spec, compiled.folders, workers)
     else:
         opened.environments[outside.name] = open_environment(spec, compiled.folders, workers)
         yield Finding("ok", outside.name, f"{what} is loaded")
@@ -160,7 +160,7 @@ def _model(program: Program, model: Model, compiled: Compilation, opened: _Opene
     shape = compiled.placed.shapes.get(model.name)
     size = f"{parameter_count(shape, spec.kind):,} parameters, " if isinstance(shape, Shape) else ""
     described = f"{size}{spec.dtype}, {len(codec.tokenizer):,} tokens in the vocabulary"
-    written = model.source.span.covered_text if isinstance(model.source, Record) else f'"{model.source}"'
+    written = model.source.span.covered_text if isinstance(model.source, ConstructorCall) else f'"{model.source}"'
     yield _weights(Finding("ok", model.name, f"{written}: {described}", "", ""), spec, shape, place)
 
 
@@ -168,7 +168,7 @@ def _weights(fine: Finding, spec: ModelSpec, shape: object, place: str) -> Findi
     """Return the finding on a model whose tokenizer is fine, as its weights are here or not."""
     if not isinstance(spec.source, str):
         return fine
-    folder = find_folder(spec.source)
+    folder = find_model_folder(spec.source)
     if folder is not None and any(folder.glob("*.safetensors")):
         return fine
     if folder is not None and Path(spec.source).is_dir():
@@ -176,9 +176,9 @@ def _weights(fine: Finding, spec: ModelSpec, shape: object, place: str) -> Findi
         return Finding("fails", fine.subject, f"{spec.source} has no weights (*.safetensors)", hint, place)
     if not isinstance(shape, Shape):
         return Finding("note", fine.subject, f"{fine.message}; its weights will be fetched from the hub")
-    needed, cache = parameter_count(shape, spec.kind) * _HUB_BYTES, model_cache()
+    needed, cache = parameter_count(shape, spec.kind) * _HUB_BYTES, model_cache_folder()
     there = next(place for place in (cache, *cache.parents) if place.exists())
-    message = f"{fine.message}; its weights, {gigabytes(needed)}, will be fetched from the hub into {cache}"
+    message = f"{fine.message}; its weights, {format_bytes(needed)}, will be fetched from the hub into {cache}"
     if shutil.disk_usage(there).free < needed:
         hint = "make room, or name a folder of another disk with `HF_HOME`"
         return Finding("fails", fine.subject, f"{message}, where there is no room for them", hint, place)
@@ -194,10 +194,10 @@ def _memory(compiled: Compilation, program: Program, device: str) -> Iterator[Fi
     if len(unknown) == len(program.models):
         return
     needed = least_bytes_of_all_ranks(program, compiled.plan, shapes)
-    total = memory()[0] if device == "cpu" else _device_memory(device)
+    total = memory_bytes()[0] if device == "cpu" else _device_memory(device)
     what = "weights, gradients and moments"
     of = f", without `{unknown[0]}`, whose shape is not known" if unknown else ""
-    message = f"{what} take {gigabytes(needed)}{of}; {device} has {gigabytes(total)}"
+    message = f"{what} take {format_bytes(needed)}{of}; {device} has {format_bytes(total)}"
     if total and needed > total * _LARGEST_SHARE:
         hint = "take a smaller model, adapters (`lora=lora(rank=16)`), or several devices: `rlgraph compile --cluster`"
         yield Finding("fails", "memory", message, hint)

@@ -10,14 +10,14 @@ from typing import Any
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.worker.trials import Trial
+from rlgraph.backends.worker.function_trials import FunctionTrial
 from rlgraph.columns import value_at, value_or_none
-from rlgraph.conversations import OddRow, content, options_of, shaped_example, tools_of
+from rlgraph.conversations import OddRow, example_of_format, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader, Cursor
 from rlgraph.dsl.columns import PromptUse
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
-from rlgraph.ir.types import Handle, Table
+from rlgraph.ir.types import StateHandle, Table
 from rlgraph.ops import NODES
 from rlgraph.runs.doctor.finding import Finding
 
@@ -42,7 +42,7 @@ def prompt_findings(
     """Yield for each column of prompts and each tokenizer the first prompt as the model reads it."""
     done = set()
     for use in uses:
-        key = use.source, use.column, use.shape, program.original(program.model(use.model)).name
+        key = use.source, use.column, use.shape, program.original_model(program.model(use.model)).name
         if key in done or not rows.get(use.source) or use.model not in codecs:
             continue
         done.add(key)
@@ -75,26 +75,26 @@ def _read(codec: Codec, use: PromptUse, row: Mapping[str, Any], prompt: Any) -> 
     """Return the tokens that a model reads of a row, and how many of them carry loss. Raises EngineError, OddRow,
     TypeError, KeyError for a row that cannot be used."""
     if use.shape is None:
-        tools, options = (tools_of(row), options_of(row)) if use.whole else ((), {})
-        return codec.encode_prompt(content(prompt, use.column), tools, options), 0
-    ids, learned = codec.encode_example(shaped_example(row, use.shape, last=use.last, whole=use.whole))
+        tools, options = (tools_of(row), template_options_of(row)) if use.whole else ((), {})
+        return codec.encode_prompt(parse_content(prompt, use.column), tools, options), 0
+    ids, learned = codec.encode_example(example_of_format(row, use.shape, last=use.last, whole=use.whole))
     return ids, sum(learned)
 
 
-def reader_findings(
+def tokenizer_mismatch_findings(
     program: Program, rows: Rows, codecs: Mapping[str, Codec], prompts: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield the models that read what others wrote, and cannot read the first prompt: one of another tokenizer writes
     it anew, by a template of its own. prompts: the column of prompts of each data source."""
     done = set()
     for phase in program.phases:
-        types = phase.graph.values()
+        types = phase.graph.value_types()
         for node in phase.graph.walk():
             if not NODES[node.op].uses_model or len(node.inputs) < 2:
                 continue
             model, table = types[node.inputs[0]], types[node.inputs[1]]
             source = table.axis.root_axis.name if isinstance(table, Table) else ""
-            if not isinstance(model, Handle) or model.name not in codecs or not rows.get(source):
+            if not isinstance(model, StateHandle) or model.name not in codecs or not rows.get(source):
                 continue
             prompt = value_or_none(rows[source][0], prompts.get(source, "prompt"))
             if prompt is None or (source, model.name) in done:
@@ -132,7 +132,7 @@ def _token(codec: Codec, token: int) -> str:
 
 
 def reward_findings(
-    program: Program, name: str, trial: Trial | None, rows: Rows, codecs: Mapping[str, Codec]
+    program: Program, name: str, trial: FunctionTrial | None, rows: Rows, codecs: Mapping[str, Codec]
 ) -> Iterator[Finding]:
     """Yield what a function gives for two answers to the first row: a made-up one, and an empty one. trial: how it is
     called; None where it cannot be. Raises RunError where it fails."""
@@ -140,9 +140,9 @@ def reward_findings(
         yield Finding("note", name, _why_not_called(program, name, rows))
         return
     source, codec = trial.use.source, next(iter(codecs.values()), None)
-    answers = [MADE_UP, *[""] * (trial.count(2) - 1)]
+    answers = [MADE_UP, *[""] * (trial.answer_count(2) - 1)]
     called = [f"{kind} answer to {trial.row}" for kind in ("a made-up", *["an empty"] * (len(answers) - 1))]
-    judged = trial.judge(answers, called, codec.encode_text if codec else None)
+    judged = trial.call_function(answers, called, codec.encode_text if codec else None)
     given = zip(answers[:2], judged.columns[0], judged.states, strict=False)
     shown = ", ".join(f"{answer!r}: {value if state >= 0 else 'no number'}" for answer, value, state in given)
     yield Finding("ok", name, f"called on made-up answers to the first row of `{source}`: {shown}")
@@ -153,7 +153,7 @@ def reward_findings(
 def _why_not_called(program: Program, name: str, rows: Rows) -> str:
     """Return a sentence on a function for which there is nothing to call it with."""
     calls = [
-        (node, phase.graph.values())
+        (node, phase.graph.value_types())
         for phase in program.phases
         for node in phase.graph.walk()
         if node.attr("func", None) == name

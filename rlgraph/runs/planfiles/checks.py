@@ -10,11 +10,11 @@ from rlgraph.backends.enginespec.registry import engine, engines_by_name
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Role
-from rlgraph.ops.work import model_operations, user_code
+from rlgraph.ops.program_work import model_operations, user_code_usage
 from rlgraph.passes.placement.admission_order import admission_faults, unknown_admission_names
-from rlgraph.passes.placement.fusing import fused_training_faults
-from rlgraph.passes.placement.models import update_pairs
-from rlgraph.passes.placement.tails import tail_faults
+from rlgraph.passes.placement.fused_pipelines import fused_training_faults
+from rlgraph.passes.placement.model_configs import weight_update_pairs
+from rlgraph.passes.placement.tails import tail_move_faults
 
 Problem = tuple[tuple[str | int, ...], str, str, str]
 """The path to a piece of the plan file, a code, a message, and a hint."""
@@ -55,7 +55,7 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
         for place, model in enumerate(group.models):
             yield from _unknown(model, models, (*path, "models", place), "model")
         for place, name in enumerate(group.code):
-            yield from _unknown(name, user_code(program), (*path, "code", place), "function or environment")
+            yield from _unknown(name, user_code_usage(program), (*path, "code", place), "function or environment")
     used: dict[str, tuple[Role | ModelHolding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
     for kind, pairs in used.items():
         for number, item in enumerate(pairs):
@@ -141,7 +141,7 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
 def _lines(plan: Plan, program: Program) -> Iterator[Problem]:
     """Yield the faults of what lines of a schedule can say of a table or of trainings."""
     for number, tail in enumerate(plan.tails):
-        yield from _faults(tail_faults(tail, plan, program), ("plan", "tails", number), "E0970")
+        yield from _faults(tail_move_faults(tail, plan, program), ("plan", "tails", number), "E0970")
     for number, fused in enumerate(plan.fused):
         yield from _faults(fused_training_faults(fused, plan, program), ("plan", "fused", number), "E0973")
     for number, admit in enumerate(plan.admits):
@@ -228,7 +228,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
 
 def _owners(plan: Plan, program: Program) -> Iterator[Problem]:
     owners = dict(plan.owners)
-    pairs = [model for pair in update_pairs(program) for model in pair]
+    pairs = [model for pair in weight_update_pairs(program) for model in pair]
     for model in dict.fromkeys([*(role.model for role in plan.roles), *pairs]):
         if model not in owners:
             message = f"no group owns the weights of `{model}`"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlgraph.errors import count_phrase
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Pool
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.plan_file import PlanFile
 from rlgraph.runs.planfiles.format import format_ranges
 
@@ -59,7 +59,7 @@ def _whose(section: str, name: str, *files: PlanFile) -> str:
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
     """Return the lines of a unified diff of the two graphs; an empty list if they are equal."""
-    old, new = (print_program(file.program).splitlines() for file in (before, after))
+    old, new = (program_text(file.program).splitlines() for file in (before, after))
     return list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
 
 

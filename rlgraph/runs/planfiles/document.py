@@ -94,7 +94,7 @@ class JsonNode:
         assert isinstance(self.value, dict)
         return JsonNode(self.document, self.value[name], (*self.path, name))
 
-    def items(self) -> Iterator[JsonNode]:
+    def list_items(self) -> Iterator[JsonNode]:
         """Yield the items of a list."""
         if not isinstance(self.value, list):
             self._report_kind("a list")
@@ -102,7 +102,7 @@ class JsonNode:
         for index, value in enumerate(self.value):
             yield JsonNode(self.document, value, (*self.path, index))
 
-    def entries(self) -> Iterator[tuple[str, JsonNode]]:
+    def object_entries(self) -> Iterator[tuple[str, JsonNode]]:
         """Yield the fields of an object whose names are free."""
         if not isinstance(self.value, dict):
             self._report_kind("an object")
@@ -112,7 +112,7 @@ class JsonNode:
 
     def as_mapping(self) -> Mapping[str, Any]:
         """Return an object as it is."""
-        return {name: node.value for name, node in self.entries()}
+        return {name: node.value for name, node in self.object_entries()}
 
     def read_text(self) -> str:
         if isinstance(self.value, str):
@@ -121,7 +121,7 @@ class JsonNode:
         return ""
 
     def read_texts(self) -> tuple[str, ...]:
-        return tuple(item.read_text() for item in self.items())
+        return tuple(item.read_text() for item in self.list_items())
 
     def read_flag(self) -> bool:
         if isinstance(self.value, bool):

@@ -142,7 +142,7 @@ class ListField:
     each: Field
 
     def read_value(self, node: JsonNode) -> tuple[Any, ...]:
-        return tuple(self.each.read_value(item) for item in node.items())
+        return tuple(self.each.read_value(item) for item in node.list_items())
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "array", "items": self.each.json_schema()}
@@ -155,7 +155,7 @@ class MapField:
     each: Field
 
     def read_value(self, node: JsonNode) -> dict[str, Any]:
-        return {name: self.each.read_value(value) for name, value in node.entries()}
+        return {name: self.each.read_value(value) for name, value in node.object_entries()}
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self.each.json_schema()}

@@ -30,11 +30,11 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import VERSION, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_file import PlanFile, ProgramOrigin
-from rlgraph.passes.compilation.read_program import decode_source, file_span, open_file
+from rlgraph.passes.compilation.read_program import decode_source, file_span, open_program_file
 from rlgraph.passes.rewrites.pipeline import PassResult, verify_passes
 from rlgraph.runs.planfiles.checks import plan_problems
 from rlgraph.runs.planfiles.document import Document, JsonNode
@@ -160,10 +160,10 @@ def load_plan(path: str | Path) -> Compilation:
     )
     if file.plan.cluster:
         # Imported late: it loads the cost model, which a plan without a cluster does not need.
-        from rlgraph.runs.planfiles.islands import astride_errors
         from rlgraph.runs.planfiles.memory import memory_errors
+        from rlgraph.runs.planfiles.node_groups import split_replica_errors
 
-        if wrong := [*astride_errors(compilation), *memory_errors(compilation)]:
+        if wrong := [*split_replica_errors(compilation), *memory_errors(compilation)]:
             raise ProgramError(wrong)
     return compilation
 
@@ -258,7 +258,7 @@ def _unlike(program: Program, lines: Sequence[str]) -> str:
 
 
 def _lines(program: Program) -> list[str]:
-    return print_program(program).rstrip("\n").split("\n")
+    return program_text(program).rstrip("\n").split("\n")
 
 
 def _changed(document: Document, origin: ProgramOrigin, beside: Path) -> tuple[Diagnostic, ...]:
@@ -278,7 +278,7 @@ def _outdated(document: Document, origin: ProgramOrigin, beside: Path) -> tuple[
     try:
         path = beside / origin.source
         # The graph is what runs, so the program may be missing.
-        text = open_file(str(path)).source.text if path.is_file() else None
+        text = open_program_file(str(path)).source.text if path.is_file() else None
     except (OSError, ValueError, ProgramError):
         return ()
     if text is None or _digest(text) == origin.sha256:

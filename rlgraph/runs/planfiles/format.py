@@ -11,7 +11,18 @@ from typing import Any, get_args
 
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Admission, By, FusedTraining, Group, ModelHolding, Pool, Role, Tail
+from rlgraph.ir.plan import (
+    LARGEST,
+    VERSION,
+    AdmissionOrder,
+    By,
+    FusedTraining,
+    Group,
+    ModelHolding,
+    Pool,
+    Role,
+    TailMove,
+)
 from rlgraph.runs.planfiles.document import JsonNode
 from rlgraph.runs.planfiles.fields import (
     ChoiceField,
@@ -81,7 +92,7 @@ class MeshField:
 
     def read_value(self, node: JsonNode) -> Mesh:
         sizes, size = {}, IntField(least=1)
-        for name, value in node.entries():
+        for name, value in node.object_entries():
             if name not in AXIS_NAMES:
                 hint = (
                     did_you_mean(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
@@ -127,8 +138,8 @@ HOLDING = RecordField(
 )
 """A missing option leaves the engine its default."""
 
-TAIL = RecordField(Tail, {"table": TextField(), "under": RowsField(), "on": IntField(least=1)})
-ADMIT = RecordField(Admission, {"table": TextField(), "by": ChoiceField(get_args(By))}, {"name": TextField()})
+TAIL = RecordField(TailMove, {"table": TextField(), "under": RowsField(), "on": IntField(least=1)})
+ADMIT = RecordField(AdmissionOrder, {"table": TextField(), "by": ChoiceField(get_args(By))}, {"name": TextField()})
 FUSED = RecordField(FusedTraining, {"models": ListField(TextField()), "turned": ListField(TextField())})
 
 PROGRAM = RecordField(

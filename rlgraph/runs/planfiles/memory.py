@@ -14,10 +14,10 @@ from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.host_offload import host_memory_message
 from rlgraph.passes.cost.constants import Constants, default_constants
-from rlgraph.passes.cost.peak_memory import OffloadedModels, Peak, offloaded_models_by_node, pool_peaks
+from rlgraph.passes.cost.peak_memory import OffloadedBytes, Peak, offloaded_bytes_by_host, pool_peaks
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
-from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.runs.planfiles.document import Document
 
@@ -39,7 +39,7 @@ def memory_errors(
     except ProgramError:
         # The cluster was a file, or the lengths are invalid: nothing can be counted.
         return []
-    if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
+    if max(pool.first + pool.devices for pool in plan.pools) > cluster.device_count:
         return []
     constants = constants or default_constants(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
@@ -55,12 +55,12 @@ def memory_errors(
     accumulated = accumulating_models(program, plan)
     peak_of = pool_peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
     wrong = [_overfull(compiled, pool, peak) for pool, peak in peak_of.items() if not peak.fits]
-    asleep = offloaded_models_by_node(plan, step, configs, cluster, constants, accumulated)
+    asleep = offloaded_bytes_by_host(plan, step, configs, cluster, constants, accumulated)
     full = [(node, lodging) for node, lodging in asleep.items() if not lodging.fits]
     return [*wrong, *(_crowded(compiled, plan, *node_lodging) for node_lodging in full[:1])]
 
 
-def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedModels) -> Diagnostic:
+def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedBytes) -> Diagnostic:
     """Return the error for a node on whose host too much is offloaded, at the largest of it. Only the first such node
     is reported."""
     hint = (
@@ -71,7 +71,7 @@ def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedMod
         return Diagnostic("E0958", host_memory_message(node, lodging), compiled.schedule.span, hint)
     most, _ = lodging.parts[0]
     place = next(
-        at for at, holding in enumerate(plan.holdings) if plan.describe_part(holding.model, holding.group) == most
+        at for at, holding in enumerate(plan.holdings) if plan.describe_model_work(holding.model, holding.group) == most
     )
     span = Document(compiled.source).value_span(("plan", "holdings", place, "offload"))
     return Diagnostic("E0958", host_memory_message(node, lodging), span, hint)

@@ -27,9 +27,9 @@ def binned_curve(values: Sequence[float], starts: np.ndarray) -> dict[str, list[
     means = np.add.reduceat(np.where(finite, numbers, 0.0), starts) / np.maximum(counts, 1)
     least = np.minimum.reduceat(np.where(finite, numbers, np.inf), starts)
     most = np.maximum.reduceat(np.where(finite, numbers, -np.inf), starts)
-    return {"mean": short(means, empty), "min": short(least, empty), "max": short(most, empty)}
+    return {"mean": round_numbers(means, empty), "min": round_numbers(least, empty), "max": round_numbers(most, empty)}
 
 
-def short(numbers: Any, empty: Any) -> list[float | None]:
+def round_numbers(numbers: Any, empty: Any) -> list[float | None]:
     """Return numbers with six digits, and None where they are empty."""
     return [None if nothing else float(f"{number:.6g}") for number, nothing in zip(numbers, empty, strict=True)]

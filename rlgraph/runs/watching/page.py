@@ -22,7 +22,7 @@ EXPORTED_CHARACTERS = 4_000_000
 def runs_data(readers: Sequence[RunReader]) -> dict[str, Any]:
     """Return what the page shows of the runs but their samples, and a stamp that changes when there is more."""
     stamp = [reader.stamp() for reader in readers]
-    return {"stamp": stamp, "runs": [reader.view() for reader in readers]}
+    return {"stamp": stamp, "runs": [reader.page_data() for reader in readers]}
 
 
 def live_page(readers: Sequence[RunReader]) -> str:

@@ -17,15 +17,15 @@ from rlgraph.files import failure_reason
 from rlgraph.runs.folder import EVENTS, HOW, METRICS
 from rlgraph.runs.jsonlines import decode_nonfinite
 from rlgraph.runs.samples import SAMPLES
-from rlgraph.runs.watching.bins import bin_starts, binned_curve, short
-from rlgraph.runs.watching.lines import GrowingFile
+from rlgraph.runs.watching.bins import bin_starts, binned_curve, round_numbers
+from rlgraph.runs.watching.growing_file import GrowingFile
 
 SHOWN_EVENTS = 500
 """How many events the page lists, the newest."""
 _LISTED = frozenset({"run_started", "checkpoint_saved", "restarted", "note", "run_ended"})
 
 
-class Columns:
+class MetricColumns:
     """Numbers by step, a column for each name; NaN where a step has none."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class RunReader:
         self._forget_events()
 
     def _forget_metrics(self) -> None:
-        self.metrics = Columns()
+        self.metrics = MetricColumns()
         self.not_finite: dict[str, int] = {}
         """The first step in which each metric was NaN or infinite."""
 
     def _forget_events(self) -> None:
-        self.work, self.spreads = Columns(), dict[str, Columns]()
+        self.work, self.spreads = MetricColumns(), dict[str, MetricColumns]()
         self.events: list[dict[str, Any]] = []
         self.started: dict[str, Any] = {}
         self.ended: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class RunReader:
         """Return numbers that change when the folder has more to show."""
         return [_size(self.path / name) for name in (METRICS, EVENTS, SAMPLES)]
 
-    def view(self) -> dict[str, Any]:
+    def page_data(self) -> dict[str, Any]:
         """Return all that the page shows of the run but its samples, as plain data of a bounded size."""
         with self._lock:
             self._read_on()
@@ -113,7 +113,7 @@ class RunReader:
             self.work.add(step, {name: float(seconds) for name, seconds in event["work_s"].items()})
             for name, spread in event["scores"].items():
                 quantiles = {str(place): float(number) for place, number in enumerate(spread)}
-                self.spreads.setdefault(name, Columns()).add(step, quantiles)
+                self.spreads.setdefault(name, MetricColumns()).add(step, quantiles)
         if kind == "run_started":
             self.started = event
         self.ended = event if kind == "run_ended" else None
@@ -173,7 +173,7 @@ def check_run_folder(path: Path) -> None:
     raise UsageMistake(Diagnostic("E0876", f"`{path}` is not the folder of a run: {why}", NO_SPAN, hint))
 
 
-def _spread(columns: Columns) -> dict[str, Any]:
+def _spread(columns: MetricColumns) -> dict[str, Any]:
     """Return the quantiles of a score by step: of each bin the least, the means of those between, and the greatest."""
     starts = bin_starts(len(columns.steps), 200)
     names = sorted(columns.values, key=int)
@@ -183,7 +183,7 @@ def _spread(columns: Columns) -> dict[str, Any]:
     return {"x": _steps_of(columns, starts), "quantiles": quantiles}
 
 
-def _steps_of(columns: Columns, starts: np.ndarray) -> list[int]:
+def _steps_of(columns: MetricColumns, starts: np.ndarray) -> list[int]:
     """Return the step in the middle of each bin."""
     if not len(starts):
         return []
@@ -194,7 +194,7 @@ def _steps_of(columns: Columns, starts: np.ndarray) -> list[int]:
 def _mean(values: array[float]) -> float | None:
     numbers = np.asarray(values)
     numbers = numbers[np.isfinite(numbers)]
-    return short([numbers.mean()], [False])[0] if len(numbers) else None
+    return round_numbers([numbers.mean()], [False])[0] if len(numbers) else None
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from rlgraph.backends.samples import Sample, ranking
 from rlgraph.runs.jsonlines import encode_nonfinite
 from rlgraph.runs.samples import SAMPLES, from_json
-from rlgraph.runs.shown_samples import prompt_text, row_text
+from rlgraph.runs.shown_samples import format_row_id, prompt_text
 
 PAGE = 30
 """Samples of a page."""
@@ -58,7 +58,7 @@ def step_page(run: Path, step: int | None = None, order: str = "", begin: int = 
         samples = [sample for line in lines.between(start, lines.bisect(wanted + 1)) if (sample := _sample(line))]
     chosen = _ordered(samples, order)
     end = begin + PAGE
-    rows = [shown(wanted, sample) for sample in chosen[begin:end]]
+    rows = [sample_for_page(wanted, sample) for sample in chosen[begin:end]]
     return Page(rows, wanted, (lines.first_step, lines.last_step), end if end < len(chosen) else None, len(chosen))
 
 
@@ -77,7 +77,7 @@ def search(run: Path, text: str, before: int | None = None) -> Page:
             for at, line in lines.matches(needle, start, end):
                 sample = _sample(line)
                 if sample and text.lower() in f"{prompt_text(sample.prompt)}\0{sample.answer}".lower():
-                    rows.append(shown(lines.step_at(at), sample))
+                    rows.append(sample_for_page(lines.step_at(at), sample))
                     if len(rows) == PAGE:
                         start = at
                         break
@@ -86,12 +86,12 @@ def search(run: Path, text: str, before: int | None = None) -> Page:
         return Page(rows, here, (lines.first_step, lines.last_step), end or None)
 
 
-def shown(step: int, sample: Sample) -> dict[str, Any]:
+def sample_for_page(step: int, sample: Sample) -> dict[str, Any]:
     """Return a sample as the page has it: long texts are cut."""
     return {
         "step": step,
         "table": sample.table,
-        "row": row_text(sample.row),
+        "row": format_row_id(sample.row),
         "prompt": _cut(prompt_text(sample.prompt)),
         "answer": _cut(sample.answer),
         **encode_nonfinite({"reward": sample.reward}),

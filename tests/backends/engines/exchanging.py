@@ -19,13 +19,13 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
-from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEndpoint
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.exchange.nccl import NcclLink
-from rlgraph.backends.exchange.shared import SharedMemoryLink
-from rlgraph.ir.carriers import PeerCarriers
+from rlgraph.backends.exchange.shared_memory import SharedMemoryLink
 from rlgraph.ir.layout import LocalTensor
+from rlgraph.ir.message_carriers import PeerCarriers
 from rlgraph.ir.transfer import Transfer
 from tests.backends.engines.ranks import IMPORTED
 from tests.waits import NEVER
@@ -136,7 +136,9 @@ def exchange(
 ) -> tuple[ExchangeCost, dict[str, Tensor]]:
     """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
     links = links_of(mailbox, ways)
-    end = TransferEnd(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
+    end = TransferEndpoint(
+        transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways
+    )
     first = {name: tensor.clone() for name, tensor in into.items()}
     end.run(tensors, first, ema=ema)
     moved = end.run(tensors, into, ema=ema, verify=True)
@@ -171,7 +173,7 @@ def exchange_changes(
     dtype: torch.dtype,
 ) -> list[tuple[ExchangeCost, dict[str, Tensor]]]:
     """What a place did and what it had each time. Between them somebody else writes to what it has."""
-    end = TransferEnd(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
+    end = TransferEndpoint(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
     found = []
     for tensors in times:
         for tensor in into.values():

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlgraph.backends.engines.base import MicroBatch
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
@@ -74,8 +74,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def source(family: str = "qwen2", seed: int = 0) -> RandomSource:
-    return RandomSource(family, _SHAPES[family], WORDS, seed)
+def source(family: str = "qwen2", seed: int = 0) -> RandomWeights:
+    return RandomWeights(family, _SHAPES[family], WORDS, seed)
 
 
 def engine(

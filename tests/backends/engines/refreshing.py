@@ -39,7 +39,7 @@ def check(made: Generation, models: Mapping[int, TransformersEngine], sampling: 
     whoever sampled those: to within `bound`."""
     assert made.versions is not None and made.versions.shape == made.logprobs.shape
     at = 0
-    for whole, response in zip(made.sequences.rows(), made.sequences.scored_rows(), strict=True):
+    for whole, response in zip(made.sequences.rows(), made.sequences.scored_tokens_by_row(), strict=True):
         here = slice(at, at + len(response))
         versions, at = made.versions[here].tolist(), at + len(response)
         assert versions == sorted(versions)

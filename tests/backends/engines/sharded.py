@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import CORRECTION, ModelKind
@@ -134,7 +134,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def write(model: str, kind: ModelKind, folder: Path) -> ModelSpec:
     """A model's folder in which no bias is 0 and no norm is 1: a part that lies in a wrong place then shows."""
     family, config = MODELS[model]
-    engine = TransformersEngine.open(ModelSpec(kind, RandomSource(family, config, WORDS)))
+    engine = TransformersEngine.open(ModelSpec(kind, RandomWeights(family, config, WORDS)))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in engine.model.parameters():

@@ -20,7 +20,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.models.adapters import Adapters, UnsupportedAdapter, find_adapter
-from rlgraph.catalog.models.families import ModelKind, trainable_parameters
+from rlgraph.catalog.models.families import ModelKind, trainable_parameter_shapes
 from rlgraph.ir.layout import layer_tensor_name
 from tests.backends.engines.models import source
 from tests.catalog.models.tiny import KINDS, shape_of_model, tiny
@@ -227,7 +227,7 @@ def test_the_parameters_of_a_family_are_those_of_the_model(family: str, kind: Mo
     shape = replace(shape_of_model(model), adapters=LORA)
     attach_adapters(model, LORA, kind)
     found: dict[str, tuple[int, ...]] = {}
-    for each in trainable_parameters(shape, kind):
+    for each in trainable_parameter_shapes(shape, kind):
         if "*" in each.name:
             found |= {layer_tensor_name(each.name, place): each.shape[1:] for place in range(each.shape[0])}
         else:

@@ -10,14 +10,14 @@ from torch import Tensor
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, Sampling, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.transformers.autocast import NarrowCopy
+from rlgraph.backends.engines.transformers.autocast import Bfloat16Copy
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.weights import overwrite_weights
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Program
-from rlgraph.passes.compilation.compile import product_notes, with_chosen_products
+from rlgraph.passes.compilation.compile import autocast_notes, resolve_auto_autocast
 from tests.backends.engines.models import FAMILIES, source
 from tests.suites import few
 
@@ -89,11 +89,11 @@ def test_copies_follow_the_weights() -> None:
 
 
 def test_a_copy_is_made_once() -> None:
-    held, weight = NarrowCopy(), torch.ones(2, 2)
-    copy = held.of(weight)
-    assert held.of(weight) is copy
+    held, weight = Bfloat16Copy(), torch.ones(2, 2)
+    copy = held.get_copy(weight)
+    assert held.get_copy(weight) is copy
     weight.add_(1)
-    assert torch.equal(held.of(weight), torch.full((2, 2), 2.0, dtype=torch.bfloat16))
+    assert torch.equal(held.get_copy(weight), torch.full((2, 2), 2.0, dtype=torch.bfloat16))
 
 
 def program(option: str) -> Program:
@@ -119,6 +119,6 @@ step:
 )
 def test_the_processor_decides_where_nobody_does(option: str, flags: set[str], chosen: str | None, note: str) -> None:
     asked = program(option)
-    decided = with_chosen_products(asked, flags)
-    assert {decided.autocast(model) for model in decided.models} == {chosen}
-    assert product_notes(asked, flags) == [f"products of `actor`, `ref`: {note}"]
+    decided = resolve_auto_autocast(asked, flags)
+    assert {decided.autocast_of_model(model) for model in decided.models} == {chosen}
+    assert autocast_notes(asked, flags) == [f"products of `actor`, `ref`: {note}"]

@@ -22,7 +22,7 @@ from rlgraph.backends.exchange.mailbox import GlooLink
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns, pipeline_seats
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import Group
-from rlgraph.passes.placement.fusing import shared_stage_devices
+from rlgraph.passes.placement.fused_pipelines import shared_stage_devices
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import Clipped, Task, Trained, rows, whole, write
 from tests.suites import few

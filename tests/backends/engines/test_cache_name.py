@@ -13,7 +13,7 @@ from torch import nn
 
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
 from rlgraph.backends.engines.tokenizers import CharTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.network import cache_argument_name
@@ -62,7 +62,7 @@ def test_a_cache_has_the_name_that_the_model_has_for_it() -> None:
 def test_transformers_does_not_warn_of_how_it_is_called() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
-        spec = ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, CharTokenizer("abcd>")))
+        spec = ModelSpec("causal_lm", RandomWeights("qwen2", SHAPE, CharTokenizer("abcd>")))
         engine = TransformersEngine(load(spec), spec)
         asked = Sequences.from_pairs([[3, 4], [5]], [[], []])
         with torch.no_grad():

@@ -24,17 +24,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.enginespec.legal import layout_problems
-from rlgraph.backends.exchange.exchange import TransferEnd
+from rlgraph.backends.enginespec.layout_checks import layout_problems
+from rlgraph.backends.exchange.exchange import TransferEndpoint
 from rlgraph.backends.exchange.mailbox import GlooLink
-from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
+from rlgraph.backends.exchange.shared_memory import HostMemory, SharedMemoryLink, map_host_memory
 from rlgraph.backends.exchange.sites import site_of_process
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.clusters.topology import device_sites, topology_of
+from rlgraph.catalog.clusters.topology import tensor_sites_of_devices, topology_of_devices
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import CARRIERS, PeerCarriers, TensorSite, carrier_between, peer_carriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.message_carriers import CARRIERS, PeerCarriers, TensorSite, carrier_between, peer_carriers
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.describe import describe_transfer
 from rlgraph.passes.resharding.reshard import plan_resharding
@@ -86,12 +86,14 @@ def test_a_plan_says_what_carries() -> None:
     cluster = read_cluster("2x2:a100-80gb")
     devices = {0: 0, 1: 1, 2: 1, 3: 2}
     source, destination = side(SMALL, "megatron", make_mesh(tp=2)), side(SMALL, "vllm", make_mesh(dp=2), 2)
-    transfer = plan_resharding(source, destination, itemsize=4, topology=topology_of(devices, cluster), bucket=1 << 26)
+    transfer = plan_resharding(
+        source, destination, itemsize=4, topology=topology_of_devices(devices, cluster), bucket=1 << 26
+    )
     size = {pair: bytes_ for pair, bytes_ in transfer.bytes_by_pair().items()}
     beside = size[1, 2]
     text = f"{beside / 1e3:.1f} kB over shared, {(sum(size.values()) - beside) / 1e3:.1f} kB over nccl"
-    assert text in describe_transfer(transfer, sites=device_sites(devices, cluster))
-    cores = describe_transfer(transfer, sites=device_sites(devices, read_cluster("1x4:cpu(memory=8GiB)")))
+    assert text in describe_transfer(transfer, sites=tensor_sites_of_devices(devices, cluster))
+    cores = describe_transfer(transfer, sites=tensor_sites_of_devices(devices, read_cluster("1x4:cpu(memory=8GiB)")))
     assert f"{sum(size.values()) / 1e3:.1f} kB over shared\n" in cores
 
 
@@ -269,7 +271,7 @@ def interrupted(
     by: int | None,
 ) -> tuple[str, float]:
     """What a place is told, and after how many seconds. by: the signal that it gets when it comes to the last tensor."""
-    end = TransferEnd(
+    end = TransferEndpoint(
         transfer, mailbox, source=source, destination=destination, links=links_of(mailbox, there), ways=there
     )
     # From here on nobody waits for one who only began later.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.exchange.changes import DeltaReceiver, DeltaSender
+from rlgraph.backends.exchange.deltas import DeltaReceiver, DeltaSender
 
 ELEMENTS = 20_000
 

@@ -88,7 +88,7 @@ def test_keys_decide() -> None:
 
 def test_a_row_ends_at_its_first_end_token_and_keeps_it() -> None:
     made = engine().generate(PROMPTS, 30, Sampling(20, stop_ids=(20, 21)), keys(150))
-    responses = made.sequences.scored_rows()
+    responses = made.sequences.scored_tokens_by_row()
     ends = {1, 20, 21}
     for response, finished in zip(responses, made.finished.tolist(), strict=True):
         assert not ends & set(response[:-1])
@@ -102,7 +102,7 @@ def test_a_row_ends_at_its_first_end_token_and_keeps_it() -> None:
 def test_min_tokens_forbids_the_end() -> None:
     made = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=8, stop_ids=(20,)), keys(150))
     assert made.sequences.scored_counts().tolist() == [8] * 150
-    assert not {1, 20} & {token for row in made.sequences.scored_rows() for token in row[:-1]}
+    assert not {1, 20} & {token for row in made.sequences.scored_tokens_by_row() for token in row[:-1]}
     fewer = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=3, stop_ids=(20,)), keys(150))
     assert min(fewer.sequences.scored_counts().tolist()) == 4, "the token that ends it comes behind them, at once"
 
@@ -230,14 +230,16 @@ def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, i
     counts = made.sequences.scored_counts().tolist()
     assert any(len(set(part.tolist())) == 3 for part in made.versions.split(counts)), "some rows have all three"
     # What was sampled before the change is what no change gives, and what comes after is made of the same numbers.
-    before = models[0].generate(PROMPTS, 4, sampling, keys(20)).sequences.scored_rows()
-    for row, old, versions in zip(made.sequences.scored_rows(), before, made.versions.split(counts), strict=True):
+    before = models[0].generate(PROMPTS, 4, sampling, keys(20)).sequences.scored_tokens_by_row()
+    for row, old, versions in zip(
+        made.sequences.scored_tokens_by_row(), before, made.versions.split(counts), strict=True
+    ):
         first = int((versions == 0).sum())
         assert row[:first] == old[:first]
     again = engine(family, **limits)
     coming = Coming(lambda version: again.load_weights(models[0].state()), after=(12, 14))
     made = again.generate(PROMPTS, 4, sampling, keys(20), refresh=coming)
-    assert made.sequences.scored_rows() == before, "reading the same weights again changes nothing"
+    assert made.sequences.scored_tokens_by_row() == before, "reading the same weights again changes nothing"
 
 
 def test_weights_that_cannot_be_taken_end_the_call() -> None:

@@ -18,14 +18,14 @@ from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.exchange.digest import MovedPart, first_difference, tensor_digest
-from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEnd
+from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEndpoint
 from rlgraph.backends.exchange.mailbox import GlooLink
-from rlgraph.catalog.models.families import parameters
-from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
+from rlgraph.catalog.models.families import parameter_shapes
+from rlgraph.catalog.models.latent_attention import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import TensorSite, peer_carriers
 from rlgraph.ir.layout import LocalTensor, TensorPiece, full_box, layer_tensor_name
 from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.message_carriers import TensorSite, peer_carriers
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import plan_resharding
 from tests.backends.engines.exchanging import Crew, crew, exchange, exchange_changes, hurry, meet, redistribute
@@ -96,7 +96,7 @@ def content(shape: Shape) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
         each.name: torch.randint(-127, 127, each.shape, generator=generator).float()
-        for each in parameters(shape, "causal_lm")
+        for each in parameter_shapes(shape, "causal_lm")
     }
 
 
@@ -411,7 +411,7 @@ def test_a_peer_that_does_not_answer() -> None:
     transfer = plan_resharding(
         {3: layout}, {5: layout}, itemsize=4, topology=Topology.one_per_device((3, 5)), bucket=1 << 20
     )
-    end = TransferEnd(transfer, boxes[5], destination=layout)
+    end = TransferEndpoint(transfer, boxes[5], destination=layout)
     with pytest.raises(EngineError, match=r"w\[0:8\] of weights from place 3 to place 5 .*gone or does not answer"):
         end.run({}, {"w": torch.zeros(8)})
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlgraph.backends.engines.base import TrainOptions
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.linear import _WORTH, _apply
@@ -23,7 +23,7 @@ ROWS, LONG = 48, 24
 
 def spec(family: str, **config: int) -> ModelSpec:
     # Large enough for the faster products to be worth it, so that this is about them.
-    return ModelSpec("causal_lm", RandomSource(family, config, WordTokenizer(" ".join(f"w{i}" for i in range(93)))))
+    return ModelSpec("causal_lm", RandomWeights(family, config, WordTokenizer(" ".join(f"w{i}" for i in range(93)))))
 
 
 SPECS = {

@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
 from rlgraph.backends.engines.base import Generation, Rank, Sampling, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.transformers import copies
+from rlgraph.backends.engines.transformers import replicas
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import ModelKind
@@ -81,11 +81,11 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
         early.append(len(sent._flat))
         return plain(sent, *given)
 
-    plain = copies._Buckets.send_remaining_buckets
+    plain = replicas._Buckets.send_remaining_buckets
     with pytest.MonkeyPatch.context() as patch:
         # Copies add gradients up in several parts, while others are computed.
-        patch.setattr(copies, "BUCKET", 2000)
-        patch.setattr(copies._Buckets, "send_remaining_buckets", rest)
+        patch.setattr(replicas, "BUCKET", 2000)
+        patch.setattr(replicas._Buckets, "send_remaining_buckets", rest)
         told = elsewhere(updates, engine, spec.kind, task, own)
     if split.split_axes == ("dp",) and own and own[-1] and not task.empty:
         assert [bool(each) for each in early] == [True, False, True][: task.steps]

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from rlgraph.backends.engines.base import EngineError, HubError
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load, load_codec
 from rlgraph.backends.engines.tokenizers import CharTokenizer
 from rlgraph.catalog.models import hub_availability
 from rlgraph.catalog.models.configs import find_snapshot
@@ -83,7 +83,7 @@ def test_a_folder_that_is_not_there_is_no_matter_for_the_hub(silent: Silent) -> 
 
 
 def test_a_model_that_is_stored_is_loaded_without_the_hub(silent: Silent, tmp_path: Path) -> None:
-    made = load(ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, CharTokenizer("abcd>"))))
+    made = load(ModelSpec("causal_lm", RandomWeights("qwen2", SHAPE, CharTokenizer("abcd>"))))
     place = tmp_path / "stored" / f"models--{NAME.replace('/', '--')}"
     made.model.save_pretrained(place / "snapshots" / "a1b2c3")
     made.codec.save(place / "snapshots" / "a1b2c3")

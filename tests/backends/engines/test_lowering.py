@@ -181,7 +181,7 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
     if TENSOR[op].reads_text:  # What is looked for in a text is a constant.
         choices = [[*leaves, Ref("other", Type("text", ROLLOUT))], [*leaves, Const("a", Type("text"))]][: len(choices)]
     for args in itertools.product(*choices):
-        for axis in (None, ROLLOUT) if TENSOR[op].grouped else (None,):
+        for axis in (None, ROLLOUT) if TENSOR[op].is_grouped else (None,):
             try:
                 kind = infer_type(op, [arg.type for arg in args], axis)
             except ValueError:
@@ -202,7 +202,7 @@ def fits(op: str, arg: Expr, args: tuple[Expr, ...], axis: Axis | None) -> bool:
     """Whether a second argument reaches the entries of a scan, or the groups of a reduction or a ranking."""
     if TENSOR[op].kind == "elementwise":
         return True
-    target = axis if TENSOR[op].grouped else args[0].type.axis
+    target = axis if TENSOR[op].is_grouped else args[0].type.axis
     return target is not None and target.is_within(arg.type.axis)
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rlgraph.backends.engines import pipelined
 from rlgraph.backends.engines.base import EngineError, MissingHead, PartialUpdate, TrainOptions
 from rlgraph.backends.engines.process_groups import open_store
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, make_mesh
@@ -168,7 +168,7 @@ def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path,
 
 def test_random_weights_and_no_rows(ranks: Ranks) -> None:
     family, config = MODELS["qwen2"]
-    spec = ModelSpec("causal_lm", RandomSource(family, config, WORDS))
+    spec = ModelSpec("causal_lm", RandomWeights(family, config, WORDS))
     theirs = ask(TransformersEngine.open(spec), spec.kind, rows(4), (1.0,))
     for speaks, ours in ranks.run(MESHES["tp2pp2"], score, spec, rows(4), (1.0,)):
         if speaks:
@@ -299,13 +299,13 @@ def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Mod
 
 
 def test_a_head_that_nothing_trains_has_to_be_there(folder: Path) -> None:
-    from rlgraph.backends.engines.megatron.source import read_source
+    from rlgraph.backends.engines.megatron.source import read_model_source
 
     actor, reward = (spec_of(folder, "tied", kind).source for kind in ("causal_lm", "reward_lm"))
-    read_source(ModelSpec("reward_lm", actor))
-    read_source(ModelSpec("reward_lm", reward, is_trained=False))
+    read_model_source(ModelSpec("reward_lm", actor))
+    read_model_source(ModelSpec("reward_lm", reward, is_trained=False))
     with pytest.raises(MissingHead, match="has no head that gives scores"):
-        read_source(ModelSpec("reward_lm", actor, is_trained=False))
+        read_model_source(ModelSpec("reward_lm", actor, is_trained=False))
 
 
 @pytest.mark.long
@@ -364,7 +364,7 @@ def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path)
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -> None:
-    from rlgraph.backends.engines.megatron.context import _bounds
+    from rlgraph.backends.engines.megatron.context_parallel import _bounds
 
     lengths = np.array([*range(1, 40), 24 * ranks])
     cuts = [_bounds(lengths, ranks, rank) for rank in range(ranks)]

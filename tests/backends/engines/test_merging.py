@@ -14,9 +14,9 @@ from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.layout import layout
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.backends.engines.weights import ModelWeights, fill_tensors, split_layers
+from rlgraph.backends.engines.weights import ModelWeights, fill_tensors, unstack_layers
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.catalog.models.adapters import Adapters, factor_names
+from rlgraph.catalog.models.adapters import Adapters, adapter_matrix_names
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.models import source
@@ -56,7 +56,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
 
 
 def filled(places: Sequence[LocalTensor], weights: ModelWeights) -> dict[str, Tensor]:
-    own = {one.name: torch.empty(one.shape, dtype=torch.float64) for each in places for one in split_layers(each)}
+    own = {one.name: torch.empty(one.shape, dtype=torch.float64) for each in places for one in unstack_layers(each)}
     fill_tensors(own, places, weights)
     return own
 
@@ -66,7 +66,7 @@ def whole(model: nn.Module, merged: MergedAdapters) -> nn.Module:
     found = nn.Module()
     parameters = dict(model.named_parameters())
     for name, each in parameters.items():
-        a, b = factor_names(name.removesuffix(".weight"))
+        a, b = adapter_matrix_names(name.removesuffix(".weight"))
         more = merged.scale * merged.tensors[b] @ merged.tensors[a] if a in merged.tensors else 0.0
         parameters[name] = nn.Parameter(each.detach() + more)
     found.named_parameters = lambda *given, **more: iter(parameters.items())  # type: ignore[method-assign]

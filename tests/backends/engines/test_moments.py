@@ -19,22 +19,22 @@ from rlgraph.backends.engines.base import EngineError, Rank, TrainOptions
 from rlgraph.backends.engines.moments import flat_range_boxes
 from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.stored import StoredTensors, select_views, write_tensors
+from rlgraph.backends.engines.tensor_files import StoredTensors, select_views, write_tensors
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import rank_opener
 from rlgraph.backends.saved_models import SavedModel
-from rlgraph.backends.versions import PastWeights
+from rlgraph.backends.weight_versions import PastWeights
 from rlgraph.backends.worker import saving
 from rlgraph.backends.worker.saving import (
     boxes_to_write,
     check_saved_layout,
+    load_saved_part,
     model_part,
-    read_part,
     take_snapshot,
     write_part,
 )
-from rlgraph.backends.worker.session import ModelState
+from rlgraph.backends.worker.session import SessionModel
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.digests import STRETCH, DamagedFile, FileDigests, digests_of
 from rlgraph.ir.layout import LocalTensor, TensorPiece, box_elements, cut_tensor, full_box
@@ -59,11 +59,11 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-def state_of(engine: Any) -> ModelState:
-    return ModelState(engine, cast(Any, None), PastWeights("model", cast(Any, None)))
+def state_of(engine: Any) -> SessionModel:
+    return SessionModel(engine, cast(Any, None), PastWeights("model", cast(Any, None)))
 
 
-def kept(state: ModelState, place: Path) -> None:
+def kept(state: SessionModel, place: Path) -> None:
     """As a controller has the ranks write, and all of them know what each has."""
     stocks: list[Any] = [model_part(state)]
     if dist.is_initialized():
@@ -79,7 +79,7 @@ def go_on(split: Mesh, engine: str, spec: ModelSpec, task: Task, step: int, befo
     """One update, behind those that others took; what was read is written again before."""
     state = state_of(rank_opener(spec_of(engine))(spec, Rank(split, dist.get_rank(), ModelHolding("", ""))))
     if before is not None:
-        elsewhere(read_part, state, before)
+        elsewhere(load_saved_part, state, before)
         kept(state, to / "again")
     blocks = (
         task.blocks[split.axis_position(dist.get_rank(), "dp")] if split.axis_size("dp") > 1 else sum(task.blocks, ())

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlgraph.backends.engines import pipelined
 from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
 from rlgraph.passes.pipelines.messages import Step
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.programs import forward_programs, training_programs
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.stage_programs import forward_stage_programs, training_stage_programs
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 from tests.backends.engines.meetings import Meetings, run_threads
 
@@ -159,7 +159,7 @@ def model(stages: int, batches: int = 5, **settings: Any) -> PipelineModel:
 def test_stages_that_meet_for_each_message_end(models: tuple[PipelineModel, ...], monkeypatch: Any) -> None:
     """With each order of the work, gradients are those of one process."""
     monkeypatch.setattr(pipelined, "dist", threads)
-    programs = training_programs(Problem(models))
+    programs = training_stage_programs(PipelineProblem(models))
     found = run_threads([partial(train, rank, programs, models, True) for rank in range(len(programs))])
     assert found is not None, "nobody can move"
     for at, each in enumerate(models):
@@ -172,5 +172,5 @@ def test_stages_that_meet_for_each_message_end(models: tuple[PipelineModel, ...]
 def test_forwards_alone_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelined, "dist", threads)
     each = model(4, 6, chunks=2)
-    programs = forward_programs(each.stages, each.micro_batches, each.chunks)
+    programs = forward_stage_programs(each.stages, each.micro_batches, each.chunks)
     assert run_threads([partial(train, rank, programs, [each], False) for rank in range(4)]) is not None

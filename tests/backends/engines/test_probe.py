@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.base import ModelRefused
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.probe import logits_distance, rounding_tolerance
 from rlgraph.backends.local.backend import LocalBackend
@@ -55,7 +55,7 @@ def opened(
     family: str, dtype: str = "float32", kind: ModelKind = "causal_lm", generates: bool = True
 ) -> TransformersEngine:
     shape = (GOOD | WRONG)[family]
-    return TransformersEngine.open(ModelSpec(kind, RandomSource(family, shape, WORDS), dtype, generates=generates))
+    return TransformersEngine.open(ModelSpec(kind, RandomWeights(family, shape, WORDS), dtype, generates=generates))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -84,7 +84,7 @@ def test_in_a_narrow_dtype_a_head_is_not_taken_for_one_that_scales_or_caps_its_l
 ) -> None:
     """Of small logits both change less than bfloat16 shows."""
     shape = DECODER | fields | {"initializer_range": 0.02}
-    model = TransformersEngine.open(ModelSpec("causal_lm", RandomSource(family, shape, WORDS), "bfloat16"))
+    model = TransformersEngine.open(ModelSpec("causal_lm", RandomWeights(family, shape, WORDS), "bfloat16"))
     hidden = 1000 * torch.randn(5, 32, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model.model.lm_head(hidden)

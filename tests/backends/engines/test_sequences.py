@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.backends.engines.blocks import plan_micro_batches
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences
 
 ROWS = [[5, 6, 7], [], [8], [9, 10]]
@@ -18,7 +18,7 @@ BATCH = Sequences.from_lists(ROWS, FLAGS)
 def test_take_follows_the_index_and_may_repeat() -> None:
     taken = BATCH.take(torch.tensor([3, 1, 0, 3]))
     assert taken.rows() == [[9, 10], [], [5, 6, 7], [9, 10]]
-    assert taken.scored_rows() == [[10], [], [6, 7], [10]]
+    assert taken.scored_tokens_by_row() == [[10], [], [6, 7], [10]]
 
 
 def test_counts_are_the_scored_tokens() -> None:
@@ -40,7 +40,7 @@ def test_padded_fills_up_on_the_right() -> None:
 def test_pairs_score_the_response() -> None:
     pairs = Sequences.from_pairs([[5, 6], [7]], [[8], [9, 10]])
     assert pairs.rows() == [[5, 6, 8], [7, 9, 10]]
-    assert pairs.scored_rows() == [[8], [9, 10]]
+    assert pairs.scored_tokens_by_row() == [[8], [9, 10]]
 
 
 def test_places_of_tokens() -> None:

@@ -57,7 +57,7 @@ def fed(model: TransformersEngine) -> list[int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_each_token_has_one_place(seed: int) -> None:
     rows = grouped(seed)
-    found = packing.pack_shared(rows, prompts(rows))
+    found = packing.pack_sharing_prefixes(rows, prompts(rows))
     assert found is not None and len(found.token_at_place) == SHARED
     for kind in (rows.tokens, rows.token_positions):
         assert kind[found.token_at_place][found.place_of_token].equal(kind)
@@ -73,17 +73,17 @@ def test_each_token_has_one_place(seed: int) -> None:
 def test_only_what_is_worth_it_is_shared() -> None:
     begin = [5, 6, 7]
     rows = Sequences.from_lists([[*begin, *[8] * 40], [*begin, *[9] * 40]])
-    assert packing.pack_shared(rows, torch.tensor([3, 3])) is None
-    assert packing.pack_shared(rows, torch.tensor([3, 3]), 0.03) is not None
-    assert packing.pack_shared(rows, torch.tensor([3, 2]), 0.01) is None, "no prompt is as long as the other"
+    assert packing.pack_sharing_prefixes(rows, torch.tensor([3, 3])) is None
+    assert packing.pack_sharing_prefixes(rows, torch.tensor([3, 3]), 0.03) is not None
+    assert packing.pack_sharing_prefixes(rows, torch.tensor([3, 2]), 0.01) is None, "no prompt is as long as the other"
     other = Sequences.from_lists([[5, 6, 7, 8], [5, 6, 8, 8]])
-    assert packing.pack_shared(other, torch.tensor([3, 3])) is None, "as long, and another one"
+    assert packing.pack_sharing_prefixes(other, torch.tensor([3, 3])) is None, "as long, and another one"
 
 
 def test_long_rows_share_nothing() -> None:
     rows = Sequences.from_lists([[5] * 9000, [5] * 9000])
-    assert packing.pack_shared(rows, torch.tensor([4000, 4000])) is None
-    assert packing.pack_shared(rows, torch.tensor([5000, 5000])) is not None
+    assert packing.pack_sharing_prefixes(rows, torch.tensor([4000, 4000])) is None
+    assert packing.pack_sharing_prefixes(rows, torch.tensor([5000, 5000])) is not None
 
 
 def wide_norms(model: nn.Module) -> None:
@@ -138,7 +138,7 @@ def test_two_steps_are_those_of_rows_by_themselves(
 ) -> None:
     monkeypatch.setattr(varlen, "QUERIES", 4)
     together = trained(family, kind, True, **how)
-    monkeypatch.setattr(network, "pack_shared", lambda *_: None)
+    monkeypatch.setattr(network, "pack_sharing_prefixes", lambda *_: None)
     apart = trained(family, kind, False)
     tolerance = 1e-6 if family in WIDE else 1e-10
     for one, other in zip(together, apart, strict=True):

@@ -16,8 +16,8 @@ import torch
 
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.offload import MemoryCounters, Offloader
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.stored import TensorView, write_tensors
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
+from rlgraph.backends.engines.tensor_files import TensorView, write_tensors
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.adapters import Adapters
 from tests.backends.engines.sharded import MODELS, WORDS, Task, rows, updates
@@ -31,7 +31,7 @@ TASK = Task(rows(6), (((0, 1), (2,), (3, 4, 5)),), OPTIONS, 4)
 def opened(dtype: str = "float32", seed: int = 0, adapters: Adapters | None = None) -> TransformersEngine:
     family, config = MODELS["qwen2"]
     return TransformersEngine.open(
-        ModelSpec("causal_lm", RandomSource(family, config, WORDS, seed), dtype, adapters=adapters)
+        ModelSpec("causal_lm", RandomWeights(family, config, WORDS, seed), dtype, adapters=adapters)
     )
 
 
@@ -95,7 +95,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         nonlocal switches
         engine.wake() if engine.offloader.asleep else engine.sleep()
         switches += 1
-        with engine.offloader.pinned_in_place(tensor) as there:
+        with engine.offloader.kept_in_place(tensor) as there:
             yield there
 
     assert not write_tensors(tmp_path / "switched", views, 64, switching)[1]
@@ -108,7 +108,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         for asleep in (False, True):
             if asleep:
                 engine.sleep()
-            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.offloader.pinned_in_place)
+            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.offloader.kept_in_place)
             while not written.done():
                 engine.wake() if engine.offloader.asleep else engine.sleep()
                 # The other one's turn, in either state.

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load, load_codec
 from rlgraph.backends.engines.tokenizers import CharTokenizer
 
 SHAPE = {
@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = load(ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, CharTokenizer("abcd>"))))
+    made = load(ModelSpec("causal_lm", RandomWeights("qwen2", SHAPE, CharTokenizer("abcd>"))))
     made.model.save_pretrained(tmp_path / "model")
     made.codec.save(tmp_path / "model")
     return tmp_path / "model"

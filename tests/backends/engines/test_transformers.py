@@ -24,7 +24,7 @@ from rlgraph.backends.engines.base import (
     TrainOptions,
 )
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
 from rlgraph.backends.engines.tokenizers import CharTokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import _answers
@@ -236,9 +236,9 @@ def test_threads_are_bit_identical_to_no_threads_on_the_same_blocks() -> None:
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
 def test_faster_float32_layers_have_the_gradient_of_the_plain_ones(family: str) -> None:
     """The float64 model uses none of them: it is the reference."""
-    wide = RandomSource(family, source(family).config, source(family).tokenizer, 3)
+    wide = RandomWeights(family, source(family).config, source(family).tokenizer, 3)
     big = {"hidden_size": 128, "intermediate_size": 160} if family != "gpt2" else {"n_embd": 128}
-    wide = RandomSource(family, {**wide.config, **big}, wide.tokenizer, 3)
+    wide = RandomWeights(family, {**wide.config, **big}, wide.tokenizer, 3)
     rows = Sequences.from_lists(
         [[3 + (7 * i + j * j) % 36 for j in range(40)] for i in range(8)], [[0] * 4 + [1] * 36] * 8
     )
@@ -378,7 +378,7 @@ def test_optimizer_state_continues_a_run() -> None:
     resumed = engine()
     resumed.load_weights(model.state())
     moments = model.moments()
-    made = resumed.begin_moments(moments.tensors_by_kind.keys(), moments.steps)
+    made = resumed.resume_moments(moments.tensors_by_kind.keys(), moments.steps)
     assert (moments.steps, moments.layout) == (1, made.layout)
     for kind, tensors in moments.tensors_by_kind.items():
         overwrite_weights(made.tensors_by_kind[kind], tensors)
@@ -462,9 +462,9 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no model.*config\.json|no tokenizer.*config\.json"):
         load(ModelSpec("causal_lm", str(tmp_path)))
     with pytest.raises(EngineError, match="random 'no-such-family'"):
-        load(ModelSpec("causal_lm", RandomSource("no-such-family", {}, CharTokenizer("ab"))))
+        load(ModelSpec("causal_lm", RandomWeights("no-such-family", {}, CharTokenizer("ab"))))
     with pytest.raises(EngineError, match="vocab_size is 4"):
-        load(ModelSpec("causal_lm", RandomSource("qwen2", {"vocab_size": 4}, CharTokenizer("ab"))))
+        load(ModelSpec("causal_lm", RandomWeights("qwen2", {"vocab_size": 4}, CharTokenizer("ab"))))
     with pytest.raises(EngineError, match="no dtype"):
         load(ModelSpec("causal_lm", source(), dtype="float7"))
 
@@ -474,7 +474,7 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
 )
 def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) -> None:
     """transformers keeps any name, and makes a model of its own sizes."""
-    wrong = RandomSource("qwen2", {"hidden_size": 32, "num_hidden_layers": 1, name: 1}, CharTokenizer("ab"))
+    wrong = RandomWeights("qwen2", {"hidden_size": 32, "num_hidden_layers": 1, name: 1}, CharTokenizer("ab"))
     with pytest.raises(EngineError, match=f"the configuration of 'qwen2' has no {name}{meant}"):
         load(ModelSpec("causal_lm", wrong))
 
@@ -497,7 +497,7 @@ def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) ->
     ],
 )
 def test_configurations_know_other_names_too(family: str, config: dict[str, object]) -> None:
-    load(ModelSpec("causal_lm", RandomSource(family, config, CharTokenizer("ab"))))
+    load(ModelSpec("causal_lm", RandomWeights(family, config, CharTokenizer("ab"))))
 
 
 def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

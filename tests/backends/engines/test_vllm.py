@@ -20,7 +20,7 @@ pytest.importorskip("vllm")
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling
 from rlgraph.backends.engines.first_done import select_first_finished, take_rows
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.environment import import_vllm
@@ -155,7 +155,7 @@ def test_a_row_ends_at_its_first_end_token_and_keeps_it(pair: Pair) -> None:
     engine, _ = pair
     made = engine.generate(PROMPTS, 30, Sampling(20, stop_ids=(20, 21)), keys(150))
     ends = {1, 20, 21}
-    for response, finished in zip(made.sequences.scored_rows(), made.finished.tolist(), strict=True):
+    for response, finished in zip(made.sequences.scored_tokens_by_row(), made.finished.tolist(), strict=True):
         assert not ends & set(response[:-1])
         assert finished == (response[-1] in ends)
         assert finished or len(response) == 20
@@ -208,7 +208,7 @@ def test_a_stream_gives_each_row_as_it_ends(pair: Pair) -> None:
     lengths = [len(sample.tokens) for sample in samples]
     assert lengths == sorted(lengths) and len(set(lengths)) > 3
     samples.sort(key=lambda sample: sample.row)
-    assert [sample.tokens for sample in samples] == whole.sequences.scored_rows()
+    assert [sample.tokens for sample in samples] == whole.sequences.scored_tokens_by_row()
     assert [sample.finished for sample in samples] == whole.finished.tolist()
     stream = engine.stream(PROMPTS, 6, sampling, keys(30))
     next(stream)
@@ -230,7 +230,7 @@ def test_rows_of_several_calls_are_sampled_together(pair: Pair) -> None:
             break
     for found, whole in zip(samples, alone, strict=True):
         found.sort(key=lambda sample: sample.row)
-        assert [sample.tokens for sample in found] == whole.sequences.scored_rows()
+        assert [sample.tokens for sample in found] == whole.sequences.scored_tokens_by_row()
         logprobs = torch.tensor([each for sample in found for each in sample.logprobs])
         torch.testing.assert_close(logprobs, whole.logprobs, rtol=0, atol=1e-5)
 
@@ -243,13 +243,13 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
     from rlgraph.backends.engines.sampling import sample
-    from rlgraph.backends.engines.vllm.sampling import CallSampling, RowSampling, SampledRow
+    from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow, SamplingLogitsProcessor
 
     sampling = Sampling(8, min_tokens=3)
-    row = SampledRow(CallSampling(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun_tokens=[5, 6])
+    row = SampledRow(CallSamplingSettings(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun_tokens=[5, 6])
     added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])
     config: Any = None
-    rows = RowSampling(config, torch.device("cpu"), False)
+    rows = SamplingLogitsProcessor(config, torch.device("cpu"), False)
     rows.update_state(BatchUpdate(1, removed=[], added=[added], moved=[]))
     logits = torch.arange(16.0)[None] / 4
     [token], [logprob] = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
@@ -349,7 +349,7 @@ def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
     next(one)
     next(iter(engine._calls.values())).batch.failure = EngineError("lost")
     rows = sorted(other, key=lambda sample: sample.row)
-    assert [sample.tokens for sample in rows] == whole.sequences.scored_rows()
+    assert [sample.tokens for sample in rows] == whole.sequences.scored_tokens_by_row()
     with pytest.raises(EngineError, match="lost"):
         list(one)
     assert not engine._calls
@@ -634,11 +634,11 @@ def test_weights_come_to_a_model_that_sleeps(pair: Pair) -> None:
 
 
 def test_models_that_vllm_cannot_take() -> None:
-    def source(family: str = "llama", **fields: int) -> RandomSource:
-        return RandomSource(family, dict(spec().source.config) | fields, WORDS)
+    def source(family: str = "llama", **fields: int) -> RandomWeights:
+        return RandomWeights(family, dict(spec().source.config) | fields, WORDS)
 
     with pytest.raises(EngineError, match="family `gpt2`"):
-        VllmEngine.open(ModelSpec("causal_lm", RandomSource("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 1}, WORDS)))
+        VllmEngine.open(ModelSpec("causal_lm", RandomWeights("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 1}, WORDS)))
     with pytest.raises(EngineError, match="heads of size .*this model's are 20"):
         VllmEngine.open(ModelSpec("causal_lm", source(head_dim=20)))
     with pytest.raises(EngineError, match="vllm generates"):

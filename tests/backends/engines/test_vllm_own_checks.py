@@ -16,8 +16,8 @@ pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm import environment, start
-from rlgraph.backends.engines.vllm.environment import import_vllm, map_no_memory_of_others, model_folder
-from rlgraph.backends.engines.vllm.start import RankMeeting
+from rlgraph.backends.engines.vllm.environment import all_reduce_by_nccl_only, import_vllm, temporary_model_folder
+from rlgraph.backends.engines.vllm.start import RankRendezvous
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import ModelHolding
 from tests.backends.engines.test_vllm_start import SHAPE
@@ -69,7 +69,7 @@ def test_nor_map_their_memory() -> None:
     names = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
     with mock.patch.dict(os.environ, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"}):
         assert all(now[name]() for name in names)
-        map_no_memory_of_others()
+        all_reduce_by_nccl_only()
         assert not any(now[name]() for name in names)
 
 
@@ -81,7 +81,7 @@ def test_the_plans_cache_has_room_for_the_row_that_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(start, "has_no_gpu", lambda: False)
     holding = ModelHolding("actor", "play", kv_bytes=3141470347)
     spec = ModelSpec("causal_lm", "", "bfloat16")
-    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), 24 << 30)
+    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_in_plan(holding), 24 << 30)
     assert asked["kv_cache_memory_bytes"] == holding.kv_bytes
     for block in (16, 32, 64):
         layers: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_it_starts_beside_models_that_are_awake(monkeypatch: pytest.MonkeyPatch)
     memory, awake = 80 << 30, 40 << 30
     snapshot: Any = SimpleNamespace(total_memory=memory, free_memory=memory - awake - (2 << 30), device_="cuda:0")
     spec, holding = ModelSpec("causal_lm", "", "bfloat16"), ModelHolding("actor", "play", kv_bytes=20 << 30)
-    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), memory)
+    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_in_plan(holding), memory)
     config: Any = SimpleNamespace(gpu_memory_utilization=asked["gpu_memory_utilization"])
     assert request_memory(snapshot, config) <= snapshot.free_memory
     with pytest.raises(ValueError, match="Free memory on device"):
@@ -130,9 +130,9 @@ def test_what_it_has_compiled_it_takes_again(monkeypatch: pytest.MonkeyPatch, tm
 
     found = set()
     for rank in range(2):
-        with model_folder(write) as folder:
+        with temporary_model_folder(write) as folder:
             assert json.loads(Path(folder, "config.json").read_text()) == CONFIG
-            found.add(name(folder, additional_config=RankMeeting(rank, f"rlgraph://host:{rank}")))
+            found.add(name(folder, additional_config=RankRendezvous(rank, f"rlgraph://host:{rank}")))
     assert len(found) == 1
     # Red without it: a new folder, and a new port, each time.
     for place in ("a", "b"):
@@ -140,7 +140,7 @@ def test_what_it_has_compiled_it_takes_again(monkeypatch: pytest.MonkeyPatch, tm
         write(str(tmp_path / place))
         found.add(name(str(tmp_path / place), additional_config={"url": place}))
     assert len(found) == 3
-    with model_folder(
+    with temporary_model_folder(
         lambda folder: Path(folder, "config.json").write_text(json.dumps(CONFIG | {"a": 1})) and None
     ) as other:
         assert other != folder
@@ -152,6 +152,6 @@ def test_where_nothing_can_be_kept_the_folder_is_a_temporary_one(
     taken = tmp_path / "file"
     taken.write_text("")
     monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(taken), raising=False)
-    with environment.model_folder(write) as folder:
+    with environment.temporary_model_folder(write) as folder:
         assert Path(folder, "config.json").exists()
     assert not Path(folder).exists()

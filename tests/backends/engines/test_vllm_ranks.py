@@ -22,7 +22,7 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
-from rlgraph.catalog.models.adapters import Adapters, factor_names
+from rlgraph.catalog.models.adapters import Adapters, adapter_matrix_names
 from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.ranks import IMPORTED
 from tests.backends.engines.refreshing import Coming
@@ -116,7 +116,7 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     adapted = TransformersEngine.open(spec())
     adapters = new_adapters(TransformersEngine.open(ADAPTED).state())
     for name, tensor in adapted.tensors().items():
-        a, b = factor_names(name.removesuffix(".weight"))
+        a, b = adapter_matrix_names(name.removesuffix(".weight"))
         if a in adapters:
             tensor.data.addmm_(adapters[b], adapters[a], alpha=2.0)
     sparse = [TransformersEngine.open(spec(name, seed=5)) for name, _ in SPLIT]

@@ -22,7 +22,7 @@ from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.work import rank_kv_bytes_per_token, rank_parameters
+from rlgraph.passes.cost.work import model_parallel_parameter_count, rank_kv_bytes_per_token
 from rlgraph.passes.cost.workload import Workload
 
 GEN = """
@@ -48,11 +48,11 @@ def test_vllm_is_asked_for_what_the_plan_decided(monkeypatch: pytest.MonkeyPatch
     compiled = rlgraph.compile(GEN, schedule=SCHEDULE, cluster="1x1:l4-24gb", workload=Workload(Lengths((512.0,))))
     [holding] = compiled.plan.holdings
     spec = ModelSpec("causal_lm", "", "bfloat16")
-    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
+    asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_in_plan(holding), MEMORY)
     token = rank_kv_bytes_per_token(SHAPE, 1, 2)
     assert asked["kv_cache_memory_bytes"] == holding.kv_bytes > 0
     assert 512 + 256 <= asked["max_model_len"] <= holding.kv_bytes / token < SHAPE.positions
-    weights = 2 * rank_parameters(SHAPE, "causal_lm", 1, 1)
+    weights = 2 * model_parallel_parameter_count(SHAPE, "causal_lm", 1, 1)
     assert asked["gpu_memory_utilization"] * MEMORY == pytest.approx(weights + holding.kv_bytes)
 
 
@@ -65,7 +65,7 @@ def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
         token = int(rank_kv_bytes_per_token(SHAPE, 1, 4 if on_cpu else 2))
         holding = ModelHolding("actor", "play", kv_bytes=token * ReservedCache().room_tokens(tokens, on_cpu))
         spec = ModelSpec("causal_lm", "", "bfloat16")
-        asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_of(holding), MEMORY)
+        asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=1), start.limits_in_plan(holding), MEMORY)
         assert asked["kv_cache_memory_bytes"] == holding.kv_bytes
         assert asked["max_model_len"] >= tokens
 
@@ -79,10 +79,10 @@ def test_a_plan_that_gives_too_small_a_cache_is_told_the_least_that_would_do(
         monkeypatch.setattr(start, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
         for tp in (1, 2):
             least = start.min_cache_bytes(spec, SHAPE, make_mesh(tp=tp), tokens)
-            limits = start.limits_of(ModelHolding("actor", "play", kv_bytes=least))
+            limits = start.limits_in_plan(ModelHolding("actor", "play", kv_bytes=least))
             asked = start.vllm_arguments(spec, SHAPE, make_mesh(tp=tp), limits, MEMORY)
             assert (asked["kv_cache_memory_bytes"], asked["max_model_len"] >= tokens) == (least, True)
-            limits = start.limits_of(ModelHolding("actor", "play", kv_bytes=least - 1))
+            limits = start.limits_in_plan(ModelHolding("actor", "play", kv_bytes=least - 1))
             less = start.vllm_arguments(spec, SHAPE, make_mesh(tp=tp), limits, MEMORY)["max_model_len"]
             assert less < tokens or asked["max_model_len"] == ReservedCache().longest_row_tokens(0, on_cpu)
 
@@ -94,15 +94,20 @@ def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch)
     opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, make_mesh(tp=2)
     opened.holding = ModelHolding("actor", "play", kv_bytes=1, offload=True)
     least = start.min_cache_bytes(opened.spec, SHAPE, make_mesh(tp=2), 1000)
-    assert opened.larger_cache(1000) == ModelHolding("actor", "play", kv_bytes=least, offload=True)
-    assert opened.larger_cache(SHAPE.positions) is not None and opened.larger_cache(SHAPE.positions + 1) is None
+    assert opened.holding_for_longer_rows(1000) == ModelHolding("actor", "play", kv_bytes=least, offload=True)
+    assert (
+        opened.holding_for_longer_rows(SHAPE.positions) is not None
+        and opened.holding_for_longer_rows(SHAPE.positions + 1) is None
+    )
     opened.holding = ModelHolding("actor", "play")
-    assert opened.larger_cache(1000) is None
+    assert opened.holding_for_longer_rows(1000) is None
 
 
 def test_nobody_says_how_large_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "has_no_gpu", lambda: False)
-    asked = start.vllm_arguments(ModelSpec("causal_lm", "", "bfloat16"), SHAPE, make_mesh(tp=1), start.Limits(), MEMORY)
+    asked = start.vllm_arguments(
+        ModelSpec("causal_lm", "", "bfloat16"), SHAPE, make_mesh(tp=1), start.EngineLimits(), MEMORY
+    )
     assert (asked["kv_cache_memory_bytes"], asked["max_model_len"]) == (None, SHAPE.positions)
     assert asked["gpu_memory_utilization"] == 0.9
 

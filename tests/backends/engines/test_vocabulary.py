@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.vocabulary import entropies, token_logprobs
+from rlgraph.backends.engines.logprobs import entropies, token_logprobs
 
 ROWS, VOCABULARY = 4, 49_152
 TOKENS = torch.tensor([7, 7, 0, VOCABULARY - 1])

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.vllm.engine import VllmEngine
-from rlgraph.backends.engines.weights import file_tensors, fill_tensors
+from rlgraph.backends.engines.weights import fill_tensors, tensors_for_file
 from rlgraph.ir.layout import Box
 from tests.backends.engines.models import WORDS
 
@@ -84,7 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def spec(model: str = "qwen2", seed: int = 0) -> ModelSpec:
     family, more = MODELS[model]
-    return ModelSpec("causal_lm", RandomSource(family, _SHAPE | more, WORDS, seed))
+    return ModelSpec("causal_lm", RandomWeights(family, _SHAPE | more, WORDS, seed))
 
 
 class Numbered:
@@ -104,7 +104,7 @@ class Numbered:
     def stored(self, family: str) -> Iterator[tuple[str, torch.Tensor]]:
         """As files have them."""
         for name, tensor in self.tensors.items():
-            yield from file_tensors(family, name, tensor)
+            yield from tensors_for_file(family, name, tensor)
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         return self.tensors[name][tuple(slice(*part) for part in box)]

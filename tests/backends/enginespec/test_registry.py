@@ -73,7 +73,7 @@ def test_an_engine_of_a_package_is_as_good_as_ours(package: Path) -> None:
     compiled = rlgraph.compile(PROGRAM, schedule=SCHEDULE)
     assert {group.engine for group in compiled.plan.groups} == {"host", "plain"}
     assert "plain" in registry.installed_engines() and not broken_engines()
-    assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine != "plain", "no default takes it"
+    assert rlgraph.compile(PROGRAM).plan.group_of_role("actor", "train").engine != "plain", "no default takes it"
     # Its layout is asked where its weights go to another engine.
     apart = SCHEDULE.replace("place actor", "place actor.train")
     assert rlgraph.compile(PROGRAM, schedule=apart).plan.owner("actor").engine == "plain"
@@ -92,7 +92,7 @@ def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_and_shown(packa
     (package / "long_engine.py").write_text(LONG)
     look_again()
     compiled = rlgraph.compile(PROGRAM, schedule=SPLIT)
-    group = compiled.plan.role("actor", "train")
+    group = compiled.plan.group_of_role("actor", "train")
     assert (group.mesh.axes, str(group.mesh)) == ((("dp", 4), ("pp", 1), ("cp", 2), ("tp", 1)), "dp4 x cp2")
     assert group.replica_ranks() == ((0, 1), (2, 3), (4, 5), (6, 7)) and group.result_ranks() == (0, 2, 4, 6)
     assert '"mesh": {"dp": 4, "pp": 1, "cp": 2, "tp": 1}' in compiled.plan_json()
@@ -120,11 +120,11 @@ def test_what_it_cannot_do_is_said(package: Path, options: str, said: str) -> No
 def test_an_engine_without_the_optimizer_trains_nothing(package: Path) -> None:
     installed(package, "long = long_engine:SPEC\n")
     (package / "long_engine.py").write_text(LONG)
-    assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine == "long"
+    assert rlgraph.compile(PROGRAM).plan.group_of_role("actor", "train").engine == "long"
     (package / "long_engine.py").write_text(LONG.replace("preference", "optimizers=frozenset(), preference"))
     sys.modules.pop("long_engine")
     look_again()
-    assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine != "long"
+    assert rlgraph.compile(PROGRAM).plan.group_of_role("actor", "train").engine != "long"
     apart = SCHEDULE.replace("engine=plain", "engine=long")
     with pytest.raises(ProgramError, match="`long` does not have `adamw`, with which `actor` is trained"):
         rlgraph.compile(PROGRAM, schedule=apart)

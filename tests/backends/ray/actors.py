@@ -157,7 +157,7 @@ class OnActors:
 
     def group(self, model: str, operation: str) -> str:
         """The name of the group that does this work."""
-        return self.compiled.plan.role(model, operation).name
+        return self.compiled.plan.group_of_role(model, operation).name
 
 
 @contextmanager

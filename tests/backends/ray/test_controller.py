@@ -72,7 +72,7 @@ class Counting:
     def __init__(self, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = Passed()
         processes = backend.processes
-        call, pack, get = processes.call, processes.pack, processes.get
+        call, pack, get = processes.call, processes.pack_rows, processes.get
 
         def counted_call(who: Any, method: Any, *args: Any) -> Any:
             self.count([each for each in args if not isinstance(each, ray.ObjectRef)])
@@ -89,7 +89,7 @@ class Counting:
             return answers
 
         monkeypatch.setattr(processes, "call", counted_call)
-        monkeypatch.setattr(processes, "pack", counted_pack)
+        monkeypatch.setattr(processes, "pack_rows", counted_pack)
         monkeypatch.setattr(processes, "get", counted_get)
 
     def count(self, passing: Any) -> None:

@@ -33,7 +33,7 @@ from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from tests.waits import NEVER, until
 
 ray = pytest.importorskip("ray")

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.weights import file_tensors
+from rlgraph.backends.engines.weights import tensors_for_file
 from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.worker import Worker
@@ -372,7 +372,7 @@ def test_trained_models_are_saved(run: OnActors, tmp_path: Path) -> None:
         return
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
     family = opened.config.model_type
-    stored = dict(part for name, each in opened.state_dict().items() for part in file_tensors(family, name, each))
+    stored = dict(part for name, each in opened.state_dict().items() for part in tensors_for_file(family, name, each))
     assert all(torch.equal(stored[name], tensor) for name, tensor in saved(tmp_path / "actor").items())
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import ray
 from ray._private.state import state
 from rlgraph.backends.ray.cluster import _connect
-from rlgraph.backends.ray.sessions import Daemons
+from rlgraph.backends.ray.daemons import Daemons
 
 _connect(ray, None, SimpleNamespace(pools=()), print, Daemons())
 

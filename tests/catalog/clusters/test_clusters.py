@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, device_names, known_devices
+from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, device_names_by_alias, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.units import format_exact, format_quantity
 from rlgraph.errors import Diagnostic, ProgramError
@@ -42,13 +42,13 @@ def wrong(text: str) -> Diagnostic:
 def test_a_line_in_full() -> None:
     cluster = read_cluster("4x8:H100(memory=64GiB, price=2)@200Gb/s/node+8 x 4 : h20-96gb ~ 10Gb/s , 5ms")
     first, second = cluster.islands
-    assert (first.nodes, first.per_node, first.devices, first.network) == (4, 8, 32, 200e9 / 8 / 8)
+    assert (first.nodes, first.per_node, first.device_count, first.network) == (4, 8, 32, 200e9 / 8 / 8)
     assert (first.device.name, first.device.memory, first.device.price) == ("h100-80gb", 64 * 2**30, 2)
     assert first.device.network == known_devices()["h100-80gb"].device.network == 50e9
     assert (first.link_latency, first.network_latency) == (3.4e-6, 14e-6)
     assert (second.nodes, second.per_node, second.network) == (8, 4, 50e9)
     assert second.device == known_devices()["h20-96gb"].device
-    assert (cluster.between, cluster.between_latency, cluster.devices) == (1.25e9, 5e-3, 64)
+    assert (cluster.between, cluster.between_latency, cluster.device_count) == (1.25e9, 5e-3, 64)
     assert cluster.text == "4x8:h100-80gb(memory=64GiB, price=2)@3.125GB/s + 8x4:h20-96gb ~ 1.25GB/s, 5ms"
 
 
@@ -93,7 +93,7 @@ GROUPS = st.builds(
     "{}x{}:{}{}{}".format,
     st.integers(1, 500),
     st.integers(1, 16),
-    st.sampled_from(sorted(device_names())),
+    st.sampled_from(sorted(device_names_by_alias())),
     st.dictionaries(st.sampled_from(sorted(FIELDS)), st.floats(1, 1e17)).map(
         lambda fields: (
             f"({', '.join(f'{name}={field(name, value)}' for name, value in fields.items())})" if fields else ""
@@ -166,7 +166,7 @@ def test_a_caret_stands_under_what_is_wrong(text: str, code: str, under: str, sa
 
 
 def test_as_many_devices_as_there_may_be() -> None:
-    assert read_cluster("16384x8:h100").devices == MOST_DEVICES
+    assert read_cluster("16384x8:h100").device_count == MOST_DEVICES
 
 
 # A file
@@ -320,12 +320,14 @@ def test_dense_rates_in_bfloat16() -> None:
         "mi300x": 1307e12,
         "l40s": 362e12,
     }
-    assert {name: known_devices()[device_names()[name]].device.peak_flops("bfloat16") for name in verl} == verl
+    assert {name: known_devices()[device_names_by_alias()[name]].device.peak_flops("bfloat16") for name in verl} == verl
 
 
 def test_names_are_of_one_device_each() -> None:
     aliases = [alias for listed in known_devices().values() for alias in listed.aliases]
-    assert len(set(aliases) | set(known_devices())) == len(aliases) + len(known_devices()) == len(device_names())
+    assert (
+        len(set(aliases) | set(known_devices())) == len(aliases) + len(known_devices()) == len(device_names_by_alias())
+    )
 
 
 def table() -> str:
@@ -362,7 +364,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_cluster(re.split(r"\s{4,}", line)[0])
     for line in lengths.splitlines():
         parse_lengths(re.split(r"\s{4,}", line)[0])
-    assert read_cluster(file(tmp_path, toml)).devices == 96
+    assert read_cluster(file(tmp_path, toml)).device_count == 96
 
 
 @pytest.mark.parametrize("section", CODES.split("## ")[1:], ids=lambda section: section[:5])

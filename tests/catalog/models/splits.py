@@ -8,10 +8,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE
-from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
+from rlgraph.catalog.models.latent_attention import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh, make_mesh
 

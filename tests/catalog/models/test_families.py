@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, max_row_tokens, shape_of
-from rlgraph.catalog.models.families import parameter_count, parameters, parameters_by_layer
+from rlgraph.catalog.models.families import parameter_count, parameter_shapes, parameter_shapes_by_layer
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from tests.catalog.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
@@ -19,7 +19,7 @@ def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: b
     model = tiny(family, kind, tie_word_embeddings=tied)
     theirs = held(model)
     shape = shape_of_model(model)
-    assert {tensor.name: tensor.shape for tensor in parameters_by_layer(shape, kind)} == {
+    assert {tensor.name: tensor.shape for tensor in parameter_shapes_by_layer(shape, kind)} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
     }
     assert parameter_count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
@@ -27,7 +27,7 @@ def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: b
 
 def test_a_tensor_of_every_layer_has_the_layer_as_its_first_dimension() -> None:
     shape = shape_of({"model_type": "llama", **SIZES})
-    stacked = {parameter.name: parameter.shape for parameter in parameters(shape)}
+    stacked = {parameter.name: parameter.shape for parameter in parameter_shapes(shape)}
     assert stacked["model.layers.*.self_attn.k_proj.weight"] == (4, 16, 16)
 
 
@@ -165,7 +165,7 @@ def test_biases_and_norms_of_the_families() -> None:
 )
 def test_layers_with_a_window(fields: dict[str, Any], window: int, windowed: int) -> None:
     shape = shape_of({**SIZES, **fields})
-    assert (shape.window, shape.windowed_layers) == (window, windowed)
+    assert (shape.window, shape.windowed_layer_count) == (window, windowed)
     theirs = AutoConfig.for_model(**{**SIZES, **fields}).to_dict().get("layer_types") or []
     assert shape.family not in ("gemma2", "gemma3_text") or theirs.count("sliding_attention") == windowed
     narrow = tuple(layer for layer, kind in enumerate(theirs) if kind == "sliding_attention")

@@ -16,9 +16,15 @@ from torch import Tensor
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trainable_parameters
+from rlgraph.catalog.models.families import (
+    CORRECTION,
+    EMBEDDING,
+    ModelKind,
+    parameter_shapes,
+    trainable_parameter_shapes,
+)
 from rlgraph.catalog.models.rank_slices import RankSlicer
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import Box, LocalTensor, box_elements
@@ -40,7 +46,7 @@ def place(local: LocalTensor, index: int) -> tuple[slice, ...]:
 
 def held(layouts: list[tuple[LocalTensor, ...]], shape: Shape, kind: ModelKind) -> dict[str, set[int]]:
     """How often each element of the global tensors is held, all counts that there are."""
-    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in trainable_parameters(shape, kind)}
+    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in trainable_parameter_shapes(shape, kind)}
     for layout in layouts:
         for local in layout:
             for piece in local.pieces:
@@ -126,7 +132,7 @@ def test_transformers_has_everything_whole() -> None:
     for kind in KINDS:
         layout = transformers.layout(SHAPE, make_mesh(2), 1, kind)
         assert [(local.name, local.shape) for local in layout] == [
-            (parameter.name, parameter.shape) for parameter in parameters(SHAPE, kind)
+            (parameter.name, parameter.shape) for parameter in parameter_shapes(SHAPE, kind)
         ]
         assert set(map(frozenset, held([layout], SHAPE, kind).values())) == {frozenset({1})}
 
@@ -171,7 +177,7 @@ def test_ranks_of_transformers_have_heads_columns_and_tokens(shape: Shape, tp: i
 def marked(shape: Shape, kind: ModelKind = "causal_lm") -> dict[str, Tensor]:
     """Global tensors with no number twice."""
     found, start = {}, 0
-    for parameter in parameters(shape, kind):
+    for parameter in parameter_shapes(shape, kind):
         size = int(np.prod(parameter.shape))
         found[parameter.name] = torch.arange(start, start + size).reshape(parameter.shape)
         start += size

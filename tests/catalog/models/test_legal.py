@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from rlgraph.backends.enginespec import legal
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec import layout_checks
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.config_shape import SPARSE as SPARSE_FAMILIES
-from rlgraph.catalog.models.families import ModelKind, parameters
+from rlgraph.catalog.models.families import ModelKind, parameter_shapes
 from rlgraph.catalog.models.shape import Shape, UnknownFamily
 from rlgraph.ir.mesh import Mesh, make_mesh
 
@@ -161,7 +161,8 @@ def test_the_families_with_a_plan_are_those_of_transformers(family: str) -> None
         shape = replace(shape, experts=4, experts_per_token=2, shared_ffn=20 * (family == "qwen2_moe"))
     plan = CONFIG_MAPPING[family]().base_model_tp_plan or {}
     wanted = {
-        name.removeprefix("model.").removesuffix(".weight") for name in map(lambda each: each.name, parameters(shape))
+        name.removeprefix("model.").removesuffix(".weight")
+        for name in map(lambda each: each.name, parameter_shapes(shape))
     }
     wanted = {name for name in wanted if name.endswith("_proj")}
     split = {name for name, word in plan.items() if word in ("colwise", "rowwise", "packed_colwise")}
@@ -191,8 +192,8 @@ def test_experts_have_to_divide() -> None:
 
 def test_an_engine_without_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = replace(named("megatron"), experts=False)
-    monkeypatch.setattr(legal, "spec_of", lambda name: plain)
-    monkeypatch.setattr(legal, "engines_by_name", lambda: {**engines_by_name(), "megatron": plain})
+    monkeypatch.setattr(layout_checks, "spec_of", lambda name: plain)
+    monkeypatch.setattr(layout_checks, "engines_by_name", lambda: {**engines_by_name(), "megatron": plain})
     assert layout_problems(SPARSE, "megatron", make_mesh(tp=2)) == [
         "megatron cannot lay out the experts of qwen2_moe models here yet: use transformers"
     ]
@@ -204,12 +205,12 @@ NOBODYS = ("olmo2", "gpt_neox", "gpt2", "deepseek_v2")
 
 @pytest.mark.parametrize("engine", ["megatron", "vllm"])
 def test_a_family_that_nobody_knows_is_refused_with_those_that_the_engine_can_hold(engine: str) -> None:
-    known = legal.supported_families(named(engine))
+    known = layout_checks.supported_families(named(engine))
     for name in NOBODYS:
         assert named("transformers").every_model
         with pytest.raises(UnknownFamily) as caught:
             shape_of({"model_type": name, "vocab_size": 50})
-        assert str(legal.explain_unsupported(caught.value, engine)) == (
+        assert str(layout_checks.explain_unsupported(caught.value, engine)) == (
             f"models of the family `{name}` are not known: there are {', '.join(known)}"
         )
     for name in FAMILIES:
@@ -239,4 +240,4 @@ def test_the_parts_of_a_stage_are_those_that_no_mesh_of_them_is_refused_for(stag
             for each in range(2, SHAPE.layers + 1)
             if "pp" in spec.axes and not layout_problems(SHAPE, name, make_mesh(pp=stages, chunks=each))
         ]
-        assert legal.chunk_counts(spec, SHAPE, stages) == able
+        assert layout_checks.model_chunk_counts(spec, SHAPE, stages) == able

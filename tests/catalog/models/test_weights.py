@@ -17,11 +17,11 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource, fill_tensors
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.config_shape import shape_of
-from rlgraph.catalog.models.families import parameters_by_layer
+from rlgraph.catalog.models.families import parameter_shapes_by_layer
 from rlgraph.ir.layout import LocalTensor, layer_tensor_name
 from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.catalog.models.tiny import KINDS, OWN, SIZES, SPARSE, held, shape_of_model, tiny
@@ -104,7 +104,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
     layout: Layout = engine(name).layout
     model = tiny(family, kind, tie_word_embeddings=tied)
     shape = shape_of_model(model)
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameters_by_layer(shape, kind)}
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameter_shapes_by_layer(shape, kind)}
     for rank in range(over.rank_count):
         mine = layout(shape, over, rank, kind)
         local_tensors = filled(mine, ModelWeights(model))
@@ -130,7 +130,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     shape = shape_of_model(model)
     if layout is vllm.layout and layout_problems(shape, "vllm", over):
         pytest.skip("it does not hold this family")
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameters_by_layer(shape)}
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in parameter_shapes_by_layer(shape)}
     for rank in range(4):
         mine = layout(shape, over, rank)
         put_back(mine, filled(mine, FolderWeights(tmp_path)), whole)

@@ -15,6 +15,7 @@ from rlgraph.ir.graph import (
     Apply,
     Const,
     Constant,
+    ConstructorCall,
     Expr,
     External,
     Graph,
@@ -23,18 +24,17 @@ from rlgraph.ir.graph import (
     Node,
     Phase,
     Program,
-    Record,
     Ref,
+    RowUnit,
+    ScalarState,
     Staleness,
-    State,
-    Unit,
     Value,
     tensor_node,
     with_region,
 )
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program, show_expr
-from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
+from rlgraph.ir.text.program_text import expr_text, program_text
+from rlgraph.ir.types import Axis, DType, StateHandle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, infer_type
 
 PROMPTS = Axis("prompts", "prompts")
@@ -70,10 +70,13 @@ def constants() -> st.SearchStrategy[Constant]:
     return st.recursive(leaves, lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), records(inner)))
 
 
-def records(inner: st.SearchStrategy[Constant]) -> st.SearchStrategy[Record]:
+def records(inner: st.SearchStrategy[Constant]) -> st.SearchStrategy[ConstructorCall]:
     options = st.lists(st.tuples(NAMES, inner), max_size=2, unique_by=lambda option: option[0]).map(tuple)
     return st.builds(
-        Record, NAMES.filter(lambda name: name not in ("inf", "nan")), st.lists(inner, max_size=2).map(tuple), options
+        ConstructorCall,
+        NAMES.filter(lambda name: name not in ("inf", "nan")),
+        st.lists(inner, max_size=2).map(tuple),
+        options,
     )
 
 
@@ -98,11 +101,13 @@ TABLES = st.builds(
     temperature=st.floats(0, 10),
     data=st.one_of(st.none(), st.lists(st.one_of(NAMES, TEXTS), max_size=3).map(tuple)),
 )
-HANDLES = st.builds(Handle, st.sampled_from(["model", "cursor", "keyed", "buffer"]), st.sampled_from(["actor", "b.2"]))
+HANDLES = st.builds(
+    StateHandle, st.sampled_from(["model", "cursor", "keyed", "buffer"]), st.sampled_from(["actor", "b.2"])
+)
 UNITS = st.one_of(
     st.none(),
     st.builds(
-        Unit,
+        RowUnit,
         st.one_of(st.none(), st.sampled_from([axis.key for axis in AXES])),
         st.one_of(st.just(""), TEXTS),
     ),
@@ -198,7 +203,7 @@ MODELS = st.one_of(
     st.builds(Model, st.just("ref"), st.just("value_lm"), st.none(), st.just("actor"), st.booleans(), OPTIONS),
 )
 OUTSIDES = st.builds(External, st.sampled_from(["data", "func", "env", "buffer"]), NAMES, records(constants()))
-STATES = st.builds(State, NAMES, st.floats(allow_nan=False), st.booleans())
+STATES = st.builds(ScalarState, NAMES, st.floats(allow_nan=False), st.booleans())
 
 
 @st.composite
@@ -223,10 +228,10 @@ def test_many_printed_programs_parse_back(program: Program) -> None:
 
 
 def parses_back(program: Program) -> None:
-    text = print_program(program)
+    text = program_text(program)
     found = parse_program(text)
     assert found == program, text
-    assert print_program(found) == text
+    assert program_text(found) == text
 
 
 # Expressions
@@ -273,11 +278,11 @@ ONE, MINUS, ZERO = Const(1, Tensor("int")), Const(-1, Tensor("int")), Const(-0.0
     ],
 )
 def test_notation(expr: Expr, text: str) -> None:
-    assert show_expr(expr) == text
+    assert expr_text(expr) == text
     given = Graph(tuple(Value(ref.name, ref.type) for ref in (X, Y, Z)))
     node = tensor_node((Let("made", expr),), ("made",))
     program = Program("p", phases=(Phase("step", Graph(given.inputs, (node,), ("made",))),))
-    (parsed,) = parse_program(print_program(program)).phases[0].graph.nodes
+    (parsed,) = parse_program(program_text(program)).phases[0].graph.nodes
     assert parsed == node
     assert repr(parsed) == repr(node)  # also the sign of a zero
 
@@ -299,7 +304,7 @@ phase step(actor@0: model<actor>, prompts@0: cursor<prompts>) {steps=3}:
 
 
 def test_good_text_stays_as_it_is() -> None:
-    assert print_program(parse_program(GOOD)) == GOOD
+    assert program_text(parse_program(GOOD)) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -332,7 +337,7 @@ def test_bad_text_is_a_value_error(old: str, new: str) -> None:
 
 def test_a_number_that_no_program_computes_with_is_refused() -> None:
     """A plan file has the graph as text, and anybody may write one."""
-    text = print_program(check(Source("a.rlf", HOSTILE))[0])
+    text = program_text(check(Source("a.rlf", HOSTILE))[0])
     assert parse_program(text)
     with pytest.raises(ValueError, match="400 digits"):
         parse_program(text.replace("max_tokens=7", f"max_tokens={'7' * 400}"))

@@ -26,7 +26,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.memory import Footprint
-from rlgraph.passes.cost.predict import footprint
+from rlgraph.passes.cost.predict import memory_footprint
 from tests.passes.cost.live import Live
 from tests.passes.cost.trained import Case
 from tests.waits import NEVER
@@ -142,12 +142,14 @@ class Work:
         )
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
-            return footprint(
+            return memory_footprint(
                 "generate", self.model(), deployment, [Batch(case.rows * self.micros, *lengths, self.micros)]
             )
         asked = [min(case.scored, length - 1) for length in case.lengths]
         lengths = Lengths((float(case.length - case.scored),)), Lengths(tuple(map(float, sorted(asked))))
-        return footprint(self.operation, self.model(), deployment, [Batch(case.rows * self.micros * ranks, *lengths)])
+        return memory_footprint(
+            self.operation, self.model(), deployment, [Batch(case.rows * self.micros * ranks, *lengths)]
+        )
 
 
 def transformers(work: Work) -> tuple[int, int]:

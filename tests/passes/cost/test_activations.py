@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import Shape
@@ -55,9 +55,9 @@ def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = Fa
     engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
-    sum_gradients(engine, engine._differentiate, [0], lambda block: small, None, 1)
+    compute_gradient_sum(engine, engine._differentiate, [0], lambda block: small, None, 1)
     with Live(parameters) as live:
-        sum_gradients(engine, engine._differentiate, [0], lambda block: micro, None, 1)
+        compute_gradient_sum(engine, engine._differentiate, [0], lambda block: micro, None, 1)
     return live.peak
 
 

@@ -13,10 +13,10 @@ from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.latency import latency_model
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.optimizer_step import optimizer_step_model
-from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import latency_model
+from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
+from rlgraph.passes.cost.predict import memory_footprint
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.cost.work import Tokens
 
@@ -57,8 +57,8 @@ def test_over_nodes_each_one_has_one_ring_of_its_devices() -> None:
 
 def test_an_update_is_that_of_as_many_copies() -> None:
     copies, shared = (
-        optimizer_step_model(MODEL, on(make_mesh()), CONSTANTS),
-        optimizer_step_model(MODEL, on(make_mesh(cp=4)), CONSTANTS),
+        optimizer_step_cost_model(MODEL, on(make_mesh()), CONSTANTS),
+        optimizer_step_cost_model(MODEL, on(make_mesh(cp=4)), CONSTANTS),
     )
     for count in (1, 2, 4):
         assert shared.seconds(count) == pytest.approx(copies.seconds(4 * count))
@@ -68,10 +68,10 @@ def test_weights_that_copies_gather_are_hidden_where_the_engine_says_so(monkeypa
     """Two bytes of a weight travel beside the four of its gradient."""
     hides, group = CONSTANTS.rates["megatron", "train"].hides, on(make_mesh(dp=2))
     assert hides > 0
-    later = optimizer_step_model(MODEL, group, CONSTANTS).communication_seconds(2)
+    later = optimizer_step_cost_model(MODEL, group, CONSTANTS).communication_seconds(2)
     waits = replace(group.engine_spec, gathers_later=frozenset())
     monkeypatch.setattr(Deployment, "engine_spec", waits)
-    at_once = optimizer_step_model(MODEL, on(make_mesh(dp=2)), CONSTANTS).communication_seconds(2)
+    at_once = optimizer_step_cost_model(MODEL, on(make_mesh(dp=2)), CONSTANTS).communication_seconds(2)
     assert at_once / later == pytest.approx((4 * (1 - hides) + 2) / (6 * (1 - hides)), rel=1e-3)
 
 
@@ -86,7 +86,7 @@ def test_weights_are_there_as_often_as_there_are_ranks() -> None:
 
 def test_memory_of_long_rows() -> None:
     """Weights stay whole, the optimizer is shared out, and so are activations but for keys and values."""
-    alone, shared = (footprint("train", MODEL, on(split), ROWS) for split in (make_mesh(), make_mesh(cp=4)))
+    alone, shared = (memory_footprint("train", MODEL, on(split), ROWS) for split in (make_mesh(), make_mesh(cp=4)))
     before, after = dict(alone.resident.parts), dict(shared.resident.parts)
     assert after["weights"] == before["weights"] and after["gradients"] == before["gradients"]
     assert after["optimizer"] == pytest.approx(before["optimizer"] / 4)
@@ -108,5 +108,5 @@ def test_the_fullest_rank_has_its_part_of_all_tokens_and_most_of_what_is_scored(
         for place in range(length - scored, length):
             stretch = place * 2 * ranks // length
             most[(min(stretch, 2 * ranks - 1 - stretch) + row) % ranks] += 1
-    found = Tokens(rows, rows * length, rows * length**2, rows * scored, length).fullest_context_rank(ranks)
+    found = Tokens(rows, rows * length, rows * length**2, rows * scored, length).part_of_fullest_rank(ranks)
     assert (found.tokens, found.scored) == (rows * length / ranks, pytest.approx(max(most)))

@@ -12,21 +12,21 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.latency import LatencyModel
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.memory import MemoryModel
-from rlgraph.passes.cost.predict import TaskModel, memory_model
-from rlgraph.passes.cost.time import LatencyModel
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import micro_batches_in_flight, published_lists
+from rlgraph.passes.cost.predict import TaskCostModel, memory_model
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import micro_batches_in_flight, published_lists
 from rlgraph.passes.pipelines.timetable import Lists, compute_timetable
 
 BUDGET = 1001
 """Tokens of a micro-batch: the longest row."""
 
 
-def _alone(stages: int, batches: int, chunks: int) -> tuple[Problem, Lists]:
+def _alone(stages: int, batches: int, chunks: int) -> tuple[PipelineProblem, Lists]:
     model = PipelineModel("a", stages, batches, 4.0, 8.0, memory=1.0, chunks=chunks)
-    return Problem((model,)), published_lists(model)
+    return PipelineProblem((model,)), published_lists(model)
 
 
 def _deployment(stages: int, chunks: int) -> Deployment:
@@ -94,7 +94,7 @@ def test_a_model_in_several_parts_waits_less_and_sends_more() -> None:
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     batch = [Batch(96.0, Lengths((400.0,)), Lengths((600.0,)), 4)]
     one, two, four = (
-        TaskModel(
+        TaskCostModel(
             "train",
             model,
             Deployment("megatron", island, make_mesh(pp=4, tp=2, chunks=chunks)),
@@ -116,7 +116,7 @@ def test_seconds_in_other_parts_are_those_of_a_mesh_with_them(work: str, copies:
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     batch = [Batch(96.0, Lengths((400.0,)), Lengths((100.0, 600.0)), 4)]
     one, two, eight = (
-        TaskModel(work, model, _deployment(4, chunks), default_constants("gpu"), batch) for chunks in (1, 2, 8)
+        TaskCostModel(work, model, _deployment(4, chunks), default_constants("gpu"), batch) for chunks in (1, 2, 8)
     )
     assert one.seconds_with_chunks(copies, 2) == pytest.approx(two.seconds(copies), rel=1e-12)
     assert one.seconds_with_chunks(copies, 8) == pytest.approx(eight.seconds(copies), rel=1e-12)

@@ -49,7 +49,9 @@ def test_a_log_normal_is_that_of_sampled_rows(mean: float, p99: float) -> None:
         assert lengths.quantile(share) == pytest.approx(rows[round(share * count)], abs=error, rel=0.006), share
     for length in (mean / 2, mean, p99):
         beyond = sum(row > length for row in rows) / count
-        assert lengths.share_over(length) == pytest.approx(beyond, abs=1 / STEPS + 5 * math.sqrt(0.25 / count))
+        assert lengths.fraction_longer_than(length) == pytest.approx(
+            beyond, abs=1 / STEPS + 5 * math.sqrt(0.25 / count)
+        )
 
 
 def test_the_squares_of_a_log_normal() -> None:
@@ -84,8 +86,10 @@ def test_few_rows_are_kept_as_they_are(rows: list[int]) -> None:
 @given(ROWS, st.integers(0, 100_000))
 def test_a_cap_and_what_lies_over_it(rows: list[int], limit: int) -> None:
     lengths = Lengths.from_lengths(rows[:STEPS])
-    assert lengths.share_over(limit) == pytest.approx(sum(row > limit for row in rows[:STEPS]) / len(rows[:STEPS]))
-    assert lengths.capped(limit).share_over(limit) == 0
+    assert lengths.fraction_longer_than(limit) == pytest.approx(
+        sum(row > limit for row in rows[:STEPS]) / len(rows[:STEPS])
+    )
+    assert lengths.capped(limit).fraction_longer_than(limit) == 0
     assert lengths.capped(limit).mean == pytest.approx(sum(min(row, limit) for row in rows[:STEPS]) / len(rows[:STEPS]))
 
 
@@ -99,7 +103,7 @@ def test_quantiles_ascend_between_shortest_and_longest(rows: list[int], shares: 
 
 def test_the_mean_is_the_area_below_what_is_over() -> None:
     lengths = Lengths.from_lengths([3, 1, 4, 1, 5])
-    assert sum(lengths.share_over(length) for length in range(6)) == pytest.approx(lengths.mean)
+    assert sum(lengths.fraction_longer_than(length) for length in range(6)) == pytest.approx(lengths.mean)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 256, 1 << 14, 1 << 20, 10**12, 1 << 62])
@@ -110,7 +114,12 @@ def test_answers_of_which_nothing_is_known_have_lengths_whatever_the_limit(limit
 
 def test_a_constant_length() -> None:
     lengths = parse_lengths(" 1024 ")
-    assert (lengths.values, lengths.quantile(0.3), lengths.share_over(1023), lengths.share_over(1024)) == (
+    assert (
+        lengths.values,
+        lengths.quantile(0.3),
+        lengths.fraction_longer_than(1023),
+        lengths.fraction_longer_than(1024),
+    ) == (
         (1024.0,),
         1024.0,
         1.0,
@@ -243,7 +252,10 @@ def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> No
         group = sorted(generator.choices(lengths.values, k=of))[:count]
         kept += group
         until += group + [group[-1]] * (of - count)
-    for found, rows in ((lengths.shortest_of_groups(count, of), kept), (lengths.group_lengths_until(count, of), until)):
+    for found, rows in (
+        (lengths.shortest_of_groups(count, of), kept),
+        (lengths.group_lengths_cut_after(count, of), until),
+    ):
         # Rows of a group depend on each other: the standard error is at most that of as many groups. Five of them.
         groups = len(rows) // (count if rows is kept else of)
         mean, spread = sum(rows) / len(rows), math.sqrt(found.mean_square - found.mean**2)
@@ -252,14 +264,16 @@ def test_the_rows_of_groups_that_end_first(text: str, count: int, of: int) -> No
         rows.sort()
         for length in sorted(set(lengths.values))[:: max(1, len(set(lengths.values)) // 8)]:
             beyond = sum(row > length for row in rows) / len(rows)
-            assert found.share_over(length) == pytest.approx(beyond, abs=2 / STEPS + 5 * math.sqrt(0.25 / groups))
+            assert found.fraction_longer_than(length) == pytest.approx(
+                beyond, abs=2 / STEPS + 5 * math.sqrt(0.25 / groups)
+            )
 
 
 def test_all_of_a_group_are_all_rows() -> None:
     lengths = parse_lengths("mean=350, p99=1500")
     for found in (
         lengths.shortest_of_groups(16, 16),
-        lengths.group_lengths_until(16, 16),
+        lengths.group_lengths_cut_after(16, 16),
         lengths.shortest_of_groups(1, 1),
     ):
         assert found.values == pytest.approx(lengths.values)
@@ -271,7 +285,7 @@ def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: floa
     answers = Workload().answer_lengths(limit)
     assert answers.longest == limit
     # One share of 256 either way.
-    assert answers.share_over(limit * 0.999) == pytest.approx(0.01, abs=1 / STEPS)
+    assert answers.fraction_longer_than(limit * 0.999) == pytest.approx(0.01, abs=1 / STEPS)
     assert answers.longest / answers.quantile(0.5) == pytest.approx(longest, rel=1e-3)
     page = (Path(__file__).parents[3] / "docs" / "reference" / "clusters.md").read_text("utf-8")
     shown = f"| {limit:,} | {answers.quantile(0.5):,.0f} | {answers.mean:,.0f} | {longest} |"
@@ -280,4 +294,6 @@ def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: floa
 
 def test_prompts_are_spread_out() -> None:
     prompts = Workload().prompt
-    assert prompts.mean == pytest.approx(256) and prompts.share_over(1024) == pytest.approx(0.01, abs=1 / STEPS)
+    assert prompts.mean == pytest.approx(256) and prompts.fraction_longer_than(1024) == pytest.approx(
+        0.01, abs=1 / STEPS
+    )

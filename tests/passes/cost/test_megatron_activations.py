@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.activations import activation_bytes
 from tests.backends.engines.ranks import Ranks
@@ -84,7 +84,7 @@ def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     found = activation_bytes(
         case.shape(),
         case.kind,
-        case.tokens().fullest_context_rank(cp),
+        case.tokens().part_of_fullest_rank(cp),
         itemsize=4,
         tp=over.axis_size("tp"),
         cp=cp,

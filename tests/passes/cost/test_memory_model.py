@@ -8,9 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.engines.blocks import plan_micro_batches
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers.packing import pack_shared
+from rlgraph.backends.engines.transformers.packing import pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
@@ -19,9 +19,9 @@ from rlgraph.ir.layout import even_range
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.feeding import micro_batching
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.predict import footprint
+from rlgraph.passes.cost.micro_batching import micro_batching
+from rlgraph.passes.cost.predict import memory_footprint
 from tests.passes.cost.allocated import Work, transformers
 from tests.passes.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.suites import few
@@ -104,7 +104,7 @@ def llama(
     assert config is not None
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     deployment = Deployment(engine, read_cluster(cluster).islands[0], split, **how)
-    found = footprint(operation, model, deployment, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
+    found = memory_footprint(operation, model, deployment, [Batch(rows, Lengths((512.0,)), Lengths((1024.0,)))])
     return dict((found.resident + found.active).parts)
 
 
@@ -145,7 +145,7 @@ def test_long_answers_fit(name: str, split: Mesh, answer: int) -> None:
     deployment = Deployment("megatron", read_cluster("1x8:h100-80gb").islands[0], split)
 
     def needs(tokens: float) -> tuple[float, float]:
-        found = footprint("train", model, deployment, [Batch(512, Lengths((1024.0,)), Lengths((tokens,)))])
+        found = memory_footprint("train", model, deployment, [Batch(512, Lengths((1024.0,)), Lengths((tokens,)))])
         return found.resident.total + found.active.total, dict(found.active.parts)["activations"]
 
     whole, activations = needs(answer)
@@ -182,10 +182,10 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     """However long rows turn out, up to the longest."""
     packed, ordered = how
     batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
-    rows, _, _ = micro_batching((batch,), budget, side, 1).replica_load(1)
+    rows, _, _ = micro_batching((batch,), budget, side, 1).largest_micro_batch_of_replica(1)
     blocks = plan_micro_batches(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
-    assert max(tokens) <= rows * batch.mean_row_load.longest * (1 + 1e-12)
+    assert max(tokens) <= rows * batch.mean_row_tokens.longest * (1 + 1e-12)
 
 
 @settings(max_examples=60)
@@ -206,7 +206,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
     begin in the midst of a prompt's."""
     batch = Batch(prompts * each, Lengths((prompt,)), Lengths((answer,)), together=each)
     cut = micro_batching((batch,), budget, side, 1, SHARES)
-    rows, _, beginnings = cut.replica_load(copies)
+    rows, _, beginnings = cut.largest_micro_batch_of_replica(copies)
     micro = cut.micro_batch_tokens(rows, beginnings)
     fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
     lying = []
@@ -215,7 +215,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
         own = fed.take(torch.arange(first, stop))
         for block in plan_micro_batches(own.lengths + 1, budget, side, packed=True, ordered=True):
             part = own.take(block)
-            found = pack_shared(part, torch.full((len(part),), prompt))
+            found = pack_sharing_prefixes(part, torch.full((len(part),), prompt))
             lying.append(len(part.tokens if found is None else found.token_at_place))
     assert max(lying) <= micro.tokens
     if len(lying) == 1:
@@ -225,5 +225,5 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
 def test_a_copy_whose_rows_begin_in_the_midst_of_a_prompt() -> None:
     """Of 120 rows in 8 copies, in two micro-batches each, the second copy begins with the last row of a prompt."""
     batch = Batch(120.0, Lengths((100.0,)), Lengths((50.0,)), together=8)
-    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).replica_load(8) == (8, 2, 2)
-    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).replica_load(3) == (8, 3, 1)
+    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).largest_micro_batch_of_replica(8) == (8, 2, 2)
+    assert micro_batching((batch,), 8 * 150, 1, 1, SHARES).largest_micro_batch_of_replica(3) == (8, 3, 1)

@@ -18,9 +18,9 @@ from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak_memory import (
-    OffloadedModels,
+    OffloadedBytes,
     Peak,
-    offloaded_models_by_node,
+    offloaded_bytes_by_host,
     pool_peaks,
     usable_device_bytes,
     usable_host_bytes,
@@ -29,7 +29,7 @@ from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
+from rlgraph.passes.placement.search.problem import PlacementProblem, device_peak_bytes
 from tests.passes.placement.test_search import everything, random_case
 from tests.suites import few
 
@@ -85,7 +85,7 @@ def test_all_models_are_there_and_one_works() -> None:
     predictor = Predictor(own, CONFIGS, CLUSTER, GPU)
 
     def footprint(model: str, operation: str, group: str) -> tuple[float, float]:
-        from rlgraph.passes.cost.predict import footprint as of
+        from rlgraph.passes.cost.predict import memory_footprint as of
 
         deployment = predictor.deployment(model, own.group(group))
         each = of(operation, CONFIGS[model], deployment, BATCH)
@@ -133,8 +133,8 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
 
 def lodged(
     *offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()
-) -> list[OffloadedModels]:
-    found = offloaded_models_by_node(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
+) -> list[OffloadedBytes]:
+    found = offloaded_bytes_by_host(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
     assert list(found) == list(range(len(found)))
     return list(found.values())
 
@@ -187,14 +187,14 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     trained: list[str] = []
     if seed % 2:
         options = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
-        problem = Problem(problem.components, problem.cluster, options, problem.goal)
-        trained = [component.model for component in problem.components if component.work == "train"]
-    devices = problem.cluster.islands[0].devices
+        problem = PlacementProblem(problem.components, problem.cluster, options, problem.goal)
+        trained = [component.model_name for component in problem.components if component.work == "train"]
+    devices = problem.cluster.islands[0].device_count
     options = [everything(problem, number, (0,), devices) for number in range(len(problem.components))]
     if not all(options):
         pytest.skip("a part has no option on so many devices")
     chosen = [dice.choice(own) for own in options]
-    configs = {component.model: component.config for component in problem.components}
+    configs = {component.model_name: component.config for component in problem.components}
     peak_ = pool_peaks(
         laid(problem, chosen),
         problem.tasks,
@@ -205,14 +205,14 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     )["all"]
     assert peak_.used_bytes == pytest.approx(device_peak_bytes(chosen))
     assert peak_.fits == problem.can_share_pool(chosen, problem.cluster.islands[0])
-    nodes = offloaded_models_by_node(
+    nodes = offloaded_bytes_by_host(
         laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained
     )
     most = max((each.used_bytes for each in nodes.values()), default=0.0)
     assert most == pytest.approx(sum(option.host for option in chosen))
 
 
-def laid(problem: Problem, chosen: list[Option]) -> Plan:
+def laid(problem: PlacementProblem, chosen: list[Option]) -> Plan:
     """A plan with one pool, and a group for each part."""
     groups, roles, holdings = [], [], []
     for component, option in zip(problem.components, chosen, strict=True):
@@ -224,13 +224,13 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 deployment.engine,
                 deployment.mesh,
                 tuple(range(deployment.rank_count)),
-                (component.model,),
+                (component.model_name,),
             )
         )
-        roles += [Role(component.model, operation, component.name) for operation in component.operations]
+        roles += [Role(component.model_name, operation, component.name) for operation in component.operations]
         holdings.append(
             ModelHolding(
-                component.model,
+                component.model_name,
                 component.name,
                 deployment.micro_tokens,
                 deployment.recompute,
@@ -241,8 +241,8 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 deployment.kv_bytes,
             )
         )
-    pool = Pool("all", problem.cluster.islands[0].devices)
-    owners = tuple((each.model, each.name) for each in problem.components if each.work == "train")
+    pool = Pool("all", problem.cluster.islands[0].device_count)
+    owners = tuple((each.model_name, each.name) for each in problem.components if each.work == "train")
     return Plan("p", (pool,), tuple(groups), tuple(roles), owners, holdings=tuple(holdings))
 
 

@@ -20,7 +20,7 @@ from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult, sample_rows
+from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult, predict_sampling
 
 ISLAND = read_cluster("4x8:h100-80gb").islands[0]
 PROMPT = 300.0
@@ -34,7 +34,7 @@ def config() -> ModelConfig:
 
 def one(answers: list[float], copies: int = 1, samples: int = 1) -> SamplingResult:
     deployment = Deployment("vllm", ISLAND, make_mesh(copies))
-    return sample_rows(config(), deployment, default_constants("gpu"), [PROMPT] * len(answers), answers, samples)
+    return predict_sampling(config(), deployment, default_constants("gpu"), [PROMPT] * len(answers), answers, samples)
 
 
 def test_rows_end_by_their_lengths() -> None:

@@ -17,7 +17,7 @@ from rlgraph.ir.transfer import Topology
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.weights import weight_sync_cost
-from rlgraph.passes.resharding.assignment import assign_ranks
+from rlgraph.passes.resharding.rank_assignment import assign_ranks
 from rlgraph.passes.resharding.reshard import plan_resharding
 
 GPU = default_constants("gpu")

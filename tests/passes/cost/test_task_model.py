@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers.packing import pack_separately, pack_shared
+from rlgraph.backends.engines.transformers.packing import pack_separately, pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
@@ -18,7 +18,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.predict import TaskModel, request_cost
+from rlgraph.passes.cost.predict import TaskCostModel, request_cost
 from rlgraph.passes.cost.workload import Workload
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]
@@ -36,11 +36,11 @@ CASES = [
 ]
 
 
-def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
+def task(operation: str, engine: str, split: tuple[int, int]) -> TaskCostModel:
     config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
-    return TaskModel(
+    return TaskCostModel(
         operation, model, Deployment(engine, ISLAND, make_mesh(1, *split)), default_constants("gpu"), BATCH
     )
 
@@ -72,7 +72,9 @@ def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
     rates = replace(constants.rates["transformers", "train"], hides=0.0)
     constants = replace(constants, rates={**constants.rates, ("transformers", "train"): rates})
     layer, update = (
-        TaskModel("train", model, Deployment("transformers", ISLAND, make_mesh(fsdp=8), gather=way), constants, BATCH)
+        TaskCostModel(
+            "train", model, Deployment("transformers", ISLAND, make_mesh(fsdp=8), gather=way), constants, BATCH
+        )
         for way in ("layer", "update")
     )
     assert layer.passes and update.passes and layer.passes.gathered == 0
@@ -103,7 +105,9 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
     """Tokens, and pairs of them in attention, as the engine lays such rows out."""
     begun = [[10 + number] * prompt for number, prompt in enumerate(prompts)]
     rows = Sequences.from_lists([each + [at] * length for each in begun for at, length in enumerate(responses)])
-    packing = pack_shared(rows, torch.tensor(prompts).repeat_interleave(len(responses))) or pack_separately(rows)
+    packing = pack_sharing_prefixes(rows, torch.tensor(prompts).repeat_interleave(len(responses))) or pack_separately(
+        rows
+    )
     pairs = 0
     for span in packing.spans:
         # A token sees half of those that lie between its span's beginning and end.
@@ -114,7 +118,7 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
     read = batch.tokens_read_per_row(SHARES)
     assert batch.rows * read.tokens == pytest.approx(len(packing.token_at_place))
     assert batch.rows * read.squares == pytest.approx(pairs)
-    assert (read.scored, read.longest) == (batch.mean_row_load.scored, batch.mean_row_load.longest)
+    assert (read.scored, read.longest) == (batch.mean_row_tokens.scored, batch.mean_row_tokens.longest)
 
 
 def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
@@ -127,7 +131,9 @@ def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
     def seconds(cluster: str, engine: str, together: float) -> float:
         island = read_cluster(cluster).islands[0]
         deployment = Deployment(engine, island, make_mesh())
-        return TaskModel("train", model, deployment, default_constants(island.device.kind), rows[together]).seconds(1)
+        return TaskCostModel("train", model, deployment, default_constants(island.device.kind), rows[together]).seconds(
+            1
+        )
 
     assert seconds("1x1:cpu", "transformers", 4) < 0.5 * seconds("1x1:cpu", "transformers", 1)
     for cluster, engine in (("1x1:cpu", "megatron"), ("1x1:h100-80gb", "transformers")):

@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from rlgraph.passes.cost.timetable import Pools, TaskOrder, makespan, makespan_lower_bound, pool_chains, start_times
+from rlgraph.passes.cost.timetable import (
+    Pools,
+    TaskOrder,
+    makespan,
+    pool_task_chains,
+    start_times,
+    step_seconds_lower_bound,
+)
 from tests.suites import few
 
 POOLS = 3
@@ -72,7 +79,7 @@ def test_pools_serve_in_the_order_of_asking(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_timetable_beats_the_bound(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    least = makespan_lower_bound(order, seconds, pool_chains(order, pools, POOLS))
+    least = step_seconds_lower_bound(order, seconds, pool_task_chains(order, pools, POOLS))
     assert least <= makespan(order, seconds, pools)
     longest = 0.0
     ends: list[float] = []
@@ -86,11 +93,11 @@ def test_no_timetable_beats_the_bound(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    chained = pool_chains(order, pools, POOLS)
-    before = makespan_lower_bound(order, seconds, chained)
+    chained = pool_task_chains(order, pools, POOLS)
+    before = step_seconds_lower_bound(order, seconds, chained)
     for number in range(len(seconds)):
         longer = [length + 2 * (at == number) for at, length in enumerate(seconds)]
-        assert makespan_lower_bound(order, longer, chained) >= before
+        assert step_seconds_lower_bound(order, longer, chained) >= before
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,9 +111,9 @@ def test_what_pools_serve_first_is_known_before(seed: int) -> None:
         found = start_times(order, seconds, pools)
         for number, others in enumerate(served.after):
             assert all(found[number] >= found[other] + seconds[other] for other in others)
-        least = makespan_lower_bound(served, seconds, pool_chains(served, pools, POOLS))
+        least = step_seconds_lower_bound(served, seconds, pool_task_chains(served, pools, POOLS))
         assert (
-            makespan_lower_bound(order, seconds, pool_chains(order, pools, POOLS))
+            step_seconds_lower_bound(order, seconds, pool_task_chains(order, pools, POOLS))
             <= least
             <= makespan(order, seconds, pools)
         )
@@ -121,12 +128,16 @@ def test_a_report_that_asked_first_is_done_first() -> None:
     )
     served = order.with_pool_order(pools, [True] * 4)
     assert served.after == ((), (0,), (1, 3), (0, 1))
-    assert makespan_lower_bound(served, seconds, pool_chains(served, pools, 2)) == makespan(order, seconds, pools)
+    assert step_seconds_lower_bound(served, seconds, pool_task_chains(served, pools, 2)) == makespan(
+        order, seconds, pools
+    )
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:
     assert makespan(TaskOrder.from_dependencies([]), [], []) == 0
     assert (
-        makespan_lower_bound(TaskOrder.from_dependencies([]), [], pool_chains(TaskOrder.from_dependencies([]), [], 2))
+        step_seconds_lower_bound(
+            TaskOrder.from_dependencies([]), [], pool_task_chains(TaskOrder.from_dependencies([]), [], 2)
+        )
         == 0
     )

@@ -16,10 +16,10 @@ from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
-from rlgraph.passes.cost.decoding import DecodeStep
+from rlgraph.passes.cost.decoding import DecodeStepCost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.predict import footprint
+from rlgraph.passes.cost.predict import memory_footprint
 from rlgraph.passes.placement.search.meshes import legal_meshes
 
 ISLAND = read_cluster("1x8:h100-80gb").islands[0]
@@ -50,11 +50,13 @@ def test_the_fullest_rank_reads_the_experts_that_it_has(ranks: int, rows: int) -
         read = {expert for _ in range(rows) for expert in random.sample(range(shape.experts), shape.experts_per_token)}
         fullest.append(max(sum(expert // own == rank for expert in read) for rank in range(ranks)))
     step, even = (
-        DecodeStep(config(), deployment, default_constants("gpu"), BATCH).cost(rows)
+        DecodeStepCost(config(), deployment, default_constants("gpu"), BATCH).cost(rows)
         for deployment in (whole(ranks), columns(ranks))
     )
     device, share = ISLAND.device, default_constants("gpu").rates["vllm", "generate"].memory
-    expert = work.expert_parameters(shape) * config().item_bytes / shape.experts / (device.stream_bandwidth * share)
+    expert = (
+        work.expert_parameter_count(shape) * config().item_bytes / shape.experts / (device.stream_bandwidth * share)
+    )
     # Half of an expert's columns on each of two ranks take as long to read as half of the experts.
     average = own * (1 - (1 - shape.experts_per_token / shape.experts) ** (rows + 1))
     found = (step.memory - even.memory) / expert + average
@@ -65,7 +67,7 @@ def test_the_fullest_rank_reads_the_experts_that_it_has(ranks: int, rows: int) -
 def test_they_need_as_much_memory_as_their_tensors() -> None:
     shape = config().shape
     found, even = (
-        footprint("generate", config(), deployment, [BATCH]).resident for deployment in (whole(4), columns(4))
+        memory_footprint("generate", config(), deployment, [BATCH]).resident for deployment in (whole(4), columns(4))
     )
     assert found == even
     numbers = [

@@ -18,22 +18,22 @@ from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers.attention import use_packing_attention
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.families import ModelKind, parameter_count, parameters_by_layer
+from rlgraph.catalog.models.families import ModelKind, parameter_count, parameter_shapes_by_layer
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.work import (
     Tokens,
-    active_parameters,
+    active_parameter_count,
     attended_tokens,
     backward_flops,
-    decode_flops,
-    expert_parameters,
+    decode_flops_per_token,
+    expert_parameter_count,
     forward_flops,
     head_flops,
     kv_bytes_per_token,
-    layer_parameters,
+    layer_parameter_count,
     layers_flops,
-    rank_parameters,
-    stage_parameters,
+    model_parallel_parameter_count,
+    stage_parameter_count,
 )
 from tests.catalog.models.tiny import AUTO, OWN, SIZES
 from tests.catalog.models.tiny import KINDS as ALL
@@ -168,7 +168,7 @@ def test_a_new_token_multiplies_with_every_weight_and_sees_its_context(config: d
         cache = model(input_ids=torch.zeros(1, 99, dtype=torch.long), use_cache=True).past_key_values
         with counter() as step:
             model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
-    assert decode_flops(shape_of(config), 100) == step.get_total_flops()
+    assert decode_flops_per_token(shape_of(config), 100) == step.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -183,23 +183,23 @@ def test_a_new_token_multiplies_with_every_weight_and_sees_its_context(config: d
     ],
 )
 def test_the_published_share_of_the_parameters_is_active(name: str, billions: float) -> None:
-    assert active_parameters(shape_of(config_of(name))) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert active_parameter_count(shape_of(config_of(name))) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 def test_the_published_numbers_of_deepseek_v3() -> None:
     """671 and 37 billion (arXiv 2412.19437, section 4.2), the latter without the embedding, which is looked up."""
     shape = shape_of(DEEPSEEK_V3)
     assert parameter_count(shape) / 1e9 == pytest.approx(671, abs=0.5)
-    assert active_parameters(shape) / 1e9 - shape.vocab * shape.hidden / 1e9 == pytest.approx(37, abs=0.5)
+    assert active_parameter_count(shape) / 1e9 - shape.vocab * shape.hidden / 1e9 == pytest.approx(37, abs=0.5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) -> None:
     shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
-    sizes = {tensor.name: prod(tensor.shape) for tensor in parameters_by_layer(shape)}
-    assert layer_parameters(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
-    assert expert_parameters(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
-    assert active_parameters(shape) <= parameter_count(shape)
+    sizes = {tensor.name: prod(tensor.shape) for tensor in parameter_shapes_by_layer(shape)}
+    assert layer_parameter_count(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
+    assert expert_parameter_count(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
+    assert active_parameter_count(shape) <= parameter_count(shape)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -209,7 +209,7 @@ def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) 
 def test_the_fullest_stage_is_that_of_megatron(family: str, pp: int, kind: ModelKind, tied: bool) -> None:
     shape = replace(shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}), tied=tied)
     stages = [megatron.layout(shape, make_mesh(1, pp), rank, kind) for rank in range(pp)]
-    assert stage_parameters(shape, kind, pp) == max(sum(prod(local.shape) for local in stage) for stage in stages)
+    assert stage_parameter_count(shape, kind, pp) == max(sum(prod(local.shape) for local in stage) for stage in stages)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_fullest_rank_is_that_of_megatron(over: Mesh) -> None:
     pp, ep, tp = (over.axis_size(axis) for axis in ("pp", "ep", "tp"))
     ranks = [megatron.layout(shape, over, rank, "causal_lm") for rank in range(over.rank_count)]
     most = max(sum(prod(local.shape) for local in rank) for rank in ranks)
-    assert rank_parameters(shape, "causal_lm", pp, tp, ep) == pytest.approx(most, rel=0.005)
+    assert model_parallel_parameter_count(shape, "causal_lm", pp, tp, ep) == pytest.approx(most, rel=0.005)
 
 
 def test_keys_and_values_of_a_token() -> None:

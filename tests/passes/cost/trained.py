@@ -9,7 +9,7 @@ import torch
 
 from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import ModelKind
@@ -75,7 +75,7 @@ class Case:
 
     def spec(self, layers: int) -> ModelSpec:
         fields = SIZES | dict(self.fields) | {"num_hidden_layers": layers}
-        return ModelSpec(self.kind, RandomSource(self.family, fields, WORDS), self.dtype)
+        return ModelSpec(self.kind, RandomWeights(self.family, fields, WORDS), self.dtype)
 
     def micro(self) -> MicroBatch:
         lengths = torch.tensor(self.lengths)

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
 from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, ScheduleEntry, compute_timetable
 
 
@@ -16,10 +16,10 @@ def entries(told: str) -> tuple[ScheduleEntry, ...]:
     return tuple(ScheduleEntry(int(line), part, int(chunk or 0)) for (line, _, chunk), part in found)  # type: ignore[arg-type]
 
 
-def shortest(problem: Problem) -> float:
+def shortest(problem: PipelineProblem) -> float:
     """By trying all of them."""
     found = []
-    for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
+    for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stage_count))):
         try:
             table = compute_timetable(problem, lists)
         except ScheduleDeadlock:
@@ -29,7 +29,7 @@ def shortest(problem: Problem) -> float:
     return min(found)
 
 
-def sequences(problem: Problem, stage: int) -> Iterator[tuple[ScheduleEntry, ...]]:
+def sequences(problem: PipelineProblem, stage: int) -> Iterator[tuple[ScheduleEntry, ...]]:
     """All that a stage can do in some order, nothing before what it needs of the same stage."""
     to_do = Counter(
         {
@@ -44,7 +44,7 @@ def sequences(problem: Problem, stage: int) -> Iterator[tuple[ScheduleEntry, ...
 
 
 def _orders(
-    problem: Problem, to_do: Counter[ScheduleEntry], done: tuple[ScheduleEntry, ...]
+    problem: PipelineProblem, to_do: Counter[ScheduleEntry], done: tuple[ScheduleEntry, ...]
 ) -> Iterator[tuple[ScheduleEntry, ...]]:
     if not to_do.total():
         yield done

@@ -20,10 +20,10 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines import exact, rule_scheduling
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound, serial_peak_memory, serial_seconds
-from rlgraph.passes.pipelines.counted_models import counted_model
 from rlgraph.passes.pipelines.fuse import best_rule_schedule, search_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem, read_problem
-from rlgraph.passes.pipelines.published import one_f_one_b_lists
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem, problem_from_json
+from rlgraph.passes.pipelines.published_schedules import one_f_one_b_lists
+from rlgraph.passes.pipelines.relative_costs import relative_pipeline_model
 from rlgraph.passes.pipelines.rule_scheduling import schedule_by_rule
 from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, compute_timetable
 from tests.suites import few
@@ -32,7 +32,7 @@ from tests.viz.charts import bars_of
 ROOT = Path(__file__).parents[3]
 
 
-def drawn(seed: int) -> Problem:
+def drawn(seed: int) -> PipelineProblem:
     """Small enough for all its schedules to be looked at."""
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2])
@@ -41,7 +41,7 @@ def drawn(seed: int) -> Problem:
     )
     own = draw.choice([1, stages])
     other = PipelineModel("b", own, 1, draw.randint(1, 4), draw.randint(1, 6), stages // own, draw.randint(0, 3), True)
-    return Problem((first, other))
+    return PipelineProblem((first, other))
 
 
 @pytest.mark.parametrize("seed", few(range(12), 1, 2, 3, 5))
@@ -64,7 +64,9 @@ def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
 
 @pytest.mark.parametrize("batches", [(1, 1), (2, 2), (3, 5), (8, 8)])
 def test_what_every_stage_works_out_for_itself_is_one_schedule_and_a_short_one(batches: tuple[int, int]) -> None:
-    asked = Problem(tuple(PipelineModel(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches)))
+    asked = PipelineProblem(
+        tuple(PipelineModel(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches))
+    )
     lists = best_rule_schedule(asked)
     best_rule_schedule.cache_clear()
     assert best_rule_schedule(asked) == lists
@@ -79,13 +81,14 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     shape = Shape("llama", vocab=32000, hidden=4096, ffn=11008, layers=32, heads=32, kv_heads=32, head_dim=128)
     kinds: tuple[ModelKind, ...] = ("causal_lm", "value_lm")
     models = [
-        counted_model(shape, kind, 2, each, turned=kind != kinds[0]) for kind, each in zip(kinds, batches, strict=True)
+        relative_pipeline_model(shape, kind, 2, each, turned=kind != kinds[0])
+        for kind, each in zip(kinds, batches, strict=True)
     ]
     assert models[0].forward * batches[0] > models[1].forward * batches[1] > 0.8 * models[0].forward * batches[0]
-    problem = Problem(tuple(models))
+    problem = PipelineProblem(tuple(models))
     rules = (
-        *(rule for rule in rule_scheduling.plain_rules(problem, inf) if rule.memory == inf),
-        *rule_scheduling.extra_plain_rules(problem),
+        *(rule for rule in rule_scheduling.deterministic_rules(problem, inf) if rule.memory == inf),
+        *rule_scheduling.extra_deterministic_rules(problem),
     )
     made = [found.makespan for rule in rules if (found := schedule_by_rule(problem, rule, random.Random(0)))]
     assert min(made) <= 1.03 * makespan_lower_bound(problem)
@@ -104,8 +107,8 @@ def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
 def test_1f1b_takes_what_its_formula_says(stages: int, batches: int) -> None:
     """(M + N - 1) (f + b), with N micro-batches in flight on the first stage (arXiv 2006.09503)."""
     model = PipelineModel("a", stages, batches, 2.0, 4.0, memory=1.5)
-    table = compute_timetable(Problem((model,)), one_f_one_b_lists(model))
-    assert table.makespan == (batches + stages - 1) * 6 == makespan_lower_bound(Problem((model,)))
+    table = compute_timetable(PipelineProblem((model,)), one_f_one_b_lists(model))
+    assert table.makespan == (batches + stages - 1) * 6 == makespan_lower_bound(PipelineProblem((model,)))
     assert table.peaks == tuple(1.5 * min(batches, stages - stage) for stage in range(stages))
 
 
@@ -117,17 +120,17 @@ def test_published_configurations() -> None:
     """Two of FlexFusion's: what their authors found (225 and 15.6 for both), within 1%, and no more memory."""
     assert exact.solver_installed()
     for other in (PAIR[1], PipelineModel("13B", 8, 8, 2, 4, 1, 1.0, True)):
-        asked = Problem((PAIR[0], other))
+        asked = PipelineProblem((PAIR[0], other))
         assert makespan_lower_bound(asked) == 225 and serial_peak_memory(asked) == pytest.approx(15.6)
         # It ends where it is found.
         found = search_schedule(asked, work=120.0)
         assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
-    assert serial_seconds(Problem(PAIR)) == 309
+    assert serial_seconds(PipelineProblem(PAIR)) == 309
 
 
 def test_what_is_found_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little as on how busy the machine is: work is counted, of rules and of constraints."""
-    asked = Problem((replace(PAIR[0], stages=4, micro_batches=5), replace(PAIR[1], stages=2, micro_batches=3)))
+    asked = PipelineProblem((replace(PAIR[0], stages=4, micro_batches=5), replace(PAIR[1], stages=2, micro_batches=3)))
     found = search_schedule(asked, 0.3)
     monkeypatch.setattr(time, "monotonic", itertools.count(0, 1000).__next__)
     assert found and found.peak > found.serial_peak
@@ -136,7 +139,7 @@ def test_what_is_found_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPa
 
 def test_rules_alone_beat_one_after_the_other() -> None:
     """Where OR-Tools is not installed."""
-    asked = Problem((replace(PAIR[0], micro_batches=16), replace(PAIR[1], micro_batches=8)))
+    asked = PipelineProblem((replace(PAIR[0], micro_batches=16), replace(PAIR[1], micro_batches=8)))
     found: list[rule_scheduling.RuleSchedule] = []
     tried = itertools.count()
     draw = random.Random(0)
@@ -151,7 +154,7 @@ def test_rules_alone_beat_one_after_the_other() -> None:
 
 
 def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
-    asked = Problem((PipelineModel("a", 2, 2, 1, 1, 1, 1.0), PipelineModel("b", 2, 2, 1, 1, 1, 1.0, True)))
+    asked = PipelineProblem((PipelineModel("a", 2, 2, 1, 1, 1, 1.0), PipelineModel("b", 2, 2, 1, 1, 1, 1.0, True)))
     rule = rule_scheduling.DispatchRule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
     assert schedule_by_rule(asked, rule, random.Random(0)) is None
 
@@ -170,14 +173,14 @@ def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
 )
 def test_lists_that_cannot_be(lists: str, message: str) -> None:
     with pytest.raises(ScheduleDeadlock, match=message):
-        compute_timetable(Problem((PipelineModel("a", 1, 1, 1, 1),)), [entries(lists)])
+        compute_timetable(PipelineProblem((PipelineModel("a", 1, 1, 1, 1),)), [entries(lists)])
 
 
 ONE = {"stages": 2, "micro_batches": 2, "forward": 1, "backward": 2}
 
 
 def test_what_a_file_leaves_out() -> None:
-    found = read_problem({"models": [{**ONE, "stages": 4}, ONE, {**ONE, "copies": 1}], "capacity": 3})
+    found = problem_from_json({"models": [{**ONE, "stages": 4}, ONE, {**ONE, "copies": 1}], "capacity": 3})
     assert [(each.copies, each.reverse) for each in found.models] == [(1, False), (2, True), (1, False)]
     assert [line.stages for line in found.replicas] == [(0, 1, 2, 3), (1, 0), (3, 2), (0, 1)]
 
@@ -210,7 +213,7 @@ def test_what_a_file_leaves_out() -> None:
 )
 def test_a_problem_that_is_none(data: object, message: str) -> None:
     with pytest.raises(ValueError) as found:
-        read_problem(data)  # type: ignore[arg-type]
+        problem_from_json(data)  # type: ignore[arg-type]
     assert message in str(found.value)
 
 

@@ -14,8 +14,8 @@ from every_list import entries, shortest
 
 from rlgraph.passes.pipelines.bounds import makespan_lower_bound
 from rlgraph.passes.pipelines.fuse import search_schedule
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.published import (
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.published_schedules import (
     interleaved_lists,
     one_f_one_b_lists,
     published_lists,
@@ -33,7 +33,7 @@ def test_interleaved_takes_what_its_formula_says(stages: int, chunks: int) -> No
     the memory of 1F1B. Where p does not divide m, which the paper asks for, it takes as long; no list is stuck."""
     for batches, (forward, backward) in product(range(1, 26), [(1, 1), (1, 2), (2, 3), (3, 1)]):
         model = PipelineModel("a", stages, batches, forward * chunks, backward * chunks, memory=chunks, chunks=chunks)
-        problem = Problem((model,))
+        problem = PipelineProblem((model,))
         table = compute_timetable(problem, interleaved_lists(model))
         bound = makespan_lower_bound(problem)
         assert table.makespan >= bound
@@ -53,7 +53,7 @@ def test_zero_bubble_takes_what_its_formula_says(stages: int) -> None:
     lengths = [(1, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 2), (3, 2, 1), (5, 7, 5)]
     for batches, (forward, back, weight) in product(range(1, 26), lengths):
         model = PipelineModel("a", stages, batches, forward, back + weight, memory=1, weight=weight)
-        problem = Problem((model,))
+        problem = PipelineProblem((model,))
         table = compute_timetable(problem, zero_bubble_lists(model))
         assert table.makespan >= makespan_lower_bound(problem)
         if batches >= stages:
@@ -78,8 +78,8 @@ def test_no_lists_with_as_much_memory_are_shorter_than_published_ones(
     stages: int, batches: int, chunks: int, weight: int
 ) -> None:
     model = PipelineModel("a", stages, batches, 2 * chunks, 4 * chunks, memory=chunks, chunks=chunks, weight=weight)
-    table = compute_timetable(Problem((model,)), published_lists(model))
-    assert shortest(Problem((model,), capacity=max(table.peaks))) == table.makespan
+    table = compute_timetable(PipelineProblem((model,)), published_lists(model))
+    assert shortest(PipelineProblem((model,), capacity=max(table.peaks))) == table.makespan
 
 
 SMALL = [
@@ -103,7 +103,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     late = apart * weight
     models = [PipelineModel("a", stages, batches, forward, back + late, memory=memory, chunks=chunks, weight=late)]
     models += [PipelineModel("b", stages, 1, draw.randint(1, 4), draw.randint(1, 4), reverse=True)] * others
-    asked = Problem(tuple(models), capacity=(1 + 1 / chunks) * memory if seed % 2 else None)
+    asked = PipelineProblem(tuple(models), capacity=(1 + 1 / chunks) * memory if seed % 2 else None)
     best = shortest(asked)
     assert makespan_lower_bound(asked) <= best
     found = search_schedule(asked, work=3.0, within=0.0)
@@ -117,15 +117,20 @@ def test_one_after_the_other_in_chunks_and_halves() -> None:
     """Of copies, in either direction, with backwards in chunks and in halves at once."""
     both = PipelineModel("a", 4, 6, 2, 6, memory=2, chunks=2, weight=2)
     two = PipelineModel("b", 2, 3, 1, 3, copies=2, memory=1, reverse=True, weight=1)
-    found = compute_timetable(Problem((both, two)), serial_lists(Problem((both, two))))
-    whole = compute_timetable(Problem((replace(both, weight=0.0),)), interleaved_lists(replace(both, weight=0.0)))
-    assert found.makespan <= whole.makespan + compute_timetable(Problem((two,)), serial_lists(Problem((two,)))).makespan
+    found = compute_timetable(PipelineProblem((both, two)), serial_lists(PipelineProblem((both, two))))
+    whole = compute_timetable(
+        PipelineProblem((replace(both, weight=0.0),)), interleaved_lists(replace(both, weight=0.0))
+    )
+    assert (
+        found.makespan
+        <= whole.makespan + compute_timetable(PipelineProblem((two,)), serial_lists(PipelineProblem((two,)))).makespan
+    )
     assert max(found.peaks) == max(whole.peaks)
 
 
 def test_interleaved_with_the_memory_of_1f1b() -> None:
     model = PipelineModel("a", 4, 8, 2, 4, memory=2, chunks=2)
-    found = search_schedule(Problem((model,)), work=30.0)
+    found = search_schedule(PipelineProblem((model,)), work=30.0)
     assert found and found.makespan == found.bound == found.published_seconds == 57
     assert found.peak == found.serial_peak == 8 < found.published_peak
 
@@ -144,5 +149,5 @@ def test_the_benchmark_takes_chunks_and_halves(
         found = json.loads(capsys.readouterr().out)
         assert found["makespan"] == found["bound"] == found["in_turn"] == seconds < found["serial"] == 30
         own = PipelineModel("", **{**model, **more})  # type: ignore[arg-type]
-        made = compute_timetable(Problem((own,)), [entries(" ".join(each)) for each in found["lists"]])
+        made = compute_timetable(PipelineProblem((own,)), [entries(" ".join(each)) for each in found["lists"]])
         assert (made.makespan, max(made.peaks)) == (seconds, found["peak"])

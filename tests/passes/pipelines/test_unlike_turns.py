@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from rlgraph.passes.pipelines.problem import PipelineModel
-from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_steps, process_turns
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_schedule, process_turns
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 
 
@@ -29,7 +29,7 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
     queues = {}
     for stage in range(stages):
         here = [own[stage // model.stages] for model, own in zip(models, counts, strict=True)]
-        steps = device_steps(models, stage, most, here)
+        steps = device_schedule(models, stage, most, here)
         entries = [step for step in steps if isinstance(step, ScheduleEntry)]
         done = Counter((entry.replica, entry.part) for entry in entries)
         assert all(done[at, part] == here[at] for at in range(len(models)) for part in "FB"), "as many as there are"

@@ -12,9 +12,9 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.steady_state import simulate_steps
-from rlgraph.ir.schedule import Stream
+from rlgraph.ir.schedule import StreamLine
 from rlgraph.passes.compilation import stream_blocks
-from rlgraph.passes.compilation.overlap import SimulationCache, make_simulator
+from rlgraph.passes.compilation.overlap_simulation import SimulationCache, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.place import BLOCK
@@ -69,10 +69,10 @@ def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> N
     found = made(folder, "stream rollout(block=24)\n").choice
     kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
     search = stream_blocks._BlockSearch(
-        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulationCache(stream_blocks.STEPS)
+        kept, StreamLine("rollout"), ProgressLine("choosing blocks"), SimulationCache(stream_blocks.STEPS)
     )
-    assert search.choice_with(8).plan.blocks == (("other", 6), ("rollout", 8))
-    assert search.choice_with(None).plan.blocks == (("other", 6),)
+    assert search.choice_with_candidate(8).plan.blocks == (("other", 6), ("rollout", 8))
+    assert search.choice_with_candidate(None).plan.blocks == (("other", 6),)
 
 
 def test_where_no_block_saves_anything_the_batch_stays_whole(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_table_with_a_tail_streams_in_any_case(folder: Path) -> None:
 
 def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int | None] = []
-    old = stream_blocks._BlockSearch.simulated_seconds
+    old = stream_blocks._BlockSearch.simulated_step_seconds
 
     def second(self: stream_blocks._BlockSearch, rows: int | None) -> float:
         if len(asked) == 2:
@@ -105,7 +105,7 @@ def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture
         asked.append(rows)
         return old(self, rows)
 
-    with patch.object(stream_blocks._BlockSearch, "simulated_seconds", second):
+    with patch.object(stream_blocks._BlockSearch, "simulated_step_seconds", second):
         found = made(folder, "stream rollout\n")
     assert asked[:2] == [None, 2]
     assert found.plan.blocks in ((), (("rollout", 2),))

@@ -19,16 +19,16 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.cli import run_command
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_chosen_plan
-from rlgraph.explain.critical import critical_path
+from rlgraph.explain.chosen_plan import chosen_plan_lines
+from rlgraph.explain.critical_path import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.passes.compilation.choose_plan import peak_memory_by_pool, plan_prediction
 from rlgraph.passes.compilation.compile import with_default_dtypes
 from rlgraph.passes.compilation.default_plan import missing_feature_diagnostics
 from rlgraph.passes.compilation.finalists import choose_by_simulation
-from rlgraph.passes.compilation.host_offload import offloaded_by_node
-from rlgraph.passes.compilation.overlap import simulate_seconds
+from rlgraph.passes.compilation.host_offload import plan_offload_by_host
+from rlgraph.passes.compilation.overlap_simulation import simulate_step_seconds
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
@@ -78,7 +78,7 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
     found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
     held = found.plan.holding("actor", found.plan.owner("actor").name)
     assert (held.recompute, held.attention) == (recompute == "true", "eager")
-    assert "attention by eager" in "\n".join(show_chosen_plan(found.choice, plan_prediction(found.choice)))
+    assert "attention by eager" in "\n".join(chosen_plan_lines(found.choice, plan_prediction(found.choice)))
 
 
 def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
@@ -93,10 +93,12 @@ def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str |
 def test_adapters_are_held_as_costs_less() -> None:
     """Merged ones decode faster, where there is room for a copy of the base."""
     found = adapted("Qwen/Qwen2.5-1.5B")
-    held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
+    held = found.plan.holding("actor", found.plan.group_of_role("actor", "generate").name)
     assert held.adapters == "merged"
     [told] = [
-        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+        line
+        for line in chosen_plan_lines(found.choice, plan_prediction(found.choice))
+        if line.startswith("adapters of")
     ]
     assert re.match(r"adapters of actor.generate: merged works for .*; apart works for .* of each device$", told)
     taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
@@ -128,9 +130,11 @@ step:
 def test_adapters_are_not_merged_into_weights_that_round_them_away() -> None:
     """Not where that is left to the search, and not with an engine that has no other way."""
     found = narrow("Qwen2.5-1.5B")
-    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == "apart"
+    assert found.plan.holding("actor", found.plan.group_of_role("actor", "generate").name).adapters == "apart"
     [told] = [
-        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+        line
+        for line in chosen_plan_lines(found.choice, plan_prediction(found.choice))
+        if line.startswith("adapters of")
     ]
     assert "; not merged: vllm has adapters merged in weights of bfloat16, which round away what is learned" in told
     assert {group.engine for group in narrow("Qwen3-30B-A3B", "free").plan.groups if group.models} == {"transformers"}
@@ -188,7 +192,7 @@ step:
 def test_a_cpu_merges_them_in_float32() -> None:
     """Whatever the model is in: its engine computes so there."""
     plan = narrow("Qwen2.5-1.5B", ", adapters=merged", "1x1:cpu").plan
-    assert plan.holding("actor", plan.role("actor", "generate").name).adapters == "merged"
+    assert plan.holding("actor", plan.group_of_role("actor", "generate").name).adapters == "merged"
 
 
 @pytest.mark.parametrize("way", ["merged", "apart"])
@@ -196,9 +200,11 @@ def test_adapters_as_a_schedule_says(way: str) -> None:
     lines = "pool one = 8 devices\nplace actor.train, ref on one(engine=transformers)\n"
     schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters={way})\n"
     found = adapted("Qwen/Qwen2.5-1.5B", schedule)
-    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == way
+    assert found.plan.holding("actor", found.plan.group_of_role("actor", "generate").name).adapters == way
     told = [
-        line for line in show_chosen_plan(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+        line
+        for line in chosen_plan_lines(found.choice, plan_prediction(found.choice))
+        if line.startswith("adapters of")
     ]
     assert [line.endswith("of each device, as the schedule says") for line in told] == [True]
 
@@ -245,7 +251,7 @@ def test_a_plan_is_whole(cluster: str, name: str) -> None:
         if pool.name != HOST:
             taken += range(pool.first, pool.first + pool.devices)
     assert not any(astride(plan, group, wanted) for group in plan.groups)
-    assert len(taken) == len(set(taken)) <= wanted.devices
+    assert len(taken) == len(set(taken)) <= wanted.device_count
     assert all(
         group.mesh.rank_count <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
         for group in plan.groups
@@ -289,7 +295,7 @@ def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     assert alone and len(alone.search_result.blocks) == 1 < len(steady.search_result.blocks)
     told = plan_prediction(steady)
     assert told["steady_seconds"] == steady.search_result.seconds and told["in_turn_seconds"] is None
-    assert told["seconds"] < 0.95 * simulate_seconds(alone, 2)
+    assert told["seconds"] < 0.95 * simulate_step_seconds(alone, 2)
     wrong = replace(
         alone, search_result=replace(alone.search_result, bound=1.0), problem=steady.problem, question=steady.question
     )
@@ -440,8 +446,11 @@ def test_pins_are_kept() -> None:
     plan = chosen("ppo", "2x8:a100-80gb", schedule=PINS).plan
     learn, play = (next(pool for pool in plan.pools if pool.name == name) for name in ("learn", "play"))
     assert (learn.devices, play.devices) == (4, 8)
-    assert str(plan.role("actor", "train").mesh) == "dp2 x tp2" and plan.role("actor", "train").pool == "learn"
-    made = plan.role("actor", "generate")
+    assert (
+        str(plan.group_of_role("actor", "train").mesh) == "dp2 x tp2"
+        and plan.group_of_role("actor", "train").pool == "learn"
+    )
+    made = plan.group_of_role("actor", "generate")
     assert (made.engine, made.pool, made.mesh.axis_size("tp")) == ("vllm", "play", 2)
 
 
@@ -457,7 +466,7 @@ def test_a_model_that_is_too_large_for_a_device_is_shared_out() -> None:
     sets = {"base": '"google/gemma-2-9b"'}
     text = "schedule sft\npool all = 12 devices\nplace actor on all(engine=transformers)\n"
     made = rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster="2x6:rtx4090", workload=LENGTHS, schedule=text)
-    role = made.plan.role("actor", "train")
+    role = made.plan.group_of_role("actor", "train")
     assert (role.engine, str(role.mesh)) == ("transformers", "fsdp12")
 
 
@@ -466,7 +475,7 @@ def test_a_size_that_no_search_tries_can_be_said(engine: str) -> None:
     """And so an engine that splits along its axis is taken, though another one is preferred."""
     text = f"schedule sft\npool all = 6 devices\nplace actor on all({engine}fsdp=3)\n"
     made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x6:a100-80gb", workload=LENGTHS, schedule=text)
-    role = made.plan.role("actor", "train")
+    role = made.plan.group_of_role("actor", "train")
     assert (role.engine, str(role.mesh)) == ("transformers", "dp2 x fsdp3")
 
 
@@ -494,10 +503,10 @@ def test_what_is_gathered_is_shared_out() -> None:
     """Said of a model whose split the search chooses."""
     text = "schedule sft\npool all = 8 devices\nplace actor on all(engine=transformers, gather=layer)\n"
     made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x8:a100-80gb", workload=LENGTHS, schedule=text)
-    assert made.plan.role("actor", "train").mesh.axis_size("fsdp") > 1
+    assert made.plan.group_of_role("actor", "train").mesh.axis_size("fsdp") > 1
     [said] = [
         line
-        for line in show_chosen_plan(made.choice, plan_prediction(made.choice))
+        for line in chosen_plan_lines(made.choice, plan_prediction(made.choice))
         if line.startswith("parameters of actor are gathered")
     ]
     assert "by layer works" in said and "; by update works" in said and said.endswith("as the schedule says")
@@ -521,8 +530,8 @@ def test_off_loading_is_the_last_resort() -> None:
     assert any(each.offload for each in found.plan.holdings)
     assert not found.diagnostics
     held = [each for each in found.plan.holdings if each.offload]
-    said = "\n".join(show_chosen_plan(found.choice, plan_prediction(found.choice)))
-    for name in {found.plan.describe_part(each.model, each.group) for each in held}:
+    said = "\n".join(chosen_plan_lines(found.choice, plan_prediction(found.choice)))
+    for name in {found.plan.describe_model_work(each.model, each.group) for each in held}:
         assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
     assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
@@ -537,7 +546,7 @@ def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     seconds = [each.choice.search_result.value for each in made]
     assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
     for each in made:
-        nodes = offloaded_by_node(each.choice)
+        nodes = plan_offload_by_host(each.choice)
         assert all(node.fits for node in nodes.values())
         assert sum(node.used_bytes for node in nodes.values()) == pytest.approx(
             sum(option.host for option in each.choice.search_result.options)
@@ -554,9 +563,9 @@ def test_hosts_with_too_little_memory_are_told() -> None:
     assert re.search(r"[\d.]+GB sleep in the memory of node 0's host \(.*`critic`.*\), and 40GB of it", first.message)
     [needed] = re.findall(r"host_memory=([\d.]+GB)", first.hint)
     made = chosen("ppo", cluster.format(needed))
-    [node] = offloaded_by_node(made.choice).values()
+    [node] = plan_offload_by_host(made.choice).values()
     assert node.used_bytes == pytest.approx(node.capacity, rel=0.01)
-    said = "\n".join(show_chosen_plan(made.choice, plan_prediction(made.choice)))
+    said = "\n".join(chosen_plan_lines(made.choice, plan_prediction(made.choice)))
     assert re.search(r"in the host's memory, [\d.]+GB for each device, [\d.]+GB of [\d.]+GB on a node, while", said)
 
 
@@ -592,7 +601,7 @@ def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
         schedule=pins,
         workload=LENGTHS,
     )
-    assert found.plan.role("actor", "train").mesh.axis_size("dp") == 8
+    assert found.plan.group_of_role("actor", "train").mesh.axis_size("dp") == 8
 
 
 def test_each_process_has_its_runtime_on_a_device() -> None:
@@ -628,7 +637,7 @@ def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
         assert now.used_bytes == peak.used_bytes and now.is_tight == tight
         [calm] = peak_memory_by_pool(chosen("sft", cluster).choice).values()
         assert not calm.is_tight
-        assert any("; tight, " in line for line in show_chosen_plan(choice, plan_prediction(choice))) == tight
+        assert any("; tight, " in line for line in chosen_plan_lines(choice, plan_prediction(choice))) == tight
 
 
 def test_more_devices_are_never_slower() -> None:
@@ -680,13 +689,13 @@ def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bo
         ALGORITHMS / "ppo.rlf", {"base": SMALL["base"], "critic": 'value_lm(base, dtype="float64")'}
     ).program
     typed = with_default_dtypes(found, accelerated)
-    assert {model.name: typed.dtype(model) for model in typed.models} == {
+    assert {model.name: typed.dtype_of_model(model) for model in typed.models} == {
         "actor": expected,
         "ref": expected,
         "reward": expected,
         "critic": "float64",
     }
-    assert {found.dtype(model) for model in found.models} == {"float32", "float64"}
+    assert {found.dtype_of_model(model) for model in found.models} == {"float32", "float64"}
 
 
 # What cannot be
@@ -799,8 +808,8 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
     """Gemma 2 9B has 16 heads, which the 6 devices of a node do not share out evenly: FSDP shares parameters."""
     sets = {"base": '"google/gemma-2-9b"'}
     found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090")
-    assert found.plan.role("actor", "train").engine == "transformers"
-    assert found.plan.role("actor", "generate").engine == "vllm"
+    assert found.plan.group_of_role("actor", "train").engine == "transformers"
+    assert found.plan.group_of_role("actor", "generate").engine == "vllm"
     assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
     pinned = "schedule grpo\npool all = 12 devices\nplace actor.train on all(engine=megatron)\n"
     with pytest.raises(ProgramError):

@@ -16,15 +16,15 @@ from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seco
 from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import finalists, stream_blocks
 from rlgraph.passes.compilation.choose_plan import plan_prediction
-from rlgraph.passes.compilation.finalists import choose_by_simulation, refine_blocks_and_tails
-from rlgraph.passes.compilation.overlap import SimulationCache, streaming_key
-from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_blocks
+from rlgraph.passes.compilation.finalists import choose_by_simulation, refine_block_sizes_and_tail_moves
+from rlgraph.passes.compilation.overlap_simulation import SimulationCache, streaming_key
+from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_block_sizes
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, choose_placement
-from rlgraph.passes.placement.next_best_plans import ideal_streaming_value, next_best_choices
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value, next_best_choices
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
@@ -66,10 +66,10 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
     assert alone
 
     def shape(choice: PlacementChoice) -> tuple[int, int]:
-        return len(choice.search_result.blocks), choice.plan.role("actor", "generate").mesh.axis_size("dp")
+        return len(choice.search_result.blocks), choice.plan.group_of_role("actor", "generate").mesh.axis_size("dp")
 
     assert shape(alone) == (1, 1) and shape(found) == ((1, 2) if "tail" in lines else (2, 1))
-    assert seconds(found) < 0.97 * seconds(refine_blocks_and_tails(alone))
+    assert seconds(found) < 0.97 * seconds(refine_block_sizes_and_tail_moves(alone))
     assert found.search_result.seconds > alone.search_result.seconds
     assert found.search_result.bound <= alone.search_result.seconds and found.search_result.gap > 0
     told = plan_prediction(found)
@@ -92,7 +92,7 @@ def test_with_a_tail_several_copies_sample_that_would_not_without() -> None:
     """Their shares are even, so that by whole batches, and as rows come, the faster device samples alone. With a tail
     the last rows of the slower one move."""
     moved, apart = unlike("stream rollout(deal=free)\ntail rollout\n"), unlike("stream rollout(deal=free)\n")
-    counts = [each.plan.role("actor", "generate").mesh.axis_size("dp") for each in (moved, apart)]
+    counts = [each.plan.group_of_role("actor", "generate").mesh.axis_size("dp") for each in (moved, apart)]
     assert counts == [2, 1] and moved.plan.tails
     assert moved.simulated_step_s and apart.simulated_step_s and moved.simulated_step_s < 0.95 * apart.simulated_step_s
 
@@ -102,8 +102,11 @@ def test_blocks_are_the_best_beside_the_tail() -> None:
     """Without a tail larger ones are."""
     found = unlike("stream rollout(deal=free)\ntail rollout\n")
     bare = replace(found, plan=replace(found.plan, blocks=(), free=(), tails=()))
-    once = with_best_blocks(bare, SimulationCache(2))
-    assert streaming_key(refine_blocks_and_tails(bare)) == streaming_key(found) and found.plan.blocks < once.plan.blocks
+    once = with_best_block_sizes(bare, SimulationCache(2))
+    assert (
+        streaming_key(refine_block_sizes_and_tail_moves(bare)) == streaming_key(found)
+        and found.plan.blocks < once.plan.blocks
+    )
 
 
 def test_blocks_that_are_said_are_compared_too() -> None:
@@ -125,7 +128,9 @@ def test_others_share_pools_in_other_ways() -> None:
     found = [choice, *next_best_choices([choice], 3, inf)]
     assert len({each.search_result.blocks for each in found}) == 4
     values = [each.search_result.value for each in found]
-    assert values == sorted(values) and values[0] == ideal_streaming_value(replace(choice, question=first.question))
+    assert values == sorted(values) and values[0] == ideal_streaming_objective_value(
+        replace(choice, question=first.question)
+    )
 
 
 def test_what_cannot_be_better_is_not_simulated() -> None:
@@ -134,7 +139,7 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
     slower = replace(first, search_result=late, plan=replace(first.plan, cluster="slower"))
     asked = []
     with (
-        patch.object(finalists, "ideal_streaming_value", lambda choice: 3 * first.simulated_step_s),
+        patch.object(finalists, "ideal_streaming_objective_value", lambda choice: 3 * first.simulated_step_s),
         patch.object(finalists, "simulate_choice", lambda choice, *_: asked.append(choice) or first),
     ):
         assert choose_by_simulation(first, slower) is first
@@ -143,7 +148,7 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
 
 def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Amid the blocks of the second plan: the first one is there, and no other is tried."""
-    old, plans = stream_blocks._BlockSearch.simulated_seconds, []
+    old, plans = stream_blocks._BlockSearch.simulated_step_seconds, []
 
     def interrupted(self: stream_blocks._BlockSearch, rows: int | None) -> float:
         if self.choice.plan.groups not in plans:
@@ -152,7 +157,7 @@ def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[s
             signal.raise_signal(signal.SIGINT)
         return old(self, rows)
 
-    with patch.object(stream_blocks._BlockSearch, "simulated_seconds", interrupted):
+    with patch.object(stream_blocks._BlockSearch, "simulated_step_seconds", interrupted):
         found = made.__wrapped__("stream rollout\n", APART)
     assert "interrupted: the block of `rollout`" in capsys.readouterr().err
     assert found.plan.groups == plans[0] and len(plans) == 2 and found.choice.simulated_step_s

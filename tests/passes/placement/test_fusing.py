@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from test_place import planned, shipped
 
-from rlgraph.dsl.check import check_all
+from rlgraph.dsl.check import check_with_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
 from rlgraph.ir.shared_pipelines import shared_stages, stage_misfit
-from rlgraph.passes.placement.fusing import fused_training_faults
+from rlgraph.passes.placement.fused_pipelines import fused_training_faults
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 MODELS = """algorithm a
@@ -89,7 +89,7 @@ def test_trainings_of_other_steps_are_apart() -> None:
 def test_a_plan_that_was_changed_by_hand_is_asked_the_same() -> None:
     """Trainings of which one waits for the other would wait for ever."""
     text = MODELS + inside(CRITIC) + "    v = critic.values(rollout)\n" + inside(ACTOR.format(weight="v"))
-    found = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
+    found = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
     schedule = SCHEDULE.format(mesh="pp=2", rest="", works="").replace("fuse \n", "")
     fused = FusedTraining(("actor", "critic"), ("critic",))
     plan = replace(planned(text, schedule), fused=(fused,))
@@ -130,7 +130,7 @@ def test_models_that_are_split_unlike_lie_on_the_same_stages() -> None:
         assert stage_misfit([mine, other]) == ""
         whole = shared_stages([mine, other])
         for split in (mine, other):
-            places = whole.rank_places(split)
+            places = whole.rank_device_positions(split)
             assert sorted(places) == list(range(split.rank_count))
             for copy in range(split.axis_size("dp")):
                 stages = [
@@ -170,7 +170,7 @@ def test_who_shares_no_pipeline_is_told(places: str, message: str) -> None:
 def test_ranks_that_a_hand_has_moved_share_no_stages() -> None:
     text = MODELS + BOTH
     plan = planned(text, placed("pp=4, tp=2", "pp=4, tp=1"))
-    found = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
+    found = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
     group = plan.role("critic", "train")
     moved = replace(group, devices=tuple(range(8)))
     wrong = replace(plan, groups=tuple(moved if each.name == group.name else each for each in plan.groups))

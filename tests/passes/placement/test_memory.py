@@ -14,7 +14,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.passes.compilation.default_plan import read_model_shapes
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.passes.rewrites.pipeline import run_passes
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from tests.passes.placement.test_place import PROGRAM, TINY, planned
 
 
@@ -34,7 +34,7 @@ def test_weights_gradients_and_moments(place: str, bytes_of_a_weight: int) -> No
     text = PROGRAM.format(models=TINY.format(options=""))
     found, _ = check(Source("a.rlf", text))
     program: Program = run_passes(found)[-1].program
-    shapes = read_model_shapes(program, Folders(Path()))
+    shapes = read_model_shapes(program, SearchFolders(Path()))
     shape = shapes["actor"]
     assert isinstance(shape, Shape)
     plan = planned(text, f"pool all = 4 devices\nplace {place}\n")

@@ -13,7 +13,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.choice import show_chosen_plan
+from rlgraph.explain.chosen_plan import chosen_plan_lines
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import Plan
@@ -22,9 +22,9 @@ from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
-from rlgraph.passes.placement.search.colocation import Block
-from rlgraph.passes.placement.search.partitions import can_pack, pool_locations
+from rlgraph.passes.cost.predict import NodeGroupsTaskCostModel, TaskCostModel, task_cost_model
+from rlgraph.passes.placement.search.colocation import PartitionBlock
+from rlgraph.passes.placement.search.partitions import can_pack_pools, pool_locations
 from tests.suites import few
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
@@ -85,7 +85,7 @@ def test_a_pool_that_is_larger_than_a_group_lies_over_several(
     counts = [f"{count} {island.device.name}" for count, island in zip(kinds, where.islands, strict=True)]
     assert any(
         f"in `all` ({' and '.join(counts)})" in line
-        for line in show_chosen_plan(found.choice, plan_prediction(found.choice))
+        for line in chosen_plan_lines(found.choice, plan_prediction(found.choice))
     )
 
 
@@ -111,14 +111,14 @@ def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups(
     component = next(each for each in found.choice.problem.components if each.work == "train")
     batches = next(own for op, own in component.operation_batches(found.choice.problem.tasks) if op == "train")
 
-    def model(island: int | None, cluster: Cluster) -> TaskModel:
-        where = cluster.join_groups((0, 1)) if island is None else cluster.islands[island]
+    def model(island: int | None, cluster: Cluster) -> TaskCostModel:
+        where = cluster.join_node_groups((0, 1)) if island is None else cluster.islands[island]
         deployment = Deployment("megatron", where, make_mesh(), 2048)
-        return task_model("train", component.config, deployment, default_constants("gpu"), batches)
+        return task_cost_model("train", component.config, deployment, default_constants("gpu"), batches)
 
     near = read_cluster(UNLIKE)
     both, *alone = (model(island, near) for island in (None, 0, 1))
-    assert isinstance(both, NodeGroupsTaskModel) and both.update
+    assert isinstance(both, NodeGroupsTaskCostModel) and both.update
     passes = [each.passes.seconds(each.rows_of_fullest_replica(16)) for each in alone if each.passes]
     assert both.work_cost(16).seconds > max(passes) > 1.5 * min(passes)
     assert both.seconds(16) >= max(each.seconds(16) for each in alone) - 1e-9
@@ -130,7 +130,7 @@ def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups(
     assert slow.update.communication_seconds(16) > 10 * both.update.communication_seconds(16)
     # Eight copies have room in one group, and do not use the link.
     problem, cluster = found.choice.problem, found.choice.question.cluster
-    own = problem.options.undominated_options(component, cluster.join_groups((0, 1)), 16)
+    own = problem.options.undominated_options(component, cluster.join_node_groups((0, 1)), 16)
     assert all(bool(option.island.parts) == (option.copies * option.strategy.size > 8) for option in own)
 
 
@@ -156,13 +156,13 @@ def test_memory_is_that_of_each_device() -> None:
 
 def test_pools_beside_one_that_lies_over_two_groups_begin_behind_it() -> None:
     islands = read_cluster("1x8:h100-80gb + 2x8:a100-80gb").islands
-    blocks = (Block((0,), 1, "", 0, (0,)), Block((1,), 1), Block((2,), 1))
+    blocks = (PartitionBlock((0,), 1, "", 0, (0,)), PartitionBlock((1,), 1), PartitionBlock((2,), 1))
     assert pool_locations(islands, blocks, (10, 8, 4)) == [[(0, 0, 8), (1, 0, 2)], [(1, 8, 8)], [(1, 2, 4)]]
-    before = (Block((0,), 0, "", 0, (1,)), Block((1,), 0))
+    before = (PartitionBlock((0,), 0, "", 0, (1,)), PartitionBlock((1,), 0))
     assert pool_locations(islands, before, (18, 4)) == [[(0, 6, 2), (1, 0, 16)], [(0, 0, 4)]]
     uneven = read_cluster("1x2:h100-80gb + 2x3:a100-80gb").islands
-    assert can_pack(uneven, blocks[:2], (4, 3)) and can_pack(uneven, blocks, (4, 2, 1))
-    assert not can_pack(uneven, blocks, (4, 2, 2))
+    assert can_pack_pools(uneven, blocks[:2], (4, 3)) and can_pack_pools(uneven, blocks, (4, 2, 1))
+    assert not can_pack_pools(uneven, blocks, (4, 2, 2))
 
 
 def test_a_search_takes_a_pool_over_two_groups_where_that_is_faster() -> None:

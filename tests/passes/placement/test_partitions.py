@@ -11,8 +11,8 @@ import pytest
 import rlgraph
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.passes.placement.search.colocation import Block
-from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack, first_device_of_pools
+from rlgraph.passes.placement.search.colocation import PartitionBlock
+from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack_pools, first_device_of_pools
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 
@@ -31,9 +31,9 @@ def test_pools_have_nodes_or_halves_of_one() -> None:
 @pytest.mark.parametrize("pools", [1, 2, 3, 4])
 def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: int, pools: int) -> None:
     own = island(nodes, per_node)
-    blocks = tuple(Block((at,), 0) for at in range(pools))
+    blocks = tuple(PartitionBlock((at,), 0) for at in range(pools))
     for devices in combinations_with_replacement(allowed_pool_sizes(own), pools):
-        if sum(devices) > own.devices:
+        if sum(devices) > own.device_count:
             continue
         parts = [size for size in devices if size < per_node]
         free = nodes - sum(size // per_node for size in devices)
@@ -44,20 +44,20 @@ def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: 
             )
             for where in product(range(free), repeat=len(parts))
         )
-        assert can_pack([own], blocks, devices) is dealt
+        assert can_pack_pools([own], blocks, devices) is dealt
         if dealt:
             places = [
                 range(first, first + size)
                 for first, size in zip(first_device_of_pools(own, devices), devices, strict=True)
             ]
-            assert len(set().union(*places)) == sum(devices) and max(map(max, places)) < own.devices
+            assert len(set().union(*places)) == sum(devices) and max(map(max, places)) < own.device_count
             assert all(len({at // per_node for at in place}) == -(-len(place) // per_node) for place in places)
 
 
 def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
     own = island(2, 5)
-    assert not can_pack([own], [Block((at,), 0) for at in range(3)], [3, 3, 3])
-    assert can_pack([own], [Block((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
+    assert not can_pack_pools([own], [PartitionBlock((at,), 0) for at in range(3)], [3, 3, 3])
+    assert can_pack_pools([own], [PartitionBlock((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
     assert first_device_of_pools(own, [3, 3, 3]) == [0, 3, 6]
     assert first_device_of_pools(own, [2, 8]) == [8, 0]
 
@@ -67,10 +67,10 @@ def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
 )
 def test_ranks_that_a_node_has_room_for_are_on_one(per_node: int, size: int, teams: int) -> None:
     own = island(2, per_node)
-    assert own.count_teams(size, own.devices) == teams
-    assert own.devices_for_teams(size, teams) <= own.devices < own.devices_for_teams(size, teams + 1)
+    assert own.count_teams(size, own.device_count) == teams
+    assert own.devices_for_teams(size, teams) <= own.device_count < own.devices_for_teams(size, teams + 1)
     devices = [own.team_member_device(size, number) for number in range(teams * size)]
-    assert devices == sorted(set(devices)) and devices[-1] < own.devices
+    assert devices == sorted(set(devices)) and devices[-1] < own.device_count
     for team in range(teams):
         nodes = {device // per_node for device in devices[team * size : (team + 1) * size]}
         assert len(nodes) == (1 if size <= per_node else 2)

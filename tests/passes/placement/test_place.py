@@ -9,7 +9,7 @@ import pytest
 
 import rlgraph
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.dsl.check import check_all
+from rlgraph.dsl.check import check_with_schedule
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
@@ -17,9 +17,9 @@ from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.passes.compilation.default_plan import read_model_shapes
 from rlgraph.passes.placement.place import Machine, place
-from rlgraph.passes.resharding.edges import group_edges
+from rlgraph.passes.resharding.group_edges import group_edges
 from rlgraph.passes.rewrites.pipeline import run_passes
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from tests import golden
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -40,13 +40,13 @@ model actor = causal_lm(random("qwen2", hidden_size=32, intermediate_size=64, nu
 
 def planned(text: str, schedule: str = "", machine: Machine = Machine(), installed: tuple[str, ...] = ALL) -> Plan:  # noqa: B008
     """The plan of a program; `schedule` without its head."""
-    found = check_all(Source("a.rlf", text))
+    found = check_with_schedule(Source("a.rlf", text))
     program = run_passes(found.program)[-1].program
     where = found.schedule
     if schedule:
         source = Source("a.rls", f"schedule {program.name}\n{schedule}")
         where = check_schedule(parse(source), program, source, found.scope)
-    return place(program, where, machine, read_model_shapes(program, Folders(Path())), installed)
+    return place(program, where, machine, read_model_shapes(program, SearchFolders(Path())), installed)
 
 
 def tiny(schedule: str = "", installed: tuple[str, ...] = ALL, options: str = "", machine: Machine = Machine()) -> Plan:  # noqa: B008
@@ -183,8 +183,8 @@ def test_a_model_that_is_shared_out_generates_with_whole_copies() -> None:
 def test_transformers_splits_layers_where_it_can() -> None:
     """And says of the model and the line why it cannot."""
     schedule = "pool one = 4 devices\nplace actor.train on one(engine=transformers, {})\n"
-    assert tiny(schedule.format("tp=2")).role("actor", "train").mesh == make_mesh(dp=2, tp=2)
-    assert tiny(schedule.format("tp=2, fsdp=2")).role("actor", "train").mesh == make_mesh(fsdp=2, tp=2)
+    assert tiny(schedule.format("tp=2")).group_of_role("actor", "train").mesh == make_mesh(dp=2, tp=2)
+    assert tiny(schedule.format("tp=2, fsdp=2")).group_of_role("actor", "train").mesh == make_mesh(fsdp=2, tp=2)
     with pytest.raises(ProgramError) as found:
         tiny(schedule.format("tp=4"))
     [said] = found.value.diagnostics
@@ -229,7 +229,9 @@ def test_a_copy_that_is_not_placed_is_in_the_pool_of_its_original_and_others_in_
 
 
 def test_devices_that_a_split_leaves_free() -> None:
-    group = tiny("pool one = 8 devices\nplace actor.train on one(engine=megatron, tp=2, dp=1)\n").role("actor", "train")
+    group = tiny("pool one = 8 devices\nplace actor.train on one(engine=megatron, tp=2, dp=1)\n").group_of_role(
+        "actor", "train"
+    )
     assert (group.mesh, group.devices) == (make_mesh(tp=2), (0, 1))
 
 
@@ -272,7 +274,7 @@ def test_a_model_that_only_follows_another_is_where_that_one_is() -> None:
 
 def test_the_values_that_travel() -> None:
     schedule = (ALGORITHMS / "ppo.rls").read_text("utf-8").partition("schedule ppo\n")[2]
-    program = run_passes(check_all(Source("ppo.rlf", shipped("ppo"))).program)[-1].program
+    program = run_passes(check_with_schedule(Source("ppo.rlf", shipped("ppo"))).program)[-1].program
     found = [(edge.value, edge.source, edge.target) for edge in group_edges(program, planned(shipped("ppo"), schedule))]
     assert found == [
         ("prompts", HOST, "play.vllm"),
@@ -316,8 +318,8 @@ def test_generation_on_the_devices_of_training_gets_the_ranks_that_find_most_of_
         PROGRAM.format(models=TINY.format(options="").replace("num_key_value_heads=2", "num_key_value_heads=4")),
         schedule,
     )
-    assert plan.role("actor", "train").devices == tuple(range(8))
-    play = plan.role("actor", "generate")
+    assert plan.group_of_role("actor", "train").devices == tuple(range(8))
+    play = plan.group_of_role("actor", "generate")
     assert [[play.devices[rank] + 1 for rank in ranks] for ranks in play.replica_ranks()] == [
         [1, 3],
         [2, 4],
@@ -363,9 +365,9 @@ def test_functions_on_a_pool_of_cpus() -> None:
     assert plan.pools == (Pool(HOST, 0), Pool("all", 2), Pool("judges", 0, cpus=6)), "no devices are taken for them"
     judges = Group("judges.python", "judges", "python", make_mesh(dp=6), tuple(range(6)), code=("correct",))
     assert plan.groups[-1] == judges
-    assert plan.runs("correct") == judges and plan.runs("style") is None
+    assert plan.group_of_code("correct") == judges and plan.group_of_code("style") is None
     assert plan.group_for("", "call", "style").name == HOST
-    program = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
+    program = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
     sent = {(edge.value, edge.source, edge.target) for edge in group_edges(program, plan)}
     assert ("rollout", "all.transformers", "judges.python") in sent
     assert any(edge[1:] == ("judges.python", HOST) for edge in sent), "and the scores go to the host"

@@ -17,8 +17,8 @@ from test_search import CONSTANTS, EVEN, Case, allocations, attempted, coarse, s
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.explain.choice import show_chosen_plan
-from rlgraph.explain.critical import critical_path
+from rlgraph.explain.chosen_plan import chosen_plan_lines
+from rlgraph.explain.critical_path import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.compilation.choose_plan import peak_memory_by_pool, plan_prediction
 from rlgraph.passes.compilation.target import parse_workload
@@ -27,10 +27,10 @@ from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.option import Option, SeparateOption
+from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.options import FASTER, Options
 from rlgraph.passes.placement.search.partitions import component_partitions
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.search import Search
 from tests.suites import few
 
@@ -65,14 +65,14 @@ def several(seed: int, older: int = 0, over: bool = False) -> tuple[Decompositio
         if not parts:
             continue
         options = Options(tasks, CONSTANTS, old.options.engines, apart=old.options.apart, parts=parts)
-        first = Problem(old.components, old.cluster, options, old.goal, older=older)
+        first = PlacementProblem(old.components, old.cluster, options, old.goal, older=older)
         free = [part for part in parts if not part[0].pin]
         problems = [first]
         for size in range(1, len(free) + 1):
             for apart in combinations(free, size):
                 own = {id(whole): own for whole, *own in apart}
                 components = list(chain.from_iterable(own.get(id(each), [each]) for each in first.components))
-                problems.append(Problem(components, *first.constructor_arguments[1:]))
+                problems.append(PlacementProblem(components, *first.constructor_arguments[1:]))
         ways = Decompositions(problems)
         if 0 < count(ways, case.fixed, over) <= MOST:
             return ways, case.fixed
@@ -113,20 +113,20 @@ def plans(
 
 
 @cache
-def options_of(problem: Problem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
+def options_of(problem: PlacementProblem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
     """All options of a component, and all pairs of options of what trains and what reads of it that are worth it."""
     component = problem.components[number]
     found = all_of(problem, component, islands, devices)
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
         for trainer, reader in product(*(all_of(problem, half, islands, devices) for half in halves)):
-            made = list(problem.options.separate_options_of_trainer(component, trainer, [reader]))
+            made = list(problem.options.separate_reading_options_of_trainer(component, trainer, [reader]))
             assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
             found += made
     return found
 
 
-def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option) -> list[tuple[float, ...]]:
+def worth_it(problem: PlacementProblem, whole: Component, trainer: Option, reader: Option) -> list[tuple[float, ...]]:
     """The seconds of all tasks, if some of what is read is there in less than `FASTER` of the time."""
     together = problem.options.make_strategy(whole, trainer.strategy.deployment).task_seconds(trainer.copies)
     ends = trainer.deployment, reader.deployment
@@ -143,17 +143,17 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
     return [tuple(seconds)] if faster and trainer.split != reader.split else []
 
 
-def all_of(problem: Problem, component: Component, islands: tuple[int, ...], devices: int) -> list[Option]:
-    island, options = problem.cluster.join_groups(islands), problem.options
+def all_of(problem: PlacementProblem, component: Component, islands: tuple[int, ...], devices: int) -> list[Option]:
+    island, options = problem.cluster.join_node_groups(islands), problem.options
     strategies = [
         options.strategy_with_caches(component, full)
         for split in options.legal_deployments(component, island)
         for full in options.deployments_with_settings(component, split)
     ]
-    return [*(all_of(problem, component, islands[:-1], island.inner.devices) if island.inner else [])] + [
+    return [*(all_of(problem, component, islands[:-1], island.inner.device_count) if island.inner else [])] + [
         option
         for strategy, copies in tried(problem, component, strategies, devices)
-        for made in options.options_of_count(component, strategy, copies)
+        for made in options.options_of_replica_count(component, strategy, copies)
         for option in sized(made)
     ]
 
@@ -209,7 +209,7 @@ def test_some_of_these_plans_read_apart() -> None:
     for seed in reversed(SEEDS):
         if found := searched(*several(seed, older=max(0, seed % 4 - 2))):
             apart |= found.problem_index > 0
-            parted |= any(isinstance(option, SeparateOption) for option in found.options)
+            parted |= any(isinstance(option, SeparateReadingOption) for option in found.options)
         if apart and parted:
             return
     raise AssertionError((apart, parted))
@@ -287,15 +287,15 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
         (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     found = compiled(schedule, program=program)
     choice = found.choice
-    trained, reads = choice.plan.role(model, "train"), choice.plan.role(model, read)
+    trained, reads = choice.plan.group_of_role(model, "train"), choice.plan.group_of_role(model, read)
     assert trained.name != reads.name and reads.pool == ("learn" if schedule is WITHIN else "play")
     assert (model, trained.name, reads.name) in choice.plan.syncs()
     if schedule is SAMPLED:
-        assert reads == choice.plan.role("actor", "generate")
+        assert reads == choice.plan.group_of_role("actor", "generate")
     assert all(peak.fits for peak in peak_memory_by_pool(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
     assert seen.seconds == pytest.approx(choice.search_result.seconds, rel=0.05)
-    told = "\n".join(show_chosen_plan(choice, plan_prediction(choice)))
+    told = "\n".join(chosen_plan_lines(choice, plan_prediction(choice)))
     assert re.search(rf"^  {title} .*", told, re.M)
     stretches = critical_path(choice.problem, choice.search_result)
     assert sum(each.seconds for each in stretches) == pytest.approx(choice.search_result.seconds, rel=1e-6)
@@ -310,7 +310,7 @@ def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedu
     """In another pool, and in the same one with another split."""
     found = compiled(schedule, cluster, size)
     choice = found.choice
-    assert choice.plan.role("critic", "values").name != choice.plan.role("critic", "train").name
+    assert choice.plan.group_of_role("critic", "values").name != choice.plan.group_of_role("critic", "train").name
     assert all(peak.fits for peak in peak_memory_by_pool(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
     assert seen.seconds == pytest.approx(choice.search_result.seconds, rel=0.03)
@@ -320,7 +320,7 @@ def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedu
 
 def test_what_is_pinned_as_a_whole_is_read_where_it_is_trained() -> None:
     plan = compiled("schedule ppo\npool learn = 8 devices\nplace critic on learn\n", "1x8:h100-80gb + 2x8:l4-24gb").plan
-    assert plan.role("critic", "values").pool == plan.role("critic", "train").pool == "learn"
+    assert plan.group_of_role("critic", "values").pool == plan.group_of_role("critic", "train").pool == "learn"
 
 
 @pytest.mark.long

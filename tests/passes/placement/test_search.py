@@ -17,28 +17,28 @@ from operator import mul
 
 import pytest
 
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import make_mesh
-from rlgraph.ir.schedule import Placement
+from rlgraph.ir.schedule import PlacementLine
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.fusing import estimated_seconds
+from rlgraph.passes.cost.fused_pipelines import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.task import ReadValue, Task
 from rlgraph.passes.cost.timetable import TaskOrder
 from rlgraph.passes.placement.search import kv_cache_sizes, progress
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
-from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
-from rlgraph.passes.placement.search.fusing import Taken, exact_pipeline_seconds
+from rlgraph.passes.placement.search.fused_pipelines import Taken, exact_pipeline_seconds
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
@@ -46,11 +46,11 @@ from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import (
     allowed_pool_sizes,
-    can_pack,
+    can_pack_pools,
     component_partitions,
     devices_used_per_node_group,
 )
-from rlgraph.passes.placement.search.problem import Problem, device_peak_bytes
+from rlgraph.passes.placement.search.problem import PlacementProblem, device_peak_bytes
 from rlgraph.passes.placement.search.search import Search
 from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
@@ -103,7 +103,7 @@ TASKS = {
 class Case:
     """A problem, the pools that it declares, and the engines that may be chosen."""
 
-    problem: Problem
+    problem: PlacementProblem
     fixed: tuple[tuple[str, int], ...]
     over: bool = False
     """Pools may lie over several islands."""
@@ -158,7 +158,7 @@ def with_small_hosts(dice: random.Random, case: Case) -> Case | None:
         replace(each, device=replace(each.device, host_memory=room / each.per_node)) for each in problem.cluster.islands
     )
     options = Options(problem.tasks, CONSTANTS, problem.options.engines, apart=problem.options.apart)
-    small = Problem(problem.components, replace(problem.cluster, islands=islands), options, problem.goal)
+    small = PlacementProblem(problem.components, replace(problem.cluster, islands=islands), options, problem.goal)
     return Case(small, case.fixed, case.over)
 
 
@@ -183,10 +183,10 @@ def attempted(
         island(dice, nodes, slow=fuses, weak=deep) for _ in range(dice.choice((2, 2, 3) if over else (1, 1, 2)))
     )
     cluster = Cluster(islands, between, 1e4 / between, "random")
-    if cluster.devices > 8:
+    if cluster.device_count > 8:
         return None
     if dice.random() < (0.8 if deep else 0.3):
-        most = cluster.devices if over else min(each.devices for each in islands)
+        most = cluster.device_count if over else min(each.device_count for each in islands)
         fixed = (
             ("pinned", dice.choice([size for size in ((1, 2, 3, 4, 6, 8) if over else (1, 2, 4)) if size <= most])),
         )
@@ -200,14 +200,14 @@ def attempted(
         return None
     engines = ("megatron", "vllm") if fuses else dice.choice(ENGINES)
     goal = dice.choice(("time", "time", "cost"))
-    need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
+    need = memory(dice, PlacementProblem(found, cluster, Options(step, CONSTANTS, engines), goal))
     rooms = [int(need * (dice.choice((1.0, 1.0, 1.5)) if over else 1.0)) for _ in islands]
     islands = tuple(
         replace(each, device=replace(each.device, memory=room)) for each, room in zip(islands, rooms, strict=True)
     )
     cluster = replace(cluster, islands=islands)
     options = Options(step, CONSTANTS, engines, apart=len(islands) > 1, fuses=names[:2] if fuses else ())
-    return Case(Problem(found, cluster, options, goal, older=older, pairs=pairs), fixed, over)
+    return Case(PlacementProblem(found, cluster, options, goal, older=older, pairs=pairs), fixed, over)
 
 
 def beside(one: str, other: str, step: Sequence[Task]) -> bool:
@@ -281,7 +281,7 @@ def component(
         at for at, task in enumerate(step) if task.model == name and (task.op == "generate") == (work == "generate")
     )
     said: tuple[tuple[str, int], ...] = (("pp", 2),) if deep == 4 and work == "train" else (("tp", 1),)
-    pin = Placement((), "pinned", None, dice.choice(((), said))) if fixed and dice.random() < 0.6 else None
+    pin = PlacementLine((), "pinned", None, dice.choice(((), said))) if fixed and dice.random() < 0.6 else None
     operations = tuple(dict.fromkeys(step[at].op for at in numbers))
     return Component(
         ModelConfig(name, shape, kind),
@@ -294,11 +294,11 @@ def component(
     )
 
 
-def memory(dice: random.Random, problem: Problem) -> float:
+def memory(dice: random.Random, problem: PlacementProblem) -> float:
     """Bytes of a device, so that some plans fit and others do not."""
     least = [
         min(
-            (option.peak for option in everything(problem, number, (0,), problem.cluster.islands[0].devices)),
+            (option.peak for option in everything(problem, number, (0,), problem.cluster.islands[0].device_count)),
             default=0.0,
         )
         for number in range(len(problem.components))
@@ -310,23 +310,23 @@ def memory(dice: random.Random, problem: Problem) -> float:
 
 
 @cache
-def everything(problem: Problem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
+def everything(problem: PlacementProblem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
     """All options of a component on so many devices of an island, with every number of copies. Of several islands all
     but the last one are whole: there are those that lie on these alone, too."""
-    inner = problem.cluster.join_groups(islands).inner
-    fewer = everything(problem, number, islands[:-1], inner.devices) if inner else []
+    inner = problem.cluster.join_node_groups(islands).inner
+    fewer = everything(problem, number, islands[:-1], inner.device_count) if inner else []
     return fewer + [
         option
         for strategy, copies in tried(
             problem, problem.components[number], strategies(problem, number, islands), devices
         )
-        for made in problem.options.options_of_count(problem.components[number], strategy, copies)
+        for made in problem.options.options_of_replica_count(problem.components[number], strategy, copies)
         for option in sized(made)
     ]
 
 
 def tried(
-    problem: Problem, component: Component, plain: Sequence[Strategy], devices: int
+    problem: PlacementProblem, component: Component, plain: Sequence[Strategy], devices: int
 ) -> Iterator[tuple[Strategy, int]]:
     """Strategies with every number of copies. A model that is trained in stages may have several parts of the layers on
     each, as many as are fastest, with copies that are faster than fewer, and by 1% than one part."""
@@ -343,7 +343,7 @@ def tried(
                     yield best, copies
 
 
-def in_parts(problem: Problem, component: Component, one: Strategy) -> list[Strategy]:
+def in_parts(problem: PlacementProblem, component: Component, one: Strategy) -> list[Strategy]:
     """The same split in any number of parts, two or more."""
     found, split = [], one.deployment.mesh
     if component.work == "train" and split.axis_size("pp") > 1:
@@ -355,7 +355,7 @@ def in_parts(problem: Problem, component: Component, one: Strategy) -> list[Stra
     return found
 
 
-def total(problem: Problem, component: Component, strategy: Strategy, copies: int) -> float:
+def total(problem: PlacementProblem, component: Component, strategy: Strategy, copies: int) -> float:
     """Seconds of a step."""
     often = [problem.tasks[number].repetitions for number in component.tasks]
     return sum(map(mul, strategy.task_seconds(copies), often))
@@ -367,10 +367,10 @@ def sized(option: Option) -> list[Option]:
 
 
 @cache
-def strategies(problem: Problem, number: int, islands: tuple[int, ...]) -> list[Strategy]:
+def strategies(problem: PlacementProblem, number: int, islands: tuple[int, ...]) -> list[Strategy]:
     """Of a component on an island, also those that do not fit there."""
     component, options = problem.components[number], problem.options
-    splits = options.legal_deployments(component, problem.cluster.join_groups(islands))
+    splits = options.legal_deployments(component, problem.cluster.join_node_groups(islands))
     return [
         options.strategy_with_caches(component, full)
         for split in splits
@@ -387,7 +387,7 @@ def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
     ]
     for found in product(*choices):
         taken = zip(devices_used_per_node_group(islands, blocks, found), islands, strict=True)
-        if all(count <= whole.devices for count, whole in taken) and can_pack(islands, blocks, found):
+        if all(count <= whole.device_count for count, whole in taken) and can_pack_pools(islands, blocks, found):
             yield found
 
 
@@ -426,8 +426,8 @@ def valued(
     ]
     copies = {number: option.copies for number, option in enumerate(chosen)}
     steps = []
-    for pieces in problem.possible_sharings(blocks, chosen) if taken else [()]:
-        durations = problem.fusing.component_seconds(chosen, pieces, taken or exact_pipeline_seconds)
+    for pieces in problem.possible_pipeline_sharings(blocks, chosen) if taken else [()]:
+        durations = problem.fusing.component_task_seconds(chosen, pieces, taken or exact_pipeline_seconds)
         steps.append(problem.step_seconds(durations, syncs, colocation, copies, pieces))
     return problem.objective_value(min(steps), blocks, devices)
 
@@ -474,12 +474,14 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
     own = [everything(problem, number, (0,), 1) for number in range(len(problem.components))]
     option = next(option for options in own for option in options if option.host)
     first, cluster = problem.cluster.islands[0], problem.cluster
-    blocks = (Block((0,), 0), Block((1,), 0))
+    blocks = (PartitionBlock((0,), 0), PartitionBlock((1,), 0))
 
     def fits(nodes: int, per_node: int, devices: tuple[int, int]) -> bool:
         device = replace(first.device, host_memory=1.5 * option.host / CONSTANTS.asleep / per_node)
         islands = (replace(first, nodes=nodes, per_node=per_node, device=device),)
-        found = Problem(problem.components, replace(cluster, islands=islands), *problem.constructor_arguments[2:])
+        found = PlacementProblem(
+            problem.components, replace(cluster, islands=islands), *problem.constructor_arguments[2:]
+        )
         assert all(found.can_share_pool([option], islands[0]) for _ in blocks)
         return hosts_have_room(found, blocks, devices, (option, option))
 
@@ -544,7 +546,7 @@ def unbeaten(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[Sequenc
             for number in block.components:
                 component, island = case.problem.components[number], case.problem.pool_node_group(block)
                 alone = case.problem.options.undominated_options(component, island, size)
-                shared = case.problem.options.sharing_options(component, island, size).values()
+                shared = case.problem.options.pipeline_sharing_options(component, island, size).values()
                 options[number] = *alone, *chain(*(undominated_in_pipeline(own) for own in shared))
         yield blocks, devices, options
 
@@ -604,7 +606,7 @@ def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
     problem = random_case(seed).problem
     for component in problem.components:
         for island in problem.cluster.islands:
-            for option in problem.options.all_options(component, island, island.devices):
+            for option in problem.options.all_options(component, island, island.device_count):
                 assert all(low <= high for low, high in zip(option.floor, option.key, strict=True))
 
 
@@ -638,10 +640,10 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
     assert paying > 4 and left_out > 50, (paying, left_out)
 
 
-def awake(problem: Problem) -> Problem:
+def awake(problem: PlacementProblem) -> PlacementProblem:
     """The same where no model may sleep."""
     options = Options(problem.tasks, CONSTANTS, problem.options.engines, offload=False, apart=problem.options.apart)
-    return Problem(problem.components, problem.cluster, options, problem.goal, older=problem.staleness_steps)
+    return PlacementProblem(problem.components, problem.cluster, options, problem.goal, older=problem.staleness_steps)
 
 
 @pytest.mark.parametrize("seed", few(range(0, 200, 2), *SOME[::2], *range(100, 140, 10)))
@@ -721,7 +723,7 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
         case = random_case(seed)
         for blocks in case.candidates if case.problem.goal == "time" else ():
             boxes = AllocationBoxes(case.problem.cluster, case.candidates)
-            low, high = (boxes.pool_devices(blocks, end) for end in boxes.full_box(blocks))
+            low, high = (boxes.pool_device_counts(blocks, end) for end in boxes.full_box(blocks))
             bounds = Bounds(case.problem, Incumbent(0.0))
             if len(blocks) > 1 or low == high or bounds.candidates_by_component(blocks, high) is None:
                 continue
@@ -835,7 +837,7 @@ def tight(case: Case, best: SearchResult | None) -> bool:
     old = case.problem
     options = Options(old.tasks, CONSTANTS, old.options.engines, apart=old.options.apart)
     cluster = replace(old.cluster, islands=islands)
-    free = Search(Problem(old.components, cluster, options, old.goal), case.candidates, 0.0).run()
+    free = Search(PlacementProblem(old.components, cluster, options, old.goal), case.candidates, 0.0).run()
     return free is not None and (best is None or best.value > free.value * (1 + 1e-9))
 
 

@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import streaming
-from rlgraph.passes.compilation.overlap import SimulationCache, simulate_seconds
+from rlgraph.passes.compilation.overlap_simulation import SimulationCache, simulate_step_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
@@ -40,7 +40,7 @@ def test_a_table_streams_that_no_line_names(folder: Path) -> None:
     found, whole = made(folder), made(folder, stream=False)
     assert found.plan.blocks == made(folder, APART + "stream rollout\n").plan.blocks != ()
     assert whole.plan.blocks == () and not found.diagnostics
-    before = simulate_seconds(whole.choice)
+    before = simulate_step_seconds(whole.choice)
     assert before and found.plan_file_sections["predicted"]["seconds"] < (1 - streaming.PAYS) * before
     assert found.plan_file_sections["predicted"]["in_turn_seconds"] >= whole.plan_file_sections["predicted"]["seconds"]
     assert found.choice.search_result.bound <= whole.choice.search_result.seconds
@@ -79,5 +79,5 @@ def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_it_is_not_tried_on_large_clusters(folder: Path) -> None:
-    with patch.object(streaming, "with_best_streams", None):
+    with patch.object(streaming, "with_best_streamed_tables", None):
         assert made(folder, None, "9x8:a100-80gb").plan.blocks == ()

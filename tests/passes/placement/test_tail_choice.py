@@ -12,8 +12,8 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
-from rlgraph.ir.plan import Tail
-from rlgraph.passes.compilation import overlap
+from rlgraph.ir.plan import TailMove
+from rlgraph.passes.compilation import overlap_simulation
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
@@ -50,14 +50,14 @@ def test_no_other_tail_that_is_tried_is_better(folder: Path) -> None:
     found = simulate(chosen, workload=Workload(response=TAILED))
     [tail] = chosen.plan.tails
 
-    def seconds(*tails: Tail) -> float:
+    def seconds(*tails: TailMove) -> float:
         plan = replace(found.plan, tails=tails)
         predictor = Predictor(plan, model_configs(chosen), found.cluster, chosen.target.constants)
         return simulate_plan(chosen, plan, found.cluster, predictor, Workload(response=TAILED), 2).seconds
 
     best = seconds(tail)
     assert best < 0.99 * seconds()
-    others = [Tail("rollout", under, on) for under in (0.1, 0.3, 0.5) for on in (1, 2, 3)]
+    others = [TailMove("rollout", under, on) for under in (0.1, 0.3, 0.5) for on in (1, 2, 3)]
     assert best <= 1.02 * min(seconds(other) for other in others)
     assert best < 0.99 * max(seconds(other) for other in others), "it matters which"
 
@@ -85,7 +85,7 @@ def test_without_a_cluster(folder: Path) -> None:
 
 
 def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, count = overlap.simulate_steps, 0
+    run, count = overlap_simulation.simulate_steps, 0
 
     def some(*args: object) -> object:
         nonlocal count
@@ -94,7 +94,7 @@ def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.Captur
             raise KeyboardInterrupt
         return run(*args)  # type: ignore[arg-type]
 
-    with patch.object(overlap, "simulate_steps", some):
+    with patch.object(overlap_simulation, "simulate_steps", some):
         compiled = made(folder, "tail rollout\n")
     assert "interrupted: the tail of `rollout`" in capsys.readouterr().err
     assert compiled.plan.tails == () or compiled.plan.tails[0].on == 1

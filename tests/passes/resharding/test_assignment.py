@@ -11,8 +11,8 @@ import pytest
 from rlgraph.ir.layout import LocalTensor, TensorPiece, even_range
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.resharding.assignment import assign_ranks
 from rlgraph.passes.resharding.cells import Layout, cut_into_cells
+from rlgraph.passes.resharding.rank_assignment import assign_ranks
 from rlgraph.passes.resharding.reshard import plan_resharding
 from tests.passes.resharding.rows import block, made, needed
 from tests.suites import few

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.enginespec.legal import layout_problems
-from rlgraph.catalog.models.families import parameters as parameters_of
+from rlgraph.backends.enginespec.layout_checks import layout_problems
+from rlgraph.catalog.models.families import parameter_shapes as parameters_of
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import Box, LocalTensor, ParameterShape, TensorPiece, box_elements, even_range, full_box
 from rlgraph.ir.mesh import Mesh, make_mesh

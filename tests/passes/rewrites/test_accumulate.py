@@ -6,7 +6,7 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.rewrites.accumulate import streamed_trainings, with_accumulation
 from rlgraph.passes.rewrites.pipeline import verify_passes
 
@@ -61,7 +61,7 @@ def test_a_sum_is_added_up_and_divided_at_the_end(loss: str, region: str, scale:
     assert told(compiled) == [""]
     program = with_accumulation(compiled.program, compiled.plan)
     verify_passes(program)
-    text = print_program(program)
+    text = program_text(program)
     for name in ("actor.loss.rollout.token.size", "actor.loss.rollout.size"):
         text = text.replace(name, "size")
     added = next(line for line in text.splitlines() if "actor.loss.part.sum: float =" in line)

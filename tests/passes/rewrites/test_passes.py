@@ -9,7 +9,7 @@ import pytest
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
-from rlgraph.ir.graph import Graph, Node, Program, Unit, tensor_node
+from rlgraph.ir.graph import Graph, Node, Program, RowUnit, tensor_node
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.rewrites.pipeline import PIPELINE, BrokenPass, Pass, run_passes
 from tests.passes.rewrites.test_passes_golden import HEADER
@@ -32,7 +32,7 @@ def swapped(broken: Program) -> Program:
     """A pass that puts the last node first."""
     phase = broken.phases[0]
     last, *others = reversed(phase.graph.nodes)
-    return broken.map_graphs({phase.name: replace(phase.graph, nodes=(last, *reversed(others)))})
+    return broken.with_graphs({phase.name: replace(phase.graph, nodes=(last, *reversed(others)))})
 
 
 def failing(broken: Program) -> Program:
@@ -56,7 +56,7 @@ def edited(name: str, op: str, change: Callable[[Node], Node]) -> Callable[[Prog
         return replace(graph, nodes=tuple(change(node) if node.op == op else node for node in nodes))
 
     def run(broken: Program) -> Program:
-        return broken.map_graphs({phase.name: inside(phase.graph) for phase in broken.phases})
+        return broken.with_graphs({phase.name: inside(phase.graph) for phase in broken.phases})
 
     run.__name__ = name
     return run
@@ -73,7 +73,7 @@ def joined(broken: Program) -> Program:
     one, two = graph.nodes[at : at + 2]
     both = tensor_node(one.body + two.body, (one.name, two.name))
     nodes = (*graph.nodes[:at], both, *graph.nodes[at + 2 :])
-    return broken.map_graphs({"step": replace(graph, nodes=nodes)})
+    return broken.with_graphs({"step": replace(graph, nodes=nodes)})
 
 
 TRAINS = (
@@ -118,23 +118,23 @@ LATE: dict[str, tuple[int, Callable[[Program], Program], str]] = {
     ),
     "a unit comes before its pass": (
         3,
-        edited("hastens", "read", lambda node: replace(node, unit=Unit(None, "so"))),
+        edited("hastens", "read", lambda node: replace(node, unit=RowUnit(None, "so"))),
         "prompts: has a unit, which no pass has written yet",
     ),
     "a unit is gone": (4, edited("forgets", "read", lambda node: replace(node, unit=None)), "prompts: has no unit"),
     "a unit of an axis that does not exist": (
         4,
-        edited("renames", "call", lambda node: replace(node, unit=Unit("no"))),
+        edited("renames", "call", lambda node: replace(node, unit=RowUnit("no"))),
         "score: works by no, which is no axis",
     ),
     "a barrier by row": (
         4,
-        edited("hurries", "read", lambda node: replace(node, unit=Unit("prompts"))),
+        edited("hurries", "read", lambda node: replace(node, unit=RowUnit("prompts"))),
         "prompts: works by prompts, and read needs the whole batch",
     ),
     "a barrier without a reason": (
         4,
-        edited("hides", "read", lambda node: replace(node, unit=Unit(None))),
+        edited("hides", "read", lambda node: replace(node, unit=RowUnit(None))),
         "prompts: is a barrier without a reason",
     ),
     "tensor nodes are one before their pass": (

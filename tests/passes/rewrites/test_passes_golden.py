@@ -13,7 +13,7 @@ import pytest
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.text.parse import parse_program
-from rlgraph.ir.text.text import print_program
+from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.rewrites.pipeline import run_passes
 from tests import golden
 
@@ -34,7 +34,7 @@ def after(name: str, text: str) -> str:
         text = HEADER + "".join(f"    {line}\n" for line in text.splitlines())
     program, _ = check(Source("a.rlf", text))
     stage = next(stage for stage in run_passes(program) if stage.name == name)
-    shown = print_program(stage.program)
+    shown = program_text(stage.program)
     assert parse_program(shown) == stage.program
     return shown.split("\n\n", 1)[1]
 

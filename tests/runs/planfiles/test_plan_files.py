@@ -26,8 +26,8 @@ from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
-from rlgraph.ir.text.text import print_program
-from rlgraph.ops.work import model_operations, user_code
+from rlgraph.ir.text.program_text import program_text
+from rlgraph.ops.program_work import model_operations, user_code_usage
 from rlgraph.passes.compilation.plan_file import PlanFile, ProgramOrigin
 from rlgraph.runs.planfiles.file import plan_file_text, read_plan_file
 from rlgraph.runs.planfiles.format import format_ranges
@@ -54,7 +54,7 @@ def read(text: str) -> PlanFile:
 def test_every_algorithm_is_read_back(path: Path) -> None:
     made = compiled(path.stem)
     file = read(made.plan_json())
-    assert file.program == made.program and print_program(file.program) == made.text()
+    assert file.program == made.program and program_text(file.program) == made.text()
     assert file.plan == made.plan
     assert plan_file_text(file) == made.plan_json()
 
@@ -159,7 +159,11 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
     cluster = draw(st.sampled_from(["", "3x8:a100-80gb"]))
     placed = [replace(pool, first=8 * number) for number, pool in enumerate(pools)] if cluster else pools
     blocks = draw(st.dictionaries(st.text(max_size=8), st.integers(1, 1 << 20), max_size=2))
-    judged = draw(st.lists(st.sampled_from(sorted(user_code(program))), unique=True)) if user_code(program) else []
+    judged = (
+        draw(st.lists(st.sampled_from(sorted(user_code_usage(program))), unique=True))
+        if user_code_usage(program)
+        else []
+    )
     if judged:
         cpus = draw(st.integers(1, 9))
         placed = [*placed, Pool("judges", 0, cpus=cpus)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rlgraph.explain.choice import step_lines
+from rlgraph.explain.chosen_plan import step_lines
 from rlgraph.runs.planfiles.diff import Difference, _whose
 
 SEARCHED = {"seconds": 43.3, "gap": 0.0, "tokens": 100.0, "bound_seconds": 43.3}

@@ -38,7 +38,7 @@ class CallRows:
     merge_ranks: Callable[[int, Tensor], Tensor] = _unchanged
     """Turns what is computed at a table's places, [m], into the results of all ranks that have some of them."""
 
-    def answers_to_calls(self, output: Tensor, head: Head) -> list[Tensor]:
+    def results_by_call(self, output: Tensor, head: Head) -> list[Tensor]:
         """Return the model's answer to each call, from its output at the places: hidden states, [M, size], or [M, 1]
         scalars; float32 at least."""
         cached: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}

@@ -13,19 +13,19 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.errors import NoRows
-from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.engines.megatron.model import build
 from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
 from rlgraph.backends.engines.megatron.pipeline import Pipeline, accumulate_gradients
+from rlgraph.backends.engines.megatron.shared_results import SharedResults
 from rlgraph.backends.engines.megatron.shim import model_device, redirect_cuda_to_cpu
-from rlgraph.backends.engines.megatron.source import read_source
+from rlgraph.backends.engines.megatron.source import read_model_source
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.rank_weights import RankWeights
@@ -35,7 +35,7 @@ from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.weights import fill_tensors, tensors_by_layer
+from rlgraph.backends.engines.weights import fill_tensors, layout_by_layer
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
@@ -97,7 +97,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)
-        shape, weights = read_source(spec)
+        shape, weights = read_model_source(spec)
         engine = cls(spec, codec, shape, mesh, rank, MegatronOptions(**options))
         fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
@@ -167,7 +167,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
         return self._model
 
     @property
-    def longest_row(self) -> int:
+    def max_row_tokens(self) -> int:
         """The most tokens of a row."""
         return self._shape.positions
 
@@ -209,11 +209,11 @@ class MegatronEngine(RankWeights, ScoringMixin):
         if self._trainer is None:
             return Moments()
         parameters = dict(self.model.named_parameters())
-        return moments(self._trainer.adam, parameters, tensors_by_layer(self.layout(), parameters), self.offloader)
+        return moments(self._trainer.adam, parameters, layout_by_layer(self.layout(), parameters), self.offloader)
 
     @redirect_cuda_to_cpu()
     @torch.enable_grad()
-    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
@@ -249,7 +249,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
             [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
-        outputs = self._pipeline.compute_answers([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
+        outputs = self._pipeline.compute_results([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
         results = [torch.zeros(int(counts.sum()), dtype=wide, device=model_device()) for _ in ops]
         if outputs:
@@ -298,17 +298,17 @@ def add_joint_gradients(
     """
     assert not last or (len(trainings) == 1 and beside is None)
     shared = [
-        SharedAnswers(engine._mesh, engine._rank, blocks, engine._checked_micro(micro))
+        SharedResults(engine._mesh, engine._rank, blocks, engine._checked_micro(micro))
         for engine, blocks, micro in trainings
     ]
     parts = [
-        (engine._pipeline, engine._own_blocks(blocks), shared_answers.micro_batch_keeping_answers)
+        (engine._pipeline, engine._own_blocks(blocks), shared_answers.micro_batch_keeping_results)
         for (engine, blocks, _), shared_answers in zip(trainings, shared, strict=True)
     ]
     trainers = [engine._trainer for engine, _, _ in trainings]
     assert all(trainers)
     losses = accumulate_gradients(parts, trainers[0].expect_last_gradients if last and trainers[0] else None, beside)
     for (engine, _, _), shared_answers, loss in zip(trainings, shared, losses, strict=True):
-        shared_answers.exchange_answers(torch.promote_types(dtype_of(engine.spec), torch.float32))
+        shared_answers.exchange_results(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._has_gradients = True
         engine._loss += loss

@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.modules import GatedActivation
-from rlgraph.backends.engines.megatron.weights import replicated_parameter, split_parameter
-from rlgraph.catalog.models.latent import ExpertRouting
+from rlgraph.backends.engines.megatron.parameters import replicated_parameter, split_parameter
+from rlgraph.catalog.models.latent_attention import ExpertRouting
 from rlgraph.catalog.models.shape import Shape
 
 

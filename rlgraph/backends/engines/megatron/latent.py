@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.modules import Norm, PackedRows, Turn, rotate
-from rlgraph.backends.engines.megatron.weights import replicated_parameter, split_parameter
+from rlgraph.backends.engines.megatron.parameters import replicated_parameter, split_parameter
 from rlgraph.backends.engines.varlen import AttentionOptions, attend, pad_width
 from rlgraph.catalog.models.shape import Shape
 
@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
             self.queries_down = replicated_parameter(query_size, shape.hidden, self._split)
             self.queries_norm = Norm(config, query_size, _EPS)
         self.queries_up = split_parameter((self._heads * size, query_size or shape.hidden), 0)
-        self.keys_down = replicated_parameter(self._latent.cached_numbers, shape.hidden, self._split)
+        self.keys_down = replicated_parameter(self._latent.cached_numbers_per_token, shape.hidden, self._split)
         self.keys_norm = Norm(config, self._latent.keys, _EPS)
         self.keys_up = split_parameter((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
         self.linear_proj = split_parameter((shape.hidden, self._heads * self._latent.values), 1)

@@ -15,9 +15,9 @@ from rlgraph.catalog.models.families import (
     Part,
     expert_layer_prefix,
     gate_up_rows,
-    rows_of_part,
+    tensor_rows_of_part,
 )
-from rlgraph.catalog.models.latent import LatentAttention
+from rlgraph.catalog.models.latent_attention import LatentAttention
 from rlgraph.catalog.models.rank_slices import RankSlicer, Slice
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
@@ -25,7 +25,7 @@ from rlgraph.ir.mesh import Mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
-    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no fault;
     every replica along `dp` has the same."""
     cuts = RankSlicer.for_rank(shape, mesh, rank, kind)
     stages, stage = mesh.axis_size("pp"), mesh.axis_position(rank, "pp")
@@ -56,7 +56,7 @@ def _layers(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
         return
     columns = cuts.rank_range(shape.ffn)
     yield cuts.concatenate_slices(
-        f"{megatron}mlp.linear_fc1.weight", [rows_of_part(shape, part, *columns) for part in ("gate", "up")]
+        f"{megatron}mlp.linear_fc1.weight", [tensor_rows_of_part(shape, part, *columns) for part in ("gate", "up")]
     )
     yield cuts.split_tensor(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
 
@@ -130,7 +130,7 @@ def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
         for part, size in sizes:
             low, high = max(start - at, 0), min(stop - at, size)
             if low < high:
-                yield rows_of_part(shape, part, head * size + low, head * size + high, field)
+                yield tensor_rows_of_part(shape, part, head * size + low, head * size + high, field)
             at += size
 
 

@@ -17,7 +17,7 @@ from rlgraph.backends.engines.megatron.latent import LatentAttention
 from rlgraph.backends.engines.megatron.layout import padded_vocab_size
 from rlgraph.backends.engines.megatron.modules import HiddenStatesOutput, ScalarHead, stage_layer_specs
 from rlgraph.backends.engines.megatron.shim import model_device
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh

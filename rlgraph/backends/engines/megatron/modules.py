@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.megatron.context import TokenShard
+from rlgraph.backends.engines.megatron.context_parallel import TokenShard
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.varlen import AttentionOptions, attend
 from rlgraph.catalog.models.shape import Shape

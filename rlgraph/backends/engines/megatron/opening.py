@@ -22,7 +22,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
 
     rank.join()
     engine = MegatronEngine.open(
-        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.block_options()
+        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.micro_batch_options()
     )
     engine.offloader = Offloader(rank.memory_counters)
     return engine

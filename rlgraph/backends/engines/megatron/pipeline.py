@@ -12,8 +12,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
+from rlgraph.backends.engines.logprobs import apply_temperature, logprobs_and_entropy
 from rlgraph.backends.engines.megatron.batches import CallRows, Head, merge_calls
-from rlgraph.backends.engines.megatron.context import ContextParallel, TokenShard
+from rlgraph.backends.engines.megatron.context_parallel import ContextParallel, TokenShard
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPositions, RotaryAngles, output_weight_rows
@@ -22,12 +23,11 @@ from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
 from rlgraph.backends.engines.records import MicroBatch
 from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.varlen import cap_scores
-from rlgraph.backends.engines.vocabulary import apply_temperature, logprobs_and_entropy
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.passes.pipelines.counted_models import counted_model
-from rlgraph.passes.pipelines.problem import PipelineModel, Problem
-from rlgraph.passes.pipelines.programs import forward_programs, training_programs
+from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
+from rlgraph.passes.pipelines.relative_costs import relative_pipeline_model
+from rlgraph.passes.pipelines.stage_programs import forward_stage_programs, training_stage_programs
 
 _ShardedRows = tuple[CallRows, TokenShard | None]
 """This rank's part of a micro-batch."""
@@ -54,7 +54,7 @@ class Pipeline:
         self._head = _make_head(model, shape, logit_numbers)
 
     @torch.no_grad()
-    def compute_answers(self, batches: Sequence[CallRows]) -> list[list[Tensor]]:
+    def compute_results(self, batches: Sequence[CallRows]) -> list[list[Tensor]]:
         """Return the answers to each batch's calls; nothing on ranks before the last stage."""
         answers, in_progress = [], dict[int, _ShardedRows]()
 
@@ -66,10 +66,10 @@ class Pipeline:
             self._release(in_progress, number, chunk)
             output = self._run(batch, share, chunk, received)
             if self._parts[chunk].post_process:
-                answers.append(batch.answers_to_calls(output[0], self._head))
+                answers.append(batch.results_by_call(output[0], self._head))
             return output
 
-        programs = forward_programs(self.stages.size(), len(batches), len(self._parts))
+        programs = forward_stage_programs(self.stages.size(), len(batches), len(self._parts))
         run_schedule(programs[self.stages.rank()], [self._line(forward, rows)], self.stages.message_group)
         return answers
 
@@ -77,7 +77,9 @@ class Pipeline:
         """Return the description of the model from which joint schedules of several are made."""
         recompute = bool(self._model.config.recompute_granularity)
         size, turned = self.stages.size(), self.stages.turned
-        model = counted_model(self._shape, self._kind, size, micro_batches, recompute=recompute, turned=turned)
+        model = relative_pipeline_model(
+            self._shape, self._kind, size, micro_batches, recompute=recompute, turned=turned
+        )
         return replace(model, chunks=len(self._parts))
 
     def training_pipeline(
@@ -101,7 +103,7 @@ class Pipeline:
             output = self._run(batch, share, chunk, received)
             if not self._parts[chunk].post_process:
                 return output
-            value = part.loss(batch.answers_to_calls(output[0], self._head))
+            value = part.loss(batch.results_by_call(output[0], self._head))
             losses.append(value.detach())
             # The earlier stages wait for a gradient, even if it is 0.
             return value if value.requires_grad else value + 0 * output[0, 0, 0]
@@ -178,7 +180,7 @@ def accumulate_gradients(
     active = [(pipeline.stages, line, pipeline.describe_model(blocks)) for pipeline, line, _, blocks in parts if blocks]
     if active:
         stages = active[0][0]
-        programs = training_programs(Problem(tuple(described for _, _, described in active)))
+        programs = training_stage_programs(PipelineProblem(tuple(described for _, _, described in active)))
         with torch.enable_grad():
             run_schedule(programs[stages.place], [line for _, line, _ in active], stages.message_group)
     return [float(sum(losses)) for _, _, losses, _ in parts]

@@ -7,13 +7,13 @@ from pathlib import Path
 from rlgraph.backends.engines.errors import EngineError, MissingHead
 from rlgraph.backends.engines.sources import ModelSpec, load
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
-from rlgraph.backends.enginespec.legal import explain_unsupported
+from rlgraph.backends.enginespec.layout_checks import explain_unsupported
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 
 
-def read_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
+def read_model_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
     """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
     to make or find is made whole."""
     try:

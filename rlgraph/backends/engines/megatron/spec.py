@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.backends.engines.megatron.layout import layout
-from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.layout_checks import expert_parallel_misfits, tensor_parallel_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import GROWING_SEGMENTS, EngineSpec
@@ -41,7 +41,7 @@ def _pp_misfits(shape: Shape, pp: int) -> list[str]:
 
 
 def _tp_misfits(shape: Shape, tp: int) -> list[str]:
-    misfits, fused = tensor_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    misfits, fused = tensor_parallel_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Where each rank gets whole heads this is no further condition.
     if shape.heads % tp == 0 and fused % tp:
         misfits.append(f"does not divide the {fused} fused rows of queries, keys and values")
@@ -62,7 +62,7 @@ SPEC = EngineSpec(
         **GROWING_SEGMENTS,
     },
     axes=("dp", "pp", "chunks", "cp", "ep", "tp"),
-    misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_misfits, "tp": _tp_misfits},
+    misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_parallel_misfits, "tp": _tp_misfits},
     faults=unsupported_features,
     experts=True,
     layout=layout,

@@ -18,9 +18,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
 from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
-from rlgraph.backends.engines.megatron.arrival import WeightGather
 from rlgraph.backends.engines.megatron.groups import open_replica_groups
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
+from rlgraph.backends.engines.megatron.weight_gather import WeightGather
 from rlgraph.backends.engines.optimizer import adamw_settings
 from rlgraph.backends.engines.records import TrainOptions
 

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from rlgraph.backends.engines import varlen
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.transformers.packing import PackedSpan
-from rlgraph.backends.engines.varlen import attend_by_queries, cap_scores, capped_attention, causal_mask, pad_width
+from rlgraph.backends.engines.varlen import attend_in_query_chunks, cap_scores, capped_attention, causal_mask, pad_width
 
 _NAME = "rlgraph_sdpa"
 _GROUPED = torch.__version__ >= "2.13"
@@ -100,7 +100,7 @@ def use_packing_attention(model: PreTrainedModel) -> bool:
     return True
 
 
-def supports_layers(model: PreTrainedModel) -> bool:
+def supports_packed_rows(model: PreTrainedModel) -> bool:
     """Return whether the model uses this attention, and all its layers are of kinds that packed rows are supported
     for."""
     config = model.config.get_text_config()
@@ -269,5 +269,5 @@ def _attend_rows(
         return sdpa_attention_forward(module, query, key, value, visible, 0.0, scale, **more)[0]
 
     keeps = softcap is None and window is None and query.shape[2] <= varlen.QUERIES
-    outputs = attend_by_queries(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
+    outputs = attend_in_query_chunks(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
     return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]

@@ -24,10 +24,10 @@ def use_autocast(model: PreTrainedModel) -> None:
         narrow = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
         if narrow is not None:
             module.__class__ = narrow
-            module.narrow = NarrowCopy(shared=not module.weight.requires_grad)  # type: ignore[assignment]
+            module.narrow = Bfloat16Copy(shared=not module.weight.requires_grad)  # type: ignore[assignment]
 
 
-def forget_narrow_copies(model: nn.Module, base: bool = False) -> None:
+def forget_bfloat16_copies(model: nn.Module, base: bool = False) -> None:
     """Give up the bfloat16 copies of weights that have changed; they are made again when they are needed. base: those
     of an adapters' base, too."""
     for module in model.modules():
@@ -40,7 +40,7 @@ def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]
     return torch.autocast(device.type, NARROW, cache_enabled=False) if enabled else nullcontext()
 
 
-class NarrowCopy:
+class Bfloat16Copy:
     """A weight's copy in bfloat16, which lasts until it is forgotten, or another tensor is in the weight's place."""
 
     def __init__(self, shared: bool = False) -> None:
@@ -50,7 +50,7 @@ class NarrowCopy:
         """The weight's address and version when the copy was made, and the copy. Fused optimizers change weights and
         count no version: whoever lets them calls `forget`."""
 
-    def of(self, weight: Tensor) -> Tensor:
+    def get_copy(self, weight: Tensor) -> Tensor:
         """Return the copy of a weight, without gradient."""
         made, address, version = self._made, weight.data_ptr(), weight._version
         if made is None or made[:2] != (address, version):
@@ -64,11 +64,11 @@ class NarrowCopy:
         """Give up the copy."""
         self._made = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NarrowCopy:
-        return self if self.shared else NarrowCopy()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bfloat16Copy:
+        return self if self.shared else Bfloat16Copy()
 
 
-class _Narrowed(torch.autograd.Function):
+class _UseBfloat16Copy(torch.autograd.Function):
     """Takes a weight's copy in its place; the gradient is the weight's, in its dtype."""
 
     @staticmethod
@@ -82,22 +82,22 @@ class _Narrowed(torch.autograd.Function):
 
 
 class _Linear(nn.Linear):
-    narrow: NarrowCopy
+    narrow: Bfloat16Copy
 
     def forward(self, input: Tensor) -> Tensor:
         return _apply(input, self.weight, self.bias, self.narrow, False)
 
 
 class _Conv1D(Conv1D):
-    narrow: NarrowCopy
+    narrow: Bfloat16Copy
 
     def forward(self, x: Tensor) -> Tensor:
         return _apply(x, self.weight, self.bias, self.narrow, True)
 
 
-def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, narrow: NarrowCopy, transposed: bool) -> Tensor:
+def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Bfloat16Copy, transposed: bool) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
-        copy = narrow.of(weight)
+        copy = narrow.get_copy(weight)
         differentiated = torch.is_grad_enabled() and weight.requires_grad
-        weight = _Narrowed.apply(weight, copy) if differentiated else copy  # type: ignore[no-untyped-call]
+        weight = _UseBfloat16Copy.apply(weight, copy) if differentiated else copy  # type: ignore[no-untyped-call]
     return nn.functional.linear(x, weight.t() if transposed else weight, bias)

@@ -86,7 +86,7 @@ def generate(
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
     meter = meter or WorkMeter()
-    meter.begin(keys.shape[0])
+    meter.begin_call(keys.shape[0])
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def run(rows: Tensor) -> _Rows:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
-from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
+from rlgraph.backends.engines.logprobs import apply_temperature
 from rlgraph.backends.engines.meter import WorkMeter
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
@@ -29,21 +30,20 @@ from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_in_config
 from rlgraph.backends.engines.transformers.attention import use_attention
-from rlgraph.backends.engines.transformers.autocast import forget_narrow_copies, use_autocast
-from rlgraph.backends.engines.transformers.copies import Replicas
+from rlgraph.backends.engines.transformers.autocast import forget_bfloat16_copies, use_autocast
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
-from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses, entropy, logprobs
+from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.norm import use_manual_norm_gradients
 from rlgraph.backends.engines.transformers.probe import check_causality, refuse_on_error
-from rlgraph.backends.engines.transformers.reading import NetworkReader, entropy, logprobs
 from rlgraph.backends.engines.transformers.recompute import use_recomputation
+from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
-from rlgraph.backends.engines.vocabulary import apply_temperature
 from rlgraph.backends.enginespec.memory import GrowingCache
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import UnsupportedModel
@@ -76,7 +76,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         copies=copies,
         apart=apart,
         beside=rank.base_engine,
-        **rank.block_options(),
+        **rank.micro_batch_options(),
     )
     engine.offloader = Offloader(rank.memory_counters)
     return engine
@@ -150,7 +150,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
         places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
-        self._reader = NetworkReader(self._network, block_tokens, places, threads, self._pool, self._shards, self.meter)
+        self._reader = ForwardPasses(self._network, block_tokens, places, threads, self._pool, self._shards, self.meter)
 
     @classmethod
     def open(
@@ -223,7 +223,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if "score" in ops:
             if len(sequences) and int(sequences.lengths.min()) == 0:
                 raise EngineError("a row without tokens has no score")
-            return [self._reader.read_last_tokens(sequences)]
+            return [self._reader.last_token_outputs(sequences)]
 
         def read(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
             if "values" in ops:
@@ -237,7 +237,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
             }
             return [plain[op]() for op in ops]
 
-        return self._reader.read_scored_tokens(sequences, read, len(ops))
+        return self._reader.scored_token_outputs(sequences, read, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -265,7 +265,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """
         arguments = self._differentiate, blocks, micro, self._pool, self.threads
         with self._shards.keep_gathered() if self._shards and self._gathers_once else nullcontext():
-            loss, busy, self._gradients = sum_gradients(self, *arguments, self._gradients)
+            loss, busy, self._gradients = compute_gradient_sum(self, *arguments, self._gradients)
         self._loss, self._with_rows = self._loss + loss, self._with_rows + busy
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
@@ -285,7 +285,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         try:
             return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
         finally:
-            forget_narrow_copies(self.model)
+            forget_bfloat16_copies(self.model)
 
     def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return micro-batches for `train_step`: row indices, as `engines.blocks.plan_micro_batches` cuts them for this
@@ -298,7 +298,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Return what the optimizer keeps, live; nothing before the first update."""
         return moments(self._optimizer, self.layout(), self._trained, self.offloader)
 
-    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
         self._optimizer = self._new_optimizer()
         self.offloader.mark_changed()
@@ -334,7 +334,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         )
 
     @property
-    def longest_row(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """The most tokens of a row; None: positions have no end."""
         return max_positions_in_config(self.model.config)
 
@@ -366,13 +366,13 @@ class TransformersEngine(RankWeights, ScoringMixin):
 
     def note_weights_written(self) -> None:
         """Copy the weights into the optimizer's wide copies, and give narrow ones up."""
-        forget_narrow_copies(self.model)
+        forget_bfloat16_copies(self.model)
         if self.offloader.mark_changed() and self._optimizer is not None:
             self._optimizer.refresh_master_weights()
 
     def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
-        forget_narrow_copies(self.model, base=True)
+        forget_bfloat16_copies(self.model, base=True)
         lost = () if keep else self.tensors().values()
         copied_tensors = [
             *self._held.values(),
@@ -386,12 +386,12 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a
         time."""
         # Tensors may lie where those of another state were.
-        forget_narrow_copies(self.model)
+        forget_bfloat16_copies(self.model)
         try:
             with super().temporary_weights(state):
                 yield
         finally:
-            forget_narrow_copies(self.model)
+            forget_bfloat16_copies(self.model)
 
     @property
     def _held(self) -> dict[str, Tensor]:

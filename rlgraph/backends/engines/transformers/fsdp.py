@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlgraph.backends.engines.blocks import plan_micro_batches
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.ir.mesh import Mesh
 

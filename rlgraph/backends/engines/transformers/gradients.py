@@ -14,7 +14,7 @@ from rlgraph.backends.engines.roles import Scores
 from rlgraph.backends.engines.sequences import Sequences
 
 
-class AnswersCalls(Scores, Protocol):
+class ComputesLossCalls(Scores, Protocol):
     """An engine that answers the calls of losses."""
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -22,8 +22,8 @@ class AnswersCalls(Scores, Protocol):
         ...
 
 
-def sum_gradients(
-    engine: AnswersCalls,
+def compute_gradient_sum(
+    engine: ComputesLossCalls,
     differentiate: Callable[[Tensor], Sequence[Tensor | None]],
     blocks: Sequence[Any],
     micro: Callable[[Any], MicroBatch],
@@ -53,7 +53,7 @@ def sum_gradients(
     return total, busy, sums
 
 
-def _answers(engine: AnswersCalls, calls: Sequence[ModelCall]) -> list[Tensor]:
+def _answers(engine: ComputesLossCalls, calls: Sequence[ModelCall]) -> list[Tensor]:
     """Return the model's answer to each call; log-probabilities and entropies of the same rows come from one pass."""
     answers: dict[int, Tensor] = {}
     for place, call in enumerate(calls):

@@ -3,7 +3,7 @@ dimension of each parameter, or of such a part, sharded over ranks (`torch.distr
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, gate_up_rows, trainable_parameters
+from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, gate_up_rows, trainable_parameter_shapes
 from rlgraph.catalog.models.rank_slices import RankSlicer
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor, Range, TensorPiece, chunk_range, cut_tensor, full_box, shape_of_box
@@ -12,7 +12,7 @@ from rlgraph.ir.mesh import Mesh
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the tensors of a rank, under their own names; for a model with adapters only these."""
-    cuts = RankSlicer.for_rank(shape, mesh, rank, kind, trainable_parameters(shape, kind))
+    cuts = RankSlicer.for_rank(shape, mesh, rank, kind, trainable_parameter_shapes(shape, kind))
     parts = (_split(shape, cuts, name) if cuts.tp > 1 else cuts.whole_tensor(name, name) for name in cuts.shapes)
     return tuple(_sharded(part, mesh, rank) if mesh.axis_size("fsdp") > 1 else part for part in parts)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.optimizer import STEP, Optimizer
-from rlgraph.backends.engines.weights import tensors_by_layer
+from rlgraph.backends.engines.weights import layout_by_layer
 from rlgraph.ir.layout import LocalTensor
 
 
@@ -21,5 +21,5 @@ def moments(
         return Moments()
     kinds = {kind: rest.on_device_or_host(tensors) for kind, tensors in optimizer.state_by_weight().items()}
     counts = kinds.pop(STEP, {})
-    held = [local for local in tensors_by_layer(layout, trained) if local.name in trained]
+    held = [local for local in layout_by_layer(layout, trained) if local.name in trained]
     return Moments(tuple(held), kinds, float(next(iter(counts.values()), 0.0)))

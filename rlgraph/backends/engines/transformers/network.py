@@ -16,10 +16,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
-from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_layers
+from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_packed_rows
 from rlgraph.backends.engines.transformers.autocast import NARROW, autocast
 from rlgraph.backends.engines.transformers.cache import make_cache
-from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
+from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.cluster import cpu_or_gpu
 
@@ -67,7 +67,7 @@ class Network:
         self._autocast = autocast
 
     @property
-    def rounded_to(self) -> torch.dtype:
+    def rounding_dtype(self) -> torch.dtype:
         """The dtype to which what the layers compute is rounded."""
         return NARROW if self._autocast else self.model.dtype
 
@@ -82,18 +82,20 @@ class Network:
         ones, where the model can do that and it saves something; None: none.
         """
         longest = int(rows.lengths.max())
-        packing = pack_shared(rows, beginnings) if beginnings is not None and self.can_share_prefixes else None
+        packing = (
+            pack_sharing_prefixes(rows, beginnings) if beginnings is not None and self.can_share_prefixes else None
+        )
         if packing is None and self.can_pack and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
             packing = pack_separately(rows)
         if packing is not None:
-            index, states = packing.place_of_token[places], self.packed_states(rows, packing)
+            index, states = packing.place_of_token[places], self.packed_hidden_states(rows, packing)
         else:
             index = rows.row_of_token[places] * longest + rows.token_positions[places]
             states = self.hidden_states(rows.padded(self._pad_id)[0].to(self.device))
         flat = states.flatten(0, 1)
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
 
-    def packed_states(self, rows: Sequences, packing: Packing) -> Tensor:
+    def packed_hidden_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it
         `can_pack`."""
         tokens, positions = rows.tokens[packing.token_at_place], rows.token_positions[packing.token_at_place]
@@ -163,7 +165,7 @@ class Network:
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         padded = self.decode_step(both, make_cache(self.model.config, 1), positions, mask)[1]
         alone = self.decode_step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
-        return bool((padded - alone).abs().max() <= _tolerance(alone.to(self.rounded_to)))
+        return bool((padded - alone).abs().max() <= _tolerance(alone.to(self.rounding_dtype)))
 
     @cached_property
     @torch.no_grad()
@@ -171,7 +173,7 @@ class Network:
         """Whether rows that lie one behind the other give what each gives alone."""
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
-        return supports_layers(self.model) and self._reads_same(rows, pack_separately(rows))
+        return supports_packed_rows(self.model) and self._reads_same(rows, pack_separately(rows))
 
     @cached_property
     @torch.no_grad()
@@ -181,18 +183,18 @@ class Network:
             return False
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
-        packing = pack_shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
+        packing = pack_sharing_prefixes(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
         return packing is not None and self.can_pack and self._reads_same(rows, packing)
 
     def _reads_same(self, rows: Sequences, packing: Packing) -> bool:
         """Return whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or
         of float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
         try:
-            together = self.packed_states(rows, packing)[0][packing.place_of_token].split(rows.lengths.tolist())
+            together = self.packed_hidden_states(rows, packing)[0][packing.place_of_token].split(rows.lengths.tolist())
         except Exception:
             return False
         alone = [self.hidden_states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
-        coarser = max(self.rounded_to, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
+        coarser = max(self.rounding_dtype, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
         return all(
             bool((packed_states - single).abs().max() <= _tolerance(single.to(coarser)))
             for packed_states, single in zip(together, alone, strict=True)

@@ -43,7 +43,7 @@ def pack_separately(rows: Sequences) -> Packing:
     return _lay_out(rows, np.arange(len(rows)), rows.lengths.numpy())
 
 
-def pack_shared(rows: Sequences, beginnings: Tensor, worth: float = SHARES.min_saved_share) -> Packing | None:
+def pack_sharing_prefixes(rows: Sequences, beginnings: Tensor, worth: float = SHARES.min_saved_share) -> Packing | None:
     """Pack neighbours that begin with the same tokens as a family; None where that leaves out less than is worth it.
 
     beginnings: int64 [N], the tokens of each row that it may share: all of them with a neighbour, or none.

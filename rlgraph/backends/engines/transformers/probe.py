@@ -70,7 +70,7 @@ def _check_causal(network: Network, ids: Tensor) -> None:
     changed[:, _PROMPT:] = ids[:, _PROMPT:].flip(1, 0)
     before, after = (network.hidden_states(tokens)[:, :_PROMPT] for tokens in (ids, changed))
     gap = logits_distance(after, before)
-    if not gap <= rounding_tolerance(network.rounded_to):
+    if not gap <= rounding_tolerance(network.rounding_dtype):
         raise ModelRefused(
             f"{_name(network)} is no causal model: a later token changes what an earlier one gives, "
             f"by {gap:.2g} of its spread"
@@ -96,7 +96,7 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
             rows = rows[1:]
             cache.batch_select_indices(rows)
     gap = logits_distance(torch.cat([stepwise for stepwise, _ in pairs]), torch.cat([full for _, full in pairs]))
-    if not gap <= rounding_tolerance(network.rounded_to):
+    if not gap <= rounding_tolerance(network.rounding_dtype):
         raise ModelRefused(
             f"{_name(network)} does not decode with a cache: a token at a time it gives other numbers than in one "
             f"pass, by {gap:.2g} of their spread"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.backends.engines.transformers.layout import layout
-from rlgraph.backends.enginespec.legal import tensor_misfits
+from rlgraph.backends.enginespec.layout_checks import tensor_parallel_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory, GrowingCache
 from rlgraph.backends.enginespec.spec import GROWING_SEGMENTS, AttentionKind, EngineSpec, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
@@ -32,7 +32,7 @@ _UNPLANNED = ("phi3", "qwen2_moe", "deepseek_v3")
 def _tp_misfits(shape: Shape, tp: int) -> list[str]:
     if tp > 1 and shape.family in _UNPLANNED:
         return [f"is not for {shape.family} models, whose layers transformers has no plan to split"]
-    misfits = tensor_misfits(shape, tp)
+    misfits = tensor_parallel_misfits(shape, tp)
     if not misfits and shape.kv_heads % tp:
         misfits.append(f"does not divide the {shape.kv_heads} key-value heads")
     return misfits if tp <= shape.vocab else [*misfits, "is more than there are tokens"]

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained_parameters
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.logprobs import logprobs_and_entropy
 from rlgraph.backends.engines.transformers.meshes import device_mesh
-from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import UnsupportedModel
@@ -224,12 +224,12 @@ def _adapter_words(words: Mapping[str, str], model: nn.Module) -> dict[str, str]
 
 
 def _identity(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    entered: Tensor = _Enter.apply(x, group)  # type: ignore[no-untyped-call]
+    entered: Tensor = _CopyToParallelRegion.apply(x, group)  # type: ignore[no-untyped-call]
     return entered
 
 
 def _summed_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    joined: Tensor = _Sum.apply(x, group)  # type: ignore[no-untyped-call]
+    joined: Tensor = _ReduceFromParallelRegion.apply(x, group)  # type: ignore[no-untyped-call]
     return joined
 
 
@@ -247,7 +247,7 @@ class _PartialEmbedding(nn.Module):
         return _summed_over(embedded.masked_fill(missing[..., None], 0), self.ranks.group)
 
 
-class _Enter(torch.autograd.Function):
+class _CopyToParallelRegion(torch.autograd.Function):
     """Passes on what all ranks have and each works on with its part: the gradient is the sum over them."""
 
     @staticmethod
@@ -262,7 +262,7 @@ class _Enter(torch.autograd.Function):
         return gradient, None
 
 
-class _Sum(torch.autograd.Function):
+class _ReduceFromParallelRegion(torch.autograd.Function):
     """Sums what each rank has a part of; all of them have the sum's gradient."""
 
     @staticmethod

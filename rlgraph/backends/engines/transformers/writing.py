@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import base_location, is_adapter, save
-from rlgraph.backends.engines.sources import ModelSpec, quiet_transformers, save_on_any_rank
+from rlgraph.backends.engines.sources import ModelSpec, allow_save_on_any_rank, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 
 
@@ -23,7 +23,7 @@ def save_model(
 ) -> None:
     """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
     adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
-    with quiet_transformers(), save_on_any_rank(model):
+    with quiet_transformers(), allow_save_on_any_rank(model):
         if spec.adapters is None:
             model.save_pretrained(str(folder), state_dict=dict(held))
         else:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.first_done import is_decided
 from rlgraph.backends.engines.rank_weights import RankWeights
-from rlgraph.backends.engines.vllm.calls import NumberedCalls, RowCall, Sample
-from rlgraph.backends.engines.vllm.layout import layer_split
+from rlgraph.backends.engines.vllm.calls import GenerateCall, NumberedCalls, Sample
+from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.ir.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class CallSampler(RankWeights):
         """Counts how often somebody wrote into the weights."""
         self.keeps = False
         """Rows that are being generated go on with what was computed of them with older weights."""
-        self._calls: dict[int, RowCall] = {}
+        self._calls: dict[int, GenerateCall] = {}
         """The calls whose rows are being generated, in the order in which they began."""
         self._numbers = count()
         self._desk = NumberedCalls()
         self._lora_request: Any = None
         """vLLM's name for the adapters, where they are apart from the weights."""
 
-    def _sampled(self, call: RowCall) -> Iterator[Sample]:
+    def _sampled(self, call: GenerateCall) -> Iterator[Sample]:
         """Yield the samples of a call that samples by itself, each as soon as it ends."""
         self._admit(call)
         try:
@@ -67,7 +67,7 @@ class CallSampler(RankWeights):
         finally:
             self._desk.note_driven_to_end(number)
 
-    def _drive(self, number: int, call: RowCall) -> None:
+    def _drive(self, number: int, call: GenerateCall) -> None:
         if call.weights is not None:
             with self.temporary_weights(call.weights):
                 self._finish(number)
@@ -87,7 +87,7 @@ class CallSampler(RankWeights):
 
     def give_up_longer_rows(self, number: int, tokens: int) -> None:
         """Make the call of this number give up the unfinished rows that have so many tokens."""
-        self._desk.set_limit(number, tokens)
+        self._desk.set_token_limit(number, tokens)
 
     def dismiss_call(self, number: int) -> None:
         """Note that the caller of the call of this number is done with it, or failed to make it."""
@@ -116,7 +116,7 @@ class CallSampler(RankWeights):
             self._admit(call)
         return bool(over)
 
-    def _admit(self, call: RowCall) -> None:
+    def _admit(self, call: GenerateCall) -> None:
         """Begin a call: its rows come behind those of earlier ones."""
         from rlgraph.backends.engines.vllm.sampling import SampledRow
 
@@ -130,7 +130,7 @@ class CallSampler(RankWeights):
             self._calls[number] = call
         call.pending_samples.extend(call.ordered_requests())
 
-    def _give_up(self, call: RowCall) -> None:
+    def _give_up(self, call: GenerateCall) -> None:
         """Give up a call's unfinished rows, with which somebody else goes on."""
         if call.unfinished_by_request:
             given_up = call.unfinished_rows()
@@ -182,7 +182,7 @@ class CallSampler(RankWeights):
             if not call.unfinished_by_request:
                 del self._calls[number]
 
-    def _drop(self, call: RowCall) -> None:
+    def _drop(self, call: GenerateCall) -> None:
         """Give up the unfinished rows of a call."""
         self._calls = {number: other for number, other in self._calls.items() if other is not call}
         self._engine.abort_request(list(call.unfinished_by_request))
@@ -195,7 +195,7 @@ class CallSampler(RankWeights):
 
     def _least(self, local: list[int]) -> list[int]:
         """Return for each number the least that any rank of this replica has; all ask before the same step."""
-        if layer_split(self._mesh, self._rank)[0] == 1:
+        if split_size_and_rank(self._mesh, self._rank)[0] == 1:
             return local
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -203,7 +203,7 @@ class CallSampler(RankWeights):
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
         return [int(number) for number in least]
 
-    def _add(self, call: RowCall, rows: Mapping[str, SampledRow]) -> None:
+    def _add(self, call: GenerateCall, rows: Mapping[str, SampledRow]) -> None:
         for name, row in rows.items():
             # Only rows that began with the same weights share keys and values.
             prompt = {"prompt_token_ids": call.prompt_and_begun_tokens(row), "cache_salt": str(self.version)}

@@ -13,7 +13,7 @@ from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandone
 from rlgraph.backends.engines.roles import WeightRefresh
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.vllm.sampling import CallSampling, SampledRow
+    from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow
 
 
 _NOTHING = PartialRow([], [])
@@ -34,10 +34,10 @@ class Sample:
 
 
 @dataclass(eq=False)
-class RowCall:
+class GenerateCall:
     """The rows of one call."""
 
-    batch: CallSampling
+    batch: CallSamplingSettings
     prompts: list[list[int]]
     n: int
     keys: list[int]
@@ -112,7 +112,7 @@ class NumberedCalls:
     """Keeps calls until the thread that samples takes them."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, RowCall] = {}
+        self._calls: dict[int, GenerateCall] = {}
         self._dismissed: set[int] = set()
         self._driven: set[int] = set()
         """Calls that have been driven to their end, and are forgotten when they are dismissed."""
@@ -122,7 +122,7 @@ class NumberedCalls:
         """Numbers of tokens at which rows of calls are to be given up, where that has not happened yet."""
         self._condition = Condition()
 
-    def hand_over_call(self, number: int, call: RowCall) -> None:
+    def hand_over_call(self, number: int, call: GenerateCall) -> None:
         """Hand a call over in place of the one before, whose rows have ended."""
         with self._condition:
             self._calls[number] = call
@@ -137,7 +137,7 @@ class NumberedCalls:
                 self._dismissed.add(number)
             self._condition.notify_all()
 
-    def wait_for_call(self, number: int) -> RowCall | None:
+    def wait_for_call(self, number: int) -> GenerateCall | None:
         """Return the last call of this number, when one has been handed over; None: it was dismissed before."""
         with self._condition:
             self._condition.wait_for(lambda: number in self._calls or number in self._dismissed)
@@ -156,13 +156,13 @@ class NumberedCalls:
                 default=None,
             )
 
-    def note_given_up(self, number: int) -> RowCall:
+    def note_given_up(self, number: int) -> GenerateCall:
         """Note that a call has given its rows up."""
         with self._condition:
             self._leaving.discard(number)
             return self._calls[number]
 
-    def set_limit(self, number: int, tokens: int) -> None:
+    def set_token_limit(self, number: int, tokens: int) -> None:
         """Set the number of tokens at which rows of a call are given up."""
         with self._condition:
             self._limits[number] = tokens
@@ -175,7 +175,7 @@ class NumberedCalls:
             )
             return min(changed, default=None)
 
-    def note_limit_agreed(self, number: int, tokens: int) -> RowCall:
+    def note_limit_agreed(self, number: int, tokens: int) -> GenerateCall:
         """Note that all ranks know of a call's limit."""
         with self._condition:
             if self._limits.get(number) == tokens:

@@ -21,15 +21,15 @@ from rlgraph.backends.engines.sampling import check_row_keys, with_start_token
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.call_sampler import CallSampler
-from rlgraph.backends.engines.vllm.calls import RowCall, Sample
-from rlgraph.backends.engines.vllm.environment import has_no_gpu, import_vllm, model_folder
+from rlgraph.backends.engines.vllm.calls import GenerateCall, Sample
+from rlgraph.backends.engines.vllm.environment import has_no_gpu, import_vllm, temporary_model_folder
 from rlgraph.backends.engines.vllm.experts import UnpackedExperts
-from rlgraph.backends.engines.vllm.layout import layer_split, layout
+from rlgraph.backends.engines.vllm.layout import layout, split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
 from rlgraph.backends.engines.vllm.offload import kv_cache_tensors, make_offloader, offloaded_weights
-from rlgraph.backends.engines.vllm.source import Source, read_source
+from rlgraph.backends.engines.vllm.source import VllmModelSource, read_model_source
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.backends.engines.vllm.start import Limits, limits_of, min_cache_bytes, start_engine
+from rlgraph.backends.engines.vllm.start import EngineLimits, limits_in_plan, min_cache_bytes, start_engine
 from rlgraph.backends.engines.weights import fill_tensors
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.ir.layout import LocalTensor
@@ -65,14 +65,14 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], version_
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """Open this rank's part of a replica of a model. Raises EngineError."""
-    limits = asdict(limits_of(rank.holding))
+    limits = asdict(limits_in_plan(rank.holding))
     engine = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     engine.holding, engine.keeps = rank.holding, rank.holding.keep
     engine.offloader = make_offloader(engine._engine, rank.memory_counters)
     return engine
 
 
-def _adapting(spec: ModelSpec, source: Source, wanted: str) -> str:
+def _adapting(spec: ModelSpec, source: VllmModelSource, wanted: str) -> str:
     """Return how adapters are held: as wanted, else in the first way that is exact. Raises EngineError where there is
     none."""
     if spec.adapters is None:
@@ -94,7 +94,7 @@ class VllmEngine(CallSampler):
     them.
     """
 
-    def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
+    def __init__(self, spec: ModelSpec, source: VllmModelSource, engine: Any, mesh: Mesh, rank: int) -> None:
         """Wrap a vLLM engine that is started; `open` does that."""
         super().__init__(engine, mesh, rank)
         self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
@@ -113,18 +113,18 @@ class VllmEngine(CallSampler):
         """Start the engine and load this rank's part of the model of `spec`.
 
         address: of `rlgraph.backends.engines.process_groups.open_store`, where the ranks of this replica meet. limits:
-        the fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
+        the fields of `rlgraph.backends.engines.vllm.start.EngineLimits`. Raises EngineError where it cannot be done.
         """
         # vLLM keeps the stack frames of its first import, and their locals with them: these frames have no weights.
         import_vllm()
-        return cls._load(spec, mesh, rank, address, Limits(**limits))
+        return cls._load(spec, mesh, rank, address, EngineLimits(**limits))
 
     @classmethod
-    def _load(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
-        source = read_source(spec, mesh)
+    def _load(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: EngineLimits) -> VllmEngine:
+        source = read_model_source(spec, mesh)
         limits = replace(limits, adapters=_adapting(spec, source, limits.adapters))
         beside = limits.adapters == "apart"
-        with model_folder(source.write_config) as folder:
+        with temporary_model_folder(source.write_config) as folder:
             engine = start_engine(folder, spec, source.shape, mesh, rank, address, limits)
         loaded = cls(spec, source, engine, mesh, rank)
         tensors, pieces = loaded._parameters(), layout(loaded._shape, mesh, rank, spec.kind)
@@ -146,11 +146,11 @@ class VllmEngine(CallSampler):
         return module
 
     @property
-    def longest_row(self) -> int:
+    def max_row_tokens(self) -> int:
         """The most tokens of a row, prompt and response together."""
         return int(self._engine.model_config.max_model_len)
 
-    def larger_cache(self, tokens: int) -> ModelHolding | None:
+    def holding_for_longer_rows(self, tokens: int) -> ModelHolding | None:
         """Return what a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are
         longer than positions reach."""
         if not self.holding.kv_bytes or tokens > self._shape.positions:
@@ -243,11 +243,11 @@ class VllmEngine(CallSampler):
         if not sampling.max_tokens or not len(keys):
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
             return
-        from rlgraph.backends.engines.vllm.sampling import CallSampling
+        from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings
 
-        batch = CallSampling(sampling, self._stops(sampling), admission)
+        batch = CallSamplingSettings(sampling, self._stops(sampling), admission)
         known = {} if known is None else known
-        call = RowCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
+        call = GenerateCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
             try:
                 call.deliver_finished()
@@ -262,7 +262,7 @@ class VllmEngine(CallSampler):
     @property
     def has_results(self) -> bool:
         """Whether this is the first rank of its replica: the others generate the same."""
-        return layer_split(self._mesh, self._rank)[1] == 0
+        return split_size_and_rank(self._mesh, self._rank)[1] == 0
 
     def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds, in global terms; for a model with adapters all of these."""
@@ -317,10 +317,10 @@ class VllmEngine(CallSampler):
     def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
         check_row_keys(keys, prompts, n)
         most = int(prompts.lengths.max()) if len(keys) else 0
-        if most + sampling.max_tokens > self.longest_row:
+        if most + sampling.max_tokens > self.max_row_tokens:
             raise EngineError(
                 f"a prompt of {most} tokens and up to {sampling.max_tokens} generated ones are more than the "
-                f"{self.longest_row} that a row of this model may have: shorten the prompts or lower max_tokens"
+                f"{self.max_row_tokens} that a row of this model may have: shorten the prompts or lower max_tokens"
             )
 
     def _stops(self, sampling: Sampling) -> tuple[int, ...]:

@@ -53,14 +53,14 @@ def sees_all_devices(ranks: int) -> bool:
     return ranks == 1 or torch.cuda.device_count() >= ranks
 
 
-def map_no_memory_of_others() -> None:
+def all_reduce_by_nccl_only() -> None:
     """Have vLLM add up by NCCL alone, which finds the other devices by itself: its other ways ask whether this device
     reaches one that this process does not see, and do not start."""
     os.environ.update(_WITHOUT_PEERS)
 
 
 @contextmanager
-def model_folder(write: Callable[[str], None]) -> Iterator[str]:
+def temporary_model_folder(write: Callable[[str], None]) -> Iterator[str]:
     """Write a model's files by `write`, and give the folder with them while the context lasts.
 
     vLLM keeps what it compiles under a name of which the folder's path is a part: the folder is named after its

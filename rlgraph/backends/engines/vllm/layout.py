@@ -11,9 +11,9 @@ from rlgraph.catalog.models.families import (
     ModelKind,
     expert_layer_prefix,
     gate_up_rows,
-    rows_of_part,
+    tensor_rows_of_part,
 )
-from rlgraph.catalog.models.latent import LatentAttention
+from rlgraph.catalog.models.latent_attention import LatentAttention
 from rlgraph.catalog.models.rank_slices import RankSlicer, Slice
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
@@ -24,14 +24,14 @@ VOCAB_MULTIPLE = 64
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
-    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no fault;
     every replica along `dp` has the same.
 
     Ranks along `ep` have whole experts, and split everything else as those along `tp` do: vLLM's
     `enable_expert_parallel`.
     """
     cuts, whole_experts = RankSlicer.for_rank(shape, mesh, rank, kind), mesh.axis_size("ep") > 1
-    size, index = layer_split(mesh, rank)
+    size, index = split_size_and_rank(mesh, rank)
     cuts = replace(cuts, tp=size, index=index)
     tensors = [
         cuts.split_padded_tensor(EMBEDDING, EMBEDDING, padded_vocab_size(shape)),
@@ -43,7 +43,7 @@ def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -
     return tuple(tensors)
 
 
-def layer_split(mesh: Mesh, rank: int) -> tuple[int, int]:
+def split_size_and_rank(mesh: Mesh, rank: int) -> tuple[int, int]:
     """Return over how many ranks layers are split, along `tp` or `ep`, and which one of them a rank is."""
     axis = "ep" if mesh.axis_size("ep") > 1 else "tp"
     return mesh.axis_size(axis), mesh.axis_position(rank, axis)
@@ -78,7 +78,10 @@ def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
     layer = "model.layers.*.self_attn."
     down, keys = "kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight"
     if latent.queries:
-        parts = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached_numbers))]
+        parts = [
+            (f"{layer}q_a_proj.weight", (0, latent.queries)),
+            (f"{layer}{down}", (0, latent.cached_numbers_per_token)),
+        ]
         yield cuts.concatenate_slices(f"{layer}fused_qkv_a_proj.weight", parts)
         yield cuts.whole_tensor(f"{layer}q_a_layernorm.weight", f"{layer}q_a_layernorm.weight")
         yield cuts.split_tensor(f"{layer}q_b_proj.weight", f"{layer}q_b_proj.weight")
@@ -93,7 +96,7 @@ def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
 def _network(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     layer, columns = "model.layers.*.", cuts.rank_range(shape.ffn)
     yield cuts.concatenate_slices(
-        f"{layer}mlp.gate_up_proj.weight", [rows_of_part(shape, part, *columns) for part in ("gate", "up")]
+        f"{layer}mlp.gate_up_proj.weight", [tensor_rows_of_part(shape, part, *columns) for part in ("gate", "up")]
     )
     yield cuts.split_tensor(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
 
@@ -135,6 +138,6 @@ def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
     sharers = max(1, cuts.tp // shape.kv_heads)
     size = rows * sharers // cuts.tp
     start = cuts.index // sharers * size
-    yield rows_of_part(shape, "q", *cuts.rank_range(shape.heads * shape.head_dim), field)
-    yield rows_of_part(shape, "k", start, start + size, field)
-    yield rows_of_part(shape, "v", start, start + size, field)
+    yield tensor_rows_of_part(shape, "q", *cuts.rank_range(shape.heads * shape.head_dim), field)
+    yield tensor_rows_of_part(shape, "k", start, start + size, field)
+    yield tensor_rows_of_part(shape, "v", start, start + size, field)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.catalog.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapters, factor_names
+from rlgraph.catalog.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapters, adapter_matrix_names
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.shape import Shape
 
@@ -61,7 +61,7 @@ class NativeLora:
     def apply_new_adapters(self) -> None:
         """Give vLLM the adapters again after new ones came."""
         for layer, parts in self._layers:
-            pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(factor_names, parts)]
+            pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(adapter_matrix_names, parts)]
             first = [a for a, _ in pairs]
             second = [None if b is None else b * self._scale for _, b in pairs]
             # For fused matrices vLLM expects a list of their parts. It cuts out a rank's part by itself.

@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.backends.engines.vllm.environment import has_no_gpu
-from rlgraph.backends.engines.vllm.start import RankMeeting
+from rlgraph.backends.engines.vllm.start import RankRendezvous
 
 _SEGMENTS = Path("/dev/shm")
 
@@ -35,8 +35,8 @@ class RankExecutor(UniProcExecutor):
         return self._meeting.url, rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
 
     @property
-    def _meeting(self) -> RankMeeting:
-        return cast(RankMeeting, self.vllm_config.additional_config)
+    def _meeting(self) -> RankRendezvous:
+        return cast(RankRendezvous, self.vllm_config.additional_config)
 
     def determine_available_memory(self) -> list[int]:
         """Return the least that any rank has, in bytes: all have as many blocks of the key-value cache."""

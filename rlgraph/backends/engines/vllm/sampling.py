@@ -23,7 +23,7 @@ _ROW_FIELD = "rlgraph"
 
 
 @dataclass
-class CallSampling:
+class CallSamplingSettings:
     """The sampling settings of one call's rows. The engine and its logits processor, which are in one process, share
     this object and those of its rows."""
 
@@ -39,7 +39,7 @@ class CallSampling:
 class SampledRow:
     """A row, with what vLLM does not tell of its response."""
 
-    batch: CallSampling
+    batch: CallSamplingSettings
     index: int
     key: int
     logprobs: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class SampledRow:
         return PartialRow(tokens[:count], self.logprobs[:count])
 
     def sampling_params(self) -> SamplingParams:
-        """Return what vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
+        """Return what vLLM is to do: take the likeliest of the logits that `SamplingLogitsProcessor` leaves."""
         return SamplingParams(
             temperature=0,
             max_tokens=self.batch.sampling.max_tokens - len(self.begun_tokens),
@@ -70,7 +70,7 @@ class SampledRow:
         )
 
 
-class RowSampling(LogitsProcessor):
+class SamplingLogitsProcessor(LogitsProcessor):
     """Samples a token for each row of vLLM's batch, makes it the likeliest, and notes its log-probability."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:

@@ -12,14 +12,14 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
-from rlgraph.backends.enginespec.legal import explain_unsupported, layout_problems
+from rlgraph.backends.enginespec.layout_checks import explain_unsupported, layout_problems
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.ir.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Source:
+class VllmModelSource:
     """A model that vLLM can take."""
 
     codec: Codec
@@ -37,7 +37,7 @@ class Source:
         self.config.save_pretrained(folder)
 
 
-def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
+def read_model_source(spec: ModelSpec, mesh: Mesh) -> VllmModelSource:
     """Find the model of `spec`. Raises EngineError where there is none, or vLLM cannot spread it over the mesh."""
     local = isinstance(spec.source, str) and Path(spec.source).is_dir()
     codec, config, of_model, weights = (_from_folder if local else _from_transformers)(spec)
@@ -47,7 +47,7 @@ def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
         raise EngineError(f"the engine vllm cannot take this model: {explain_unsupported(error, 'vllm')}") from error
     if faults := layout_problems(shape, "vllm", mesh, spec.kind):
         raise EngineError("; ".join(faults))
-    return Source(codec, config, shape, codec.end_token_ids(of_model), weights)
+    return VllmModelSource(codec, config, shape, codec.end_token_ids(of_model), weights)
 
 
 def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, WeightSource]:

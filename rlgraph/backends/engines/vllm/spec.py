@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.backends.engines.vllm.layout import layout, padded_vocab_size
-from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.layout_checks import expert_parallel_misfits, tensor_parallel_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory, ReservedCache
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import EngineSpec
@@ -14,13 +14,13 @@ _DTYPES = frozenset({"float32", "bfloat16"})
 
 
 def _tp_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
-    misfits, rows = tensor_misfits(shape, tp, entire), padded_vocab_size(shape)
+    misfits, rows = tensor_parallel_misfits(shape, tp, entire), padded_vocab_size(shape)
     return [*misfits, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else misfits
 
 
 def _ep_misfits(shape: Shape, ep: int) -> list[str]:
     """Return the misfits of `ep`: ranks that have whole experts split everything else as those of a layer do."""
-    return [*expert_misfits(shape, ep), *_tp_misfits(shape, ep, entire=True)]
+    return [*expert_parallel_misfits(shape, ep), *_tp_misfits(shape, ep, entire=True)]
 
 
 _ROUNDED = dict.fromkeys(

@@ -11,15 +11,15 @@ import torch
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import rendezvous_url
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.environment import has_no_gpu, map_no_memory_of_others, sees_all_devices
+from rlgraph.backends.engines.vllm.environment import all_reduce_by_nccl_only, has_no_gpu, sees_all_devices
 from rlgraph.backends.engines.vllm.experts import use_local_experts
-from rlgraph.backends.engines.vllm.layout import layer_split
+from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import lora_options
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.cost.cache_terms import CacheQuestion, cache_terms, row_bytes
+from rlgraph.passes.cost.cache_reservation import CacheSizingInput, cache_reservation, one_row_cache_bytes
 
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
@@ -40,7 +40,7 @@ _LATENT_SIZES = 512, 64
 
 
 @dataclass(frozen=True)
-class RankMeeting:
+class RankRendezvous:
     """What `RankExecutor` is told beside vLLM's own arguments."""
 
     rank: int
@@ -53,7 +53,7 @@ class RankMeeting:
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """The limits of what an engine takes on at a time."""
 
     rows: int | None = None
@@ -73,9 +73,9 @@ class Limits:
     """The engine will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
 
 
-def limits_of(holding: ModelHolding) -> Limits:
+def limits_in_plan(holding: ModelHolding) -> EngineLimits:
     """Return the limits that a plan says of a model here."""
-    return Limits(
+    return EngineLimits(
         row_tokens=holding.max_len or None,
         cache_bytes=holding.kv_bytes or None,
         gpu_memory_utilization=holding.share or _RESERVED.share,
@@ -85,7 +85,7 @@ def limits_of(holding: ModelHolding) -> Limits:
 
 
 def start_engine(
-    folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: Limits
+    folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: EngineLimits
 ) -> Any:
     """Start vLLM's engine in this process, with arbitrary weights; `vllm.environment.import_vllm` comes first.
 
@@ -94,9 +94,9 @@ def start_engine(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    size, index = layer_split(mesh, rank)
+    size, index = split_size_and_rank(mesh, rank)
     if not sees_all_devices(size):
-        map_no_memory_of_others()
+        all_reduce_by_nccl_only()
     meeting = _meeting_arguments(size, index, address)
     if has_no_gpu():
         _check_kernels(shape)
@@ -119,14 +119,14 @@ def start_engine(
     return engine
 
 
-def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
+def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: EngineLimits, memory: int) -> dict[str, Any]:
     """Return the arguments of vLLM on each rank. memory: bytes of its GPU."""
-    size, _ = layer_split(mesh, 0)
+    size, _ = split_size_and_rank(mesh, 0)
     dtype = _dtype(spec)
     itemsize = getattr(torch, dtype).itemsize
-    question = CacheQuestion(shape, spec.kind, size, itemsize, has_no_gpu(), memory)
+    question = CacheSizingInput(shape, spec.kind, size, itemsize, has_no_gpu(), memory)
     said = limits.row_tokens, limits.cache_bytes, limits.gpu_memory_utilization
-    terms = cache_terms(question, _RESERVED, *said)
+    terms = cache_reservation(question, _RESERVED, *said)
     return {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -146,7 +146,7 @@ def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, me
         "moe_backend": "auto" if has_no_gpu() else "triton",
         **(lora_options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
         **(_LATENT_ON_CPU if shape.latent and has_no_gpu() else {}),
-        "logits_processors": ["rlgraph.backends.engines.vllm.sampling:RowSampling"],
+        "logits_processors": ["rlgraph.backends.engines.vllm.sampling:SamplingLogitsProcessor"],
         # A token's place is the number of those before it, which must be known when it is sampled.
         "async_scheduling": False,
         "disable_log_stats": True,
@@ -157,9 +157,11 @@ def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, me
 def min_cache_bytes(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) -> int:
     """Return the bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that
     a plan may say."""
-    size, _ = layer_split(mesh, 0)
+    size, _ = split_size_and_rank(mesh, 0)
     itemsize = getattr(torch, _dtype(spec)).itemsize
-    return row_bytes(CacheQuestion(shape, spec.kind, size, itemsize, has_no_gpu(), None), _RESERVED, row_tokens)
+    return one_row_cache_bytes(
+        CacheSizingInput(shape, spec.kind, size, itemsize, has_no_gpu(), None), _RESERVED, row_tokens
+    )
 
 
 def _dtype(spec: ModelSpec) -> str:
@@ -208,6 +210,6 @@ def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, 
     return {
         "tensor_parallel_size": size,
         "distributed_executor_backend": "rlgraph.backends.engines.vllm.ranks.RankExecutor",
-        "additional_config": RankMeeting(index, rendezvous_url(address)),
+        "additional_config": RankRendezvous(index, rendezvous_url(address)),
         "disable_custom_all_reduce": not sees_all_devices(size),
     }

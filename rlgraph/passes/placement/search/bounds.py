@@ -10,13 +10,13 @@ from operator import attrgetter, le
 from types import MappingProxyType
 
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.memo import get_or_compute
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
-from rlgraph.passes.placement.search.fusing import Others, Pieces
+from rlgraph.passes.placement.search.fused_pipelines import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.strategy import Ranks
 
 Devices = tuple[tuple[tuple[int, ...], int], ...]
@@ -60,7 +60,7 @@ Choices = Mapping[int, Candidates]
 """The candidates of each component."""
 
 
-class SharedOptions:
+class SharedPipelineOptions:
     """Options of one split of a component that shares its pipeline with others."""
 
     def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
@@ -89,20 +89,20 @@ class PoolOptions:
     choices: Choices
     unshared: Choices
     """The options where no training shares its pipeline with another one."""
-    shared: Mapping[int, Mapping[Ranks, SharedOptions]]
+    shared: Mapping[int, Mapping[Ranks, SharedPipelineOptions]]
     """For components that may share their pipeline, the options where they do, by how all of a pipeline are split."""
 
 
 class Bounds:
     """The bounds of one problem."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, way: int = 0) -> None:
+    def __init__(self, problem: PlacementProblem, incumbent: Incumbent, way: int = 0) -> None:
         """way: the index among the problems that are searched together."""
         self.problem, self.incumbent, self.way = problem, incumbent, way
         self.fuses = bool(problem.fusing.partners)
         """Whether trainings may share a pipeline."""
         self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], PoolOptions | None] = {}
-        self._lasting: dict[tuple[object, ...], SharedOptions] = {}
+        self._lasting: dict[tuple[object, ...], SharedPipelineOptions] = {}
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
 
     def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
@@ -126,7 +126,7 @@ class Bounds:
     def options_anywhere(self, number: int, devices: Devices) -> Candidates:
         """Return the options of a component on any of some pools: devices of the largest one on each node group."""
         if (number, devices) not in self._anywhere:
-            component, joined = self.problem.components[number], self.problem.cluster.join_groups
+            component, joined = self.problem.components[number], self.problem.cluster.join_node_groups
             options = [
                 self.problem.options.undominated_options(component, joined(islands), size) for islands, size in devices
             ]
@@ -134,18 +134,18 @@ class Bounds:
             self._anywhere[number, devices] = candidates
         return self._anywhere[number, devices]
 
-    def unshared_candidates(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
+    def unfused_candidates(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
         """Return the candidates where no trainings share a pipeline."""
         pools = [self.pool_options(block, most) for block, most in zip(blocks, devices, strict=True)]
         return {number: candidates for pool in pools if pool for number, candidates in pool.unshared.items()}
 
-    def ways_to_share(
+    def ways_to_share_pipelines(
         self, blocks: Blocks, devices: Sequence[int]
-    ) -> Iterator[tuple[Pieces, Mapping[int, SharedOptions]]]:
+    ) -> Iterator[tuple[Pieces, Mapping[int, SharedPipelineOptions]]]:
         """Yield which trainings may share a pipeline, and how it is split: the options of those that do."""
         pools = [self.pool_options(block, most) for block, most in zip(blocks, devices, strict=True)]
         shared = {number: by_ranks for pool in pools if pool for number, by_ranks in pool.shared.items()}
-        for pieces in self.problem.fusing.possible_sharings([block.components for block in blocks]):
+        for pieces in self.problem.fusing.possible_pipeline_sharings([block.components for block in blocks]):
             pieces_shared = [[shared.get(number, {}) for number in piece] for piece in pieces]
             splits = [
                 [ranks for ranks in first if all(ranks in by_ranks for by_ranks in rest)]
@@ -155,19 +155,19 @@ class Bounds:
                 split_pieces = zip(pieces, chosen, strict=True)
                 yield pieces, {number: shared[number][ranks] for piece, ranks in split_pieces for number in piece}
 
-    def fitting_candidates(self, block: Block, devices: int) -> Choices | None:
+    def fitting_candidates(self, block: PartitionBlock, devices: int) -> Choices | None:
         """Return for each component of a pool the options that fit next to the least of the others; None if one has
         none."""
         pool = self.pool_options(block, devices)
         return None if pool is None else pool.choices
 
-    def pool_options(self, block: Block, devices: int) -> PoolOptions | None:
+    def pool_options(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         """Return the options that fit into a pool, and those where trainings share a pipeline; None if a component has
         none."""
         key = (block.components, block.islands, devices)
-        return memo(self._fit, key, lambda: self._fitting(block, devices))
+        return get_or_compute(self._fit, key, lambda: self._fitting(block, devices))
 
-    def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
+    def _fitting(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         island = self.problem.pool_node_group(block)
         all_options = {
             number: self.problem.options.undominated_options(self.problem.components[number], island, devices)
@@ -175,7 +175,7 @@ class Bounds:
         }
         if not all(all_options.values()):
             return None
-        held = {number: self.least_taken_bytes(number, options) for number, options in all_options.items()}
+        held = {number: self.least_resident_bytes(number, options) for number, options in all_options.items()}
         room = usable_device_bytes(island, self.problem.constants) - sum(held.values())
         offloaded = {number: min(option.host for option in options) for number, options in all_options.items()}
         host_room = self.problem.options.offload_room(island) - sum(offloaded.values())
@@ -200,14 +200,16 @@ class Bounds:
         }
         return PoolOptions(alone | both, alone, shared)
 
-    def least_taken_bytes(self, number: int, options: Sequence[Option]) -> float:
+    def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
         """Return the least bytes that a component takes from the others of its pool."""
         return min(option.resident for option in options)
 
-    def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, SharedOptions]]:
+    def _shared(
+        self, block: PartitionBlock, devices: int, rooms: Mapping[int, float]
+    ) -> dict[int, dict[Ranks, SharedPipelineOptions]]:
         """Return the options of a pool that may share a pipeline with others of them. rooms: for each component the
         bytes besides the least of the others."""
-        fusing, result = self.problem.fusing, dict[int, dict[Ranks, SharedOptions]]()
+        fusing, result = self.problem.fusing, dict[int, dict[Ranks, SharedPipelineOptions]]()
         splits: dict[int, dict[Ranks, list[Option]]] = {}
         for number in block.components:
             if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
@@ -219,7 +221,7 @@ class Bounds:
             )
             fit = {
                 split: [option for option in options if option.peak <= room]
-                for split, options in self.problem.options.sharing_options(component, island, devices).items()
+                for split, options in self.problem.options.pipeline_sharing_options(component, island, devices).items()
             }
             splits[number] = {split: options for split, options in fit.items() if options}
         for number, by_split in splits.items():
@@ -229,18 +231,18 @@ class Bounds:
                     other: other_splits[split] for other, other_splits in partners.items() if split in other_splits
                 }:
                     # What all of those that may share a pipeline wait together is counted for the first of them.
-                    others = fusing.least_of_partners(beside) if number < min(partners) else None
+                    others = fusing.least_partner_seconds(beside) if number < min(partners) else None
                     result.setdefault(number, {})[split] = self._together(number, options, others)
         return result
 
-    def _together(self, number: int, options: Sequence[Option], others: Others | None) -> SharedOptions:
+    def _together(self, number: int, options: Sequence[Option], others: Others | None) -> SharedPipelineOptions:
         """Return options of one split as they are in a pipeline with others."""
         least_of = self.problem.fusing.least_shared_seconds
         key = (*map(id, options), others)
-        return memo(
+        return get_or_compute(
             self._lasting,
             key,
-            lambda: SharedOptions(options, [least_of(number, option, others) for option in options]),
+            lambda: SharedPipelineOptions(options, [least_of(number, option, others) for option in options]),
         )
 
     def loose_bound(
@@ -342,7 +344,7 @@ class Bounds:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
         them. together: whether they are in one pool."""
         cache, key = choices[source].brought, (choices[target], together)
-        return memo(cache, key, lambda: self._brought(source, target, choices, together))
+        return get_or_compute(cache, key, lambda: self._brought(source, target, choices, together))
 
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
         sources, candidates = [split.options[0] for split in choices[source].candidates_by_split], choices[target]

@@ -9,7 +9,7 @@ from rlgraph.passes.cost.timetable import Chains, Pools
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PartitionBlock:
     """Components that share a pool."""
 
     components: tuple[int, ...]
@@ -28,7 +28,7 @@ class Block:
         return (*self.other_islands, self.island)
 
 
-Blocks = tuple[Block, ...]
+Blocks = tuple[PartitionBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Colocation:
     chains: Chains
     jobs_of_pool: tuple[tuple[int, ...], ...]
     """For each pool its jobs."""
-    group_transfers: tuple[GroupTransfer, ...]
+    group_transfers: tuple[NodeGroupTransfer, ...]
     """What travels between node groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTransfer:
+class NodeGroupTransfer:
     """Requests of a task, or rows of a value that it reads, that go over the link between two node groups in a step."""
 
     task: int

@@ -9,18 +9,18 @@ from typing import Literal
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
-from rlgraph.ir.schedule import Placement, Schedule
+from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import model_operations
+from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.placement.place import Shapes
 
 Kind = Literal["train", "read", "generate"]
 
-Said = Mapping[str, Placement | None]
+Said = Mapping[str, PlacementLine | None]
 """For each operation of a model what the schedule says of it."""
 
 
@@ -36,7 +36,7 @@ class Component:
     """The tasks of the main step that it does."""
     trained: bool
     """Whether the model is trained: anything else that is done with it then needs its weights brought."""
-    pin: Placement | None
+    pin: PlacementLine | None
     """What the schedule says of it."""
     generates: bool = False
     """Whether the model generates."""
@@ -50,15 +50,15 @@ class Component:
     """The fewest data-parallel replicas that it may have."""
 
     @property
-    def model(self) -> str:
+    def model_name(self) -> str:
         return self.config.name
 
     @property
     def name(self) -> str:
         """Its name: `actor.generate`, `critic.values`, or `actor` for a model with one component."""
         if self.work == "generate":
-            return f"{self.model}.generate" if self.trained else self.model
-        return f"{self.model}.{self.main_operation}" if self.separated_by else self.model
+            return f"{self.model_name}.generate" if self.trained else self.model_name
+        return f"{self.model_name}.{self.main_operation}" if self.separated_by else self.model_name
 
     @property
     def main_operation(self) -> str:
@@ -91,7 +91,7 @@ def make_components(
 ) -> list[Component]:
     """Return the components of all models that anything is computed with, whose shapes have to be known. apart: models
     that are read elsewhere than they are trained, besides those of which a schedule says so."""
-    pins_of, result = schedule_lines(program, schedule), []
+    pins_of, result = schedule_lines_by_model(program, schedule), []
     for model in program.models:
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not pins_of[model.name]
@@ -134,14 +134,14 @@ def separable_models(program: Program, schedule: Schedule, tasks: Sequence[Task]
     read = {task.model for task in tasks if task.model and NODES[task.op].scores}
     trained = {task.model for task in tasks if task.model and NODES[task.op].trains}
     models = []
-    for model, pins in schedule_lines(program, schedule).items():
+    for model, pins in schedule_lines_by_model(program, schedule).items():
         settings = {pin and replace(pin, work=()) for operation, pin in pins.items() if not NODES[operation].generates}
         if model in read & trained and len(settings) == 1:
             models.append(model)
     return models
 
 
-def schedule_lines(program: Program, schedule: Schedule) -> dict[str, Said]:
+def schedule_lines_by_model(program: Program, schedule: Schedule) -> dict[str, Said]:
     """Return for each model what is done with it, and what the schedule says of that."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
     result: dict[str, Said] = {}
@@ -171,7 +171,7 @@ def _parts(pins: Said, apart: bool) -> list[tuple[str, ...]]:
     return [tuple(sorted(part, key=MODEL_OPERATIONS.index)) for part in parts]
 
 
-def _shared(operation: str, part: Sequence[str], pin: Placement | None) -> bool:
+def _shared(operation: str, part: Sequence[str], pin: PlacementLine | None) -> bool:
     """Return whether an operation is done with the weights of some others, of which the schedule says the same."""
     generates = {NODES[other].generates for other in (operation, *part)}
     if len(generates) == 1:
@@ -182,7 +182,7 @@ def _shared(operation: str, part: Sequence[str], pin: Placement | None) -> bool:
     return {operation, *part} <= engine(pin.engine).operations
 
 
-def _alike(placement: Placement | None, pin: Placement | None) -> bool:
+def _alike(placement: PlacementLine | None, pin: PlacementLine | None) -> bool:
     """Return whether two lines say the same of their works, or one says nothing."""
     return placement is None or pin is None or replace(placement, work=()) == replace(pin, work=())
 

@@ -10,18 +10,18 @@ from functools import cached_property
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, column_minima
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.incumbent import Incumbent
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 
 @dataclass(frozen=True)
 class Decompositions:
     """The problems to be searched together: one for each set of models that are read separately from their training."""
 
-    problems: Sequence[Problem]
+    problems: Sequence[PlacementProblem]
     """The problem in which no model is read separately first, the one in which all of them are last."""
 
     @property
-    def fully_split_problem(self) -> Problem:
+    def fully_split_problem(self) -> PlacementProblem:
         """The problem in which all of these models are read separately."""
         return self.problems[-1]
 
@@ -37,13 +37,15 @@ class Decompositions:
     def translate_partition(self, way: int, blocks: Blocks) -> Blocks:
         """Return a partition of the parted problem without its readers as one of another way."""
         target, components = self.problems[way], self.fully_split_problem.components
-        numbers = [target.component_of_operation[component.model, component.operations[-1]] for component in components]
+        numbers = [
+            target.component_of_operation[component.model_name, component.operations[-1]] for component in components
+        ]
         return tuple(
             replace(block, components=tuple(sorted(numbers[number] for number in block.components))) for block in blocks
         )
 
 
-class _Open(Problem):
+class _Open(PlacementProblem):
     """A parted problem whose readers may also train: then they wait for no weights, however steps overlap."""
 
     @cached_property
@@ -79,10 +81,10 @@ class DecompositionBounds(Bounds):
         if anywhere not in self._with_training:
             reader, islands_of, undivided = (
                 self.problem.components[number],
-                self.problem.cluster.join_groups,
+                self.problem.cluster.join_node_groups,
                 self._undivided,
             )
-            together = undivided.components[undivided.component_of_operation[reader.model, reader.operations[0]]]
+            together = undivided.components[undivided.component_of_operation[reader.model_name, reader.operations[0]]]
             indexes = [together.tasks.index(task) for task in reader.tasks]
             seconds = [
                 [option.seconds[index] for index in indexes]

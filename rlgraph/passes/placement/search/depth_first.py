@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import is_, le
 
-from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound_seconds
+from rlgraph.passes.cost.fused_pipelines import estimated_seconds, lower_bound_seconds
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
-from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
-from rlgraph.passes.placement.search.boxes import AllocationBoxes
+from rlgraph.passes.memo import get_or_compute
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
+from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedPipelineOptions
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.fusing import Pieces
+from rlgraph.passes.placement.search.fused_pipelines import Pieces
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
@@ -74,10 +74,10 @@ class AllocationSearch:
     def run(self) -> bool:
         """Keep the best plan if it beats the best one so far. Return whether the allocations are done: not where some
         plan could be better with more devices than the least."""
-        alone = self.bounds.unshared_candidates(self.blocks, self.most)
+        alone = self.bounds.unfused_candidates(self.blocks, self.most)
         self.search_with_sharing((), alone)
         late: dict[Pieces, list[Sequence[float]]] = {}
-        for pieces, shared in self.bounds.ways_to_share(self.blocks, self.most):
+        for pieces, shared in self.bounds.ways_to_share_pipelines(self.blocks, self.most):
             if not self.fathomed:
                 break
             if not self.is_hopeless(shared, late.setdefault(pieces, [])):
@@ -100,7 +100,7 @@ class AllocationSearch:
         left = {number: self.fitting_candidates(number, {}) for number in self.sequence}
         self.choose_options({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
-    def is_hopeless(self, shared: Mapping[int, SharedOptions], late: list[Sequence[float]]) -> bool:
+    def is_hopeless(self, shared: Mapping[int, SharedPipelineOptions], late: list[Sequence[float]]) -> bool:
         """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
         are not; these are added if they are not either."""
         taken = {number: options.least for number, options in shared.items()}
@@ -131,7 +131,7 @@ class AllocationSearch:
             self.incumbent.note_pruned(value)
             return
         # The bound also holds for other lists, and for options that need no less of anything.
-        lists = self.shared_seconds(chosen, choices)
+        lists = self.shared_task_seconds(chosen, choices)
         if (
             lists
             and self.bounds.loose_bound(self.blocks, self.devices, choices, lists) >= self.incumbent.good_enough_bound()
@@ -151,7 +151,7 @@ class AllocationSearch:
                 # The cluster has too few devices for all: with fewer of some, the plan may be as fast as it seems.
                 self.fathomed = False
                 return
-            self.keep_plan(chosen, devices)
+            self.keep_plan_if_better(chosen, devices)
             if devices != self.devices and self.problem.goal != "time":
                 # The bound is that of a price for fewer devices.
                 self.fathomed = False
@@ -173,7 +173,7 @@ class AllocationSearch:
         """Return what is left of the choices after the last option that was chosen: only its own pool has less room."""
         remaining = {**choices, last: Candidates((chosen[last],))}
         for number in self.blocks[self.colocation.pool_of_component[last]].components:
-            if number in chosen and chosen[number].has_one_cache:
+            if number in chosen and chosen[number].has_fixed_cache:
                 continue
             candidates = self.fitting_candidates(number, chosen)
             if candidates is None:
@@ -191,7 +191,7 @@ class AllocationSearch:
                 }
         return remaining
 
-    def shared_seconds(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
+    def shared_task_seconds(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
         """Return the seconds of the tasks of those that share a pipeline, once they are chosen, by lists that are quick
         to make."""
         seconds = dict[int, Sequence[float]]()
@@ -207,7 +207,7 @@ class AllocationSearch:
         for block, room in zip(self.blocks, self.pool_room_bytes, strict=True):
             options = [choices[number].options[0] for number in block.components]
             if (
-                all(option.has_one_cache for option in options)
+                all(option.has_fixed_cache for option in options)
                 or device_peak_bytes([option.with_largest_cache for option in options]) <= room
             ):
                 continue
@@ -232,7 +232,7 @@ class AllocationSearch:
         if number in chosen:
             return _within(Candidates((chosen[number],)), left, active, host)
         key = (number, left, active, host)
-        return memo(self._fitting, key, lambda: _within(self.choices[number], left, active, host))
+        return get_or_compute(self._fitting, key, lambda: _within(self.choices[number], left, active, host))
 
     def needed_devices(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
         """Return the fewest devices of each pool with which it has room for its options; None if the cluster has
@@ -243,10 +243,10 @@ class AllocationSearch:
             wanted[home] = max(wanted[home], option.device_span)
         return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.fewest_devices(self.blocks, wanted)
 
-    def keep_plan(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
+    def keep_plan_if_better(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
         """Keep a plan with so many devices of each pool, if it beats the best one."""
         options = [chosen[number] for number in sorted(chosen)]
-        if self.pieces not in self.problem.possible_sharings(self.blocks, options):
+        if self.pieces not in self.problem.possible_pipeline_sharings(self.blocks, options):
             return
         if not hosts_have_room(self.problem, self.blocks, devices, options):
             # Pools with more devices than the least may be on other nodes.
@@ -263,7 +263,7 @@ class AllocationSearch:
                 value,
                 0.0,
                 0,
-                self.problem.is_tight(self.blocks, options),
+                self.problem.is_memory_tight(self.blocks, options),
                 self.bounds.way,
                 self.pieces,
             )
@@ -277,7 +277,7 @@ def _unshared(option: Option) -> Option:
 
 def _with_largest_cache(option: Option) -> Option:
     """Return the option with its largest cache."""
-    return _unshared(option) if option.has_one_cache else option.with_largest_cache
+    return _unshared(option) if option.has_fixed_cache else option.with_largest_cache
 
 
 def _within(candidates: Candidates, left: float, active: float, host: float) -> Candidates | None:

@@ -9,10 +9,12 @@ from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import pool_locations
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 
-def hosts_have_room(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen: Sequence[Option]) -> bool:
+def hosts_have_room(
+    problem: PlacementProblem, blocks: Blocks, devices: Sequence[int], chosen: Sequence[Option]
+) -> bool:
     """Return whether each node has room for the models offloaded to it, where pools that are smaller than a node share
     one. chosen: the option of each component."""
     if not any(option.host for option in chosen):

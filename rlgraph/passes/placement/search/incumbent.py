@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from rlgraph.passes.placement.search.colocation import Blocks
-from rlgraph.passes.placement.search.fusing import Pieces
+from rlgraph.passes.placement.search.fused_pipelines import Pieces
 from rlgraph.passes.placement.search.option import Option
 
 
@@ -37,14 +37,14 @@ class SearchResult:
     are then those of such plans alone."""
 
     @property
-    def bounded_result(self) -> SearchResult:
+    def result_before_fusing(self) -> SearchResult:
         """The best of the plans that the bound is about."""
-        return self.before_fusing.bounded_result if self.before_fusing else self
+        return self.before_fusing.result_before_fusing if self.before_fusing else self
 
     @property
     def gap(self) -> float:
         """The share of its value by which the plan may miss the best one."""
-        value = self.bounded_result.value
+        value = self.result_before_fusing.value
         return max(0.0, 1 - self.bound / value) if value else 0.0
 
 

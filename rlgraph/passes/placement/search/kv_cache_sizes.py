@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 
 STEP = 2 ** (1 / 64)
 """The ratio of each size that is tried to the one before."""
@@ -32,10 +32,10 @@ class KVCacheSizes(Generic[Strategy]):
         """Return the number of the largest cache of at most `size` bytes; 0 if there is none."""
         return max(0, int(math.log(max(1.0, size / self.smallest), STEP) + 1e-6))
 
-    def strategy_with_at_least(self, size: float) -> Strategy:
+    def strategy_with_cache_at_least(self, size: float) -> Strategy:
         """Return the split with the smallest cache of at least `size` bytes."""
         return self.strategy_with_cache(max(0, math.ceil(math.log(max(1.0, size / self.smallest), STEP) - 1e-6)))
 
     def strategy_with_cache(self, number: int) -> Strategy:
         """Return the split with the cache of a number, computed once."""
-        return memo(self._strategies, number, lambda: self.make_strategy(number, self.size_bytes(number)))
+        return get_or_compute(self._strategies, number, lambda: self.make_strategy(number, self.size_bytes(number)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
@@ -53,7 +53,7 @@ def legal_meshes(
     columns = spec_of(engine).columns
     meshes = (make_mesh(**dict(sizes)) for sizes in product(*axis_sizes))
     meshes = (
-        split for split in meshes if split.axes == split.spread_axes or not layout_problems(shape, engine, split, kind)
+        split for split in meshes if split.axes == split.rank_axes or not layout_problems(shape, engine, split, kind)
     )
     unmixed = (split for split in meshes if sum(split.axis_size(axis) > 1 for axis in columns) < 2)
     most = max(widest, _NODES * per_node)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rlgraph.backends.enginespec.legal import layout_problems
+from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.backends.enginespec.registry import splitting_axes
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase, quoted_list
 from rlgraph.ir.mesh import make_mesh
-from rlgraph.ir.schedule import Pool, Schedule
+from rlgraph.ir.schedule import PoolLine, Schedule
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import fit_across_node_groups, fit_in_node_groups
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 MOST_NODES = 4096
@@ -37,8 +37,8 @@ class _Smallest:
     option: Option
 
 
-def refusal_diagnostics(
-    problem: Problem,
+def no_plan_diagnostics(
+    problem: PlacementProblem,
     schedule: Schedule,
     fits: Callable[[Cluster], bool],
     free: Callable[[], bool],
@@ -49,10 +49,10 @@ def refusal_diagnostics(
     whether a plan fits on a cluster, `free` whether one does where no pool has a size, and `adapted` whether one does
     where the models `adaptable` train adapters; all raise OutOfTime where they cannot tell."""
     wanted = sum(pool.devices for pool in schedule.pools)
-    if wanted > problem.cluster.devices:
+    if wanted > problem.cluster.device_count:
         return [_too_many(wanted, problem.cluster, schedule)]
     sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
-    rooms = [island.devices for island in problem.cluster.islands]
+    rooms = [island.device_count for island in problem.cluster.islands]
     sizes = [pool.devices for pool in sized]
     if not fit_in_node_groups(sizes, rooms) and not fit_across_node_groups(sizes, problem.cluster):
         return [_astride(sized, problem.cluster)]
@@ -66,7 +66,7 @@ def refusal_diagnostics(
     errors = []
     for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
-        least = _smallest(problem, component, pool.devices if pool else problem.cluster.devices)
+        least = _smallest(problem, component, pool.devices if pool else problem.cluster.device_count)
         if least is None:
             errors.append(_impossible(component, problem.cluster))
         elif least.option.peak > usable_device_bytes(least.island, problem.constants):
@@ -74,7 +74,7 @@ def refusal_diagnostics(
     return errors or [_together(problem, schedule, hint)]
 
 
-def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest | None:
+def _smallest(problem: PlacementProblem, component: Component, devices: int) -> _Smallest | None:
     """Return the smallest option with all devices of the component's pool, or of the node group that suits it best."""
     searched = problem.options
     boundless = replace(problem.constants, reserved=-(1 << 60), spare=-(1 << 60))
@@ -82,12 +82,12 @@ def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest
     options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
-        for option in loose.all_options(component, island, min(devices, island.devices))
+        for option in loose.all_options(component, island, min(devices, island.device_count))
     ]
     return min(options, key=lambda smallest: smallest.option.peak - smallest.island.device.memory, default=None)
 
 
-def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
+def _too_large(least: _Smallest, problem: PlacementProblem, hint: str) -> Diagnostic:
     component, option = least.component, least.option
     at = max(range(len(option.active)), key=option.active.__getitem__, default=None)
     moment = (
@@ -124,11 +124,11 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
 
 
 def _too_many(wanted: int, cluster: Cluster, schedule: Schedule) -> Diagnostic:
-    message = f"the pools of the schedule have {wanted} devices, and {cluster.text} has {cluster.devices}"
+    message = f"the pools of the schedule have {wanted} devices, and {cluster.text} has {cluster.device_count}"
     return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
 
 
-def _astride(pools: Sequence[Pool], cluster: Cluster) -> Diagnostic:
+def _astride(pools: Sequence[PoolLine], cluster: Cluster) -> Diagnostic:
     sizes = ", ".join(f"`{pool.name}` has {pool.devices}" for pool in pools)
     message = f"pools have no room in the groups of {cluster.text}: {sizes} devices"
     hint = (
@@ -138,13 +138,15 @@ def _astride(pools: Sequence[Pool], cluster: Cluster) -> Diagnostic:
     return Diagnostic("E0932", message, pools[0].span, hint)
 
 
-def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
+def _together(problem: PlacementProblem, schedule: Schedule, hint: str) -> Diagnostic:
     names = ", ".join(f"`{component.name}`" for component in problem.components)
     message = f"{names} do not fit together on {problem.cluster.text}, however they share its memory"
     return Diagnostic("E0933", message, schedule.span, hint)
 
 
-def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]) -> str:
+def _way_out(
+    problem: PlacementProblem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
+) -> str:
     """Return the hint with the fewest nodes of the first kind that a plan fits on: what fits on some nodes fits on
     more."""
     sized = [pool for pool in schedule.pools if pool.devices]

@@ -16,19 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+from rlgraph.passes.placement.search.allocation_boxes import Box
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, PoolOptions
-from rlgraph.passes.placement.search.boxes import Box
-from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
-from rlgraph.passes.placement.search.option import Option, SeparateOption
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import SearchControl
 from rlgraph.passes.placement.search.search import Fuse, Search
 
 
 def partitions_worth_offloading(
-    problem: Problem,
+    problem: PlacementProblem,
     candidates: Sequence[Blocks],
     found: SearchResult,
     gap: float,
@@ -66,7 +66,7 @@ class _OffloadSearch(Search):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         candidates: Sequence[Blocks],
         found: SearchResult,
         gap: float,
@@ -80,7 +80,7 @@ class _OffloadSearch(Search):
         self.could: set[Blocks] = set()
         super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found, control=control)
 
-    def make_bounds(self, problem: Problem, way: int) -> Bounds:
+    def make_bounds(self, problem: PlacementProblem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)
 
     def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
@@ -101,14 +101,16 @@ class _OffloadBounds(Bounds):
     """Bounds in which some components leave all memory to others, and one of them has to be brought back for its
     work."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, free: frozenset[int], resting: int | None) -> None:
+    def __init__(
+        self, problem: PlacementProblem, incumbent: Incumbent, free: frozenset[int], resting: int | None
+    ) -> None:
         super().__init__(problem, incumbent)
         self.free, self.resting = free, resting
 
-    def least_taken_bytes(self, number: int, options: Sequence[Option]) -> float:
-        return 0.0 if number in self.free else super().least_taken_bytes(number, options)
+    def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
+        return 0.0 if number in self.free else super().least_resident_bytes(number, options)
 
-    def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
+    def _fitting(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         pool, number = super()._fitting(block, devices), self.resting
         if pool is None or number is None or number not in block.components:
             return pool
@@ -124,13 +126,13 @@ class _OffloadBounds(Bounds):
         """Yield the option with the seconds for bringing it back for its tasks and offloading it again; where it reads
         separately from its training, once for each of the two."""
         component_, tasks = self.problem.components[number], dict.fromkeys(self.problem.components[number].tasks, 0.0)
-        if isinstance(option, SeparateOption):
+        if isinstance(option, SeparateReadingOption):
             _, trained, read = self.problem.options.parts[id(component_)]
             parts: list[tuple[Component, Option]] = [(trained, option.trainer), (read, option.reader)]
         else:
             parts = [(component_, option)]
         for component, part in parts:
-            moved = self.problem.options.onload_seconds(component, part.strategy, part.copies)
+            moved = self.problem.options.offload_round_trip_seconds(component, part.strategy, part.copies)
             added = tasks | dict(zip(component.tasks, moved, strict=True))
             yield option.with_pipeline_seconds(
                 [seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)]

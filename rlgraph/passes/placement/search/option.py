@@ -149,7 +149,7 @@ class Option:
     # The range of its caches
 
     @property
-    def has_one_cache(self) -> bool:
+    def has_fixed_cache(self) -> bool:
         """Whether it has one cache, or none."""
         return self.high is self.strategy
 
@@ -176,7 +176,7 @@ class Option:
         node's host."""
         if self.host > host or self.resident + max(active, *self.active) > left:
             return None
-        if self.has_one_cache:
+        if self.has_fixed_cache:
             return self
         assert self.strategy.caches
         caches, low = self.strategy.caches, self.strategy.cache
@@ -239,10 +239,10 @@ class Option:
     @property
     def device_span(self) -> int:
         """The length of the row of devices that it lies among."""
-        return self.island.span(self.strategy.deployment.tp, self.strategy.size, self.copies)
+        return self.island.devices_for_replicas(self.strategy.deployment.tp, self.strategy.size, self.copies)
 
 
-class SeparateOption(Option):
+class SeparateReadingOption(Option):
     """An option in which a model is trained by some processes of a pool, and read by others, to which its weights are
     brought before."""
 

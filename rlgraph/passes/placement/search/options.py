@@ -14,13 +14,13 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak_memory import usable_device_bytes, usable_host_bytes
-from rlgraph.passes.cost.predict import host_round_trip_cost
+from rlgraph.passes.cost.predict import offload_round_trip_cost
 from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.cost.weights import weight_sync_cost
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.dominance import undominated
-from rlgraph.passes.placement.search.option import Option, SeparateOption
+from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.strategies import Strategies
 from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
 from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
@@ -81,7 +81,7 @@ class Options(Strategies):
         """Return the options of a component on at most so many devices of a node group, none of which another one
         dominates, fastest first. More devices have all the options of fewer."""
         key = (id(component), id(island), devices)
-        return memo(self._found, key, lambda: self._undominated(component, island, devices))
+        return get_or_compute(self._found, key, lambda: self._undominated(component, island, devices))
 
     def _undominated(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         # Neighbouring numbers of devices often have the same options.
@@ -95,7 +95,7 @@ class Options(Strategies):
         ]
         # Of several node groups it may need fewer.
         inner = (
-            self.undominated_options(component, island.inner, min(devices, island.inner.devices))
+            self.undominated_options(component, island.inner, min(devices, island.inner.device_count))
             if island.inner
             else ()
         )
@@ -107,12 +107,14 @@ class Options(Strategies):
                 for option in self.options_of_split(component, same_split, room)
             ]
             if part_options:
-                options += self.separate_options(component, *part_options)
+                options += self.separate_reading_options(component, *part_options)
             if inner:
                 options = [*dict.fromkeys((*inner, *options))]
             return tuple(undominated(options, usable_device_bytes(island, self.constants), self.offload_room(island)))
 
-        return memo(self._fronts, (id(component), id(island), *rooms, *map(id, part_options), id(inner)), compute)
+        return get_or_compute(
+            self._fronts, (id(component), id(island), *rooms, *map(id, part_options), id(inner)), compute
+        )
 
     def may_offload(self, deployment: Deployment) -> bool:
         """Return whether a model may be offloaded to the host's memory while it is not at work. What is called a CPU's
@@ -123,7 +125,7 @@ class Options(Strategies):
         """Return the bytes of a node's host for offloaded models; infinity where none may be."""
         return usable_host_bytes(island, self.constants) if self.offload else math.inf
 
-    def sharing_options(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
+    def pipeline_sharing_options(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
         fusible = [same_split for same_split in self.strategies_by_split(component, island) if same_split[0].fuses]
         rooms = [
@@ -134,14 +136,16 @@ class Options(Strategies):
         def compute() -> Sharing:
             result: dict[Ranks, Sequence[Option]] = {}
             for same_split, room in zip(fusible, rooms, strict=True):
-                result |= self.sharing_options_of_mesh(component, same_split, room)
+                result |= self.pipeline_sharing_options_of_mesh(component, same_split, room)
             if island.inner:
-                result |= self.sharing_options(component, island.inner, min(devices, island.inner.devices))
+                result |= self.pipeline_sharing_options(
+                    component, island.inner, min(devices, island.inner.device_count)
+                )
             return result
 
-        return memo(self._sharing, (id(component), id(island), *rooms), compute)
+        return get_or_compute(self._sharing, (id(component), id(island), *rooms), compute)
 
-    def sharing_options_of_mesh(self, component: Component, own: list[Strategy], most: int) -> Sharing:
+    def pipeline_sharing_options_of_mesh(self, component: Component, own: list[Strategy], most: int) -> Sharing:
         """Return, by split, the options of the strategies of one mesh that may share a pipeline, where there is room
         for so many replicas."""
 
@@ -152,7 +156,7 @@ class Options(Strategies):
                     splits.setdefault(option.split.pipeline_key, []).append(option)
             return splits
 
-        return memo(self._filled, (id(own), most), compute)
+        return get_or_compute(self._filled, (id(own), most), compute)
 
     def equivalent_replica_limit(self, component: Component, island: NodeGroup, most: int) -> int:
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
@@ -163,29 +167,29 @@ class Options(Strategies):
 
     def options_of_split(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
         """Return the options of the strategies of one split, where there is room for so many replicas."""
-        return memo(
+        return get_or_compute(
             self._fitting,
             (id(own), most),
             lambda: [
                 option
                 for strategy in own
                 for copies in self.replica_counts(component, strategy, most)
-                for option in self.options_of_count(component, strategy, copies)
+                for option in self.options_of_replica_count(component, strategy, copies)
             ],
         )
 
-    def separate_options(
+    def separate_reading_options(
         self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]
     ) -> Iterator[Option]:
         """Yield the ways to train and read with a split of its own each that are worth it: some of what is read is
         there earlier by a tenth than if who trains it read, and no other reader is better in all."""
         for trainer in trainers:
             key = (id(whole), id(trainer), id(readers))
-            yield from memo(
-                self._separate, key, partial(list, self.separate_options_of_trainer(whole, trainer, readers))
+            yield from get_or_compute(
+                self._separate, key, partial(list, self.separate_reading_options_of_trainer(whole, trainer, readers))
             )
 
-    def separate_options_of_trainer(
+    def separate_reading_options_of_trainer(
         self, whole: Component, trainer: Option, readers: Sequence[Option]
     ) -> Iterator[Option]:
         """Yield these ways for one way to train."""
@@ -205,11 +209,11 @@ class Options(Strategies):
                 continue
             keys.append(reader_key)
             key = (id(whole), id(trainer), id(reader))
-            yield memo(self._apart, key, partial(self._separate_option, whole, trainer, reader, seconds))
+            yield get_or_compute(self._apart, key, partial(self._separate_option, whole, trainer, reader, seconds))
 
     def _separate_option(
         self, whole: Component, trainer: Option, reader: Option, seconds: Sequence[float]
-    ) -> SeparateOption:
+    ) -> SeparateReadingOption:
         """Return the option of one way to train and one to read. seconds: of what is read, with what its weights
         take."""
         _, trained, read = self.parts[id(whole)]
@@ -219,7 +223,7 @@ class Options(Strategies):
         bytes_of = dict(zip(trained.tasks, trainer.active, strict=True))
         bytes_of |= zip(read.tasks, reader.active, strict=True)
         kind, sent = weight_transfer_key(whole, trainer.strategy.deployment, trainer.split)
-        return SeparateOption(
+        return SeparateReadingOption(
             trainer,
             reader,
             tuple([seconds_of[task] for task in whole.tasks]),
@@ -233,17 +237,19 @@ class Options(Strategies):
         deployment, copies = trainer.strategy.deployment, trainer.copies
 
         def compute() -> tuple[float, ...]:
-            strategy = memo(self._reading, (id(whole), deployment), lambda: self.make_strategy(whole, deployment))
+            strategy = get_or_compute(
+                self._reading, (id(whole), deployment), lambda: self.make_strategy(whole, deployment)
+            )
             seconds_of = dict(zip(whole.tasks, strategy.task_seconds(copies), strict=True))
             return tuple([seconds_of[task] * self.tasks[task].repetitions for task in read.tasks])
 
-        return memo(self._together, (id(whole), deployment, copies), compute)
+        return get_or_compute(self._together, (id(whole), deployment, copies), compute)
 
     def sync_seconds(self, component: Component, source: Option, target: Option) -> float:
         """Return the seconds that weights take from some processes to others in their pool."""
         key = (id(component), source.split.weights, target.split.weights)
         config, constants = component.config, self.constants
-        return memo(
+        return get_or_compute(
             self._synced,
             key,
             lambda: weight_sync_cost(config, source.deployment, target.deployment, True, constants).seconds,
@@ -252,24 +258,24 @@ class Options(Strategies):
     def all_options(self, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
         """Yield all options that may be worth it, also those that do not fit next to others."""
         if island.inner:
-            yield from self.all_options(component, island.inner, min(devices, island.inner.devices))
+            yield from self.all_options(component, island.inner, min(devices, island.inner.device_count))
         for strategy in chain.from_iterable(self.strategies_by_split(component, island)):
             for copies in self.replica_counts(component, strategy, strategy.most_replicas(devices)):
-                yield from self.options_of_count(component, strategy, copies)
+                yield from self.options_of_replica_count(component, strategy, copies)
 
     def replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
         faster than more replicas and need no less memory, of devices and of hosts."""
         if isinstance(strategy, ChunkedStrategy):
             all_numbers = self.possible_replica_counts(
-                component, strategy.most_replicas(strategy.deployment.island.devices)
+                component, strategy.most_replicas(strategy.deployment.island.device_count)
             )
             numbers = list(strategy.undominated_replica_counts(all_numbers, most))
             if self.may_offload(strategy.deployment) and not component.receives_weights:
                 near = min(most, strategy.near)
                 numbers += [
                     number
-                    for number in strategy.record_replica_counts(all_numbers)
+                    for number in strategy.improving_replica_counts(all_numbers)
                     if number <= near and number not in numbers
                 ]
             return numbers
@@ -305,31 +311,33 @@ class Options(Strategies):
                 if copies <= strategy.beyond:
                     break
                 numbers.append(copies)
-                seconds = self.options_of_count(component, strategy, copies)[0].seconds
+                seconds = self.options_of_replica_count(component, strategy, copies)[0].seconds
                 # Fewer replicas have less to exchange. Where that does not pay, still fewer do not pay either.
                 if previous and not any(map(lt, seconds, previous)) and not no_sync:
                     break
                 previous = seconds
             return numbers
 
-        return memo(self._paying, (strategy, most), compute)
+        return get_or_compute(self._paying, (strategy, most), compute)
 
     def possible_replica_counts(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
         key = (id(component), most)
-        return memo(self._copies, key, lambda: list(_copies(component, self.shardable_unit_counts(component), most)))
+        return get_or_compute(
+            self._copies, key, lambda: list(_copies(component, self.shardable_unit_counts(component), most))
+        )
 
-    def options_of_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
+    def options_of_replica_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, computed once."""
-        return memo(self._made, (strategy, copies), lambda: self.make_options(component, strategy, copies))
+        return get_or_compute(self._made, (strategy, copies), lambda: self.make_options(component, strategy, copies))
 
     def lighter_replica_counts(self, component: Component, strategy: Strategy) -> list[int]:
         """Return the numbers of replicas that may need less memory than more replicas do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
             key = (id(component), id(island), strategy.process, *(model.replica_load_key for model in strategy.memory))
-            numbers = self.possible_replica_counts(component, island.devices)
-            strategy.fewer = memo(self._lighter, key, lambda: strategy.lighter_replica_counts(numbers))
+            numbers = self.possible_replica_counts(component, island.device_count)
+            strategy.fewer = get_or_compute(self._lighter, key, lambda: strategy.lighter_replica_counts(numbers))
         return strategy.fewer
 
     def component_batches(self, component: Component) -> list[Batch]:
@@ -344,15 +352,15 @@ class Options(Strategies):
         most, rows = max_decoding_slots(deployment), self.component_batches(component)
         tokens = [
             min(most, batch.rows_of_fullest_replica(copies))
-            * (batch.mean_row_load.longest if longest else batch.prompt.mean + batch.response.mean)
+            * (batch.mean_row_tokens.longest if longest else batch.prompt.mean + batch.response.mean)
             for batch in rows
         ]
         return cache_bytes_per_token(component.config, deployment) * max(tokens, default=0.0)
 
-    def visits_per_step(self, component: Component) -> tuple[float, ...]:
+    def onloads_per_step(self, component: Component) -> tuple[float, ...]:
         """Return for each of its tasks how often in a step it comes to its devices, if it is offloaded in between."""
         numbers = component.tasks
-        return memo(
+        return get_or_compute(
             self._stays,
             id(component),
             lambda: tuple([device_takeovers(self.tasks, number, numbers) for number in numbers]),
@@ -360,7 +368,7 @@ class Options(Strategies):
 
     def shardable_unit_counts(self, component: Component) -> list[float]:
         """Return the numbers of rows of its tasks that can be sharded: samples of one prompt stay together."""
-        return memo(
+        return get_or_compute(
             self._units,
             id(component),
             lambda: sorted({batch.rows / batch.samples for batch in component.batches_to_try(self.tasks)}) or [1.0],
@@ -372,19 +380,19 @@ class Options(Strategies):
         strategy = strategy.for_replicas(copies)
         deployment = strategy.deployment
         times = tuple([self.tasks[number].repetitions for number in component.tasks])
-        split, kind, sent = memo(strategy.sent, copies, lambda: self._sent(component, deployment, copies))
+        split, kind, sent = get_or_compute(strategy.sent, copies, lambda: self._sent(component, deployment, copies))
         high = strategy
         if strategy.caches:
             # With a cache of more than its rows fill it is no faster.
-            high = strategy.caches.strategy_with_at_least(self.filled_cache_bytes(component, deployment, copies))
+            high = strategy.caches.strategy_with_cache_at_least(self.filled_cache_bytes(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
         still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
         said = component.pin.sleep if component.pin else None
         if not sleeps or said is False:
             return (staying,)
-        moved = self.onload_seconds(component, strategy, copies)
-        hosted = (0.0 if component.receives_weights else strategy.host_bytes(copies),)
+        moved = self.offload_round_trip_seconds(component, strategy, copies)
+        hosted = (0.0 if component.receives_weights else strategy.offloaded_host_bytes(copies),)
         asleep = Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
         return (asleep,) if said else (staying, asleep)
 
@@ -396,14 +404,14 @@ class Options(Strategies):
         kind, sent = weight_transfer_key(component, deployment, split)
         return split, kind, (*sent, -copies) if self.apart else sent
 
-    def onload_seconds(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
+    def offload_round_trip_seconds(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
         offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)
-        once = host_round_trip_cost(
+        once = offload_round_trip_cost(
             component.main_operation, resident - deployment.kv_bytes, deployment, component.receives_weights
         ).seconds
-        return tuple([once * times for times in self.visits_per_step(component)])
+        return tuple([once * times for times in self.onloads_per_step(component)])
 
 
 def _rounded(devices: int) -> int:

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 
 
@@ -34,19 +34,19 @@ def component_partitions(
         else:
             free.append(number)
     taken = sum(devices for _, devices in fixed)
-    more = cluster.devices > taken
+    more = cluster.device_count > taken
     alone = [(number,) for number in range(len(cluster.islands))]
     runs = list(_neighbours(cluster))
     may_span = not fit_in_node_groups(
-        sorted([size for _, size in fixed], reverse=True), [island.devices for island in cluster.islands]
+        sorted([size for _, size in fixed], reverse=True), [island.device_count for island in cluster.islands]
     )
     for shared in _distributed(free, [list(members) for members in held], len(fixed), more):
         pools = [(pool, members) for pool, members in enumerate(shared) if members]
         choices = [alone + runs if over or may_span and pool < len(fixed) else alone for pool, _ in pools]
         sizes = [fixed[pool][1] if pool < len(fixed) else 0 for pool, _ in pools]
-        for islands in _island_choices(choices, sizes, cluster, [island.devices for island in cluster.islands]):
+        for islands in _island_choices(choices, sizes, cluster, [island.device_count for island in cluster.islands]):
             yield tuple(
-                Block(tuple(members), last, *(fixed[pool] if pool < len(fixed) else ("", 0)), tuple(others))
+                PartitionBlock(tuple(members), last, *(fixed[pool] if pool < len(fixed) else ("", 0)), tuple(others))
                 for (pool, members), (*others, last) in zip(pools, islands, strict=True)
             )
 
@@ -64,7 +64,9 @@ def fit_in_node_groups(pools: Sequence[int], rooms: Sequence[int]) -> bool:
 def fit_across_node_groups(pools: Sequence[int], cluster: Cluster) -> bool:
     """Return whether the pools have room where each may lie over several node groups."""
     choices = [[(number,) for number in range(len(cluster.islands))] + list(_neighbours(cluster))] * len(pools)
-    return any(True for _ in _island_choices(choices, pools, cluster, [island.devices for island in cluster.islands]))
+    return any(
+        True for _ in _island_choices(choices, pools, cluster, [island.device_count for island in cluster.islands])
+    )
 
 
 def _neighbours(cluster: Cluster) -> Iterator[tuple[int, ...]]:
@@ -88,7 +90,7 @@ def _island_choices(
         return
     for chosen in choices[0]:
         *others, last = chosen
-        full = [cluster.islands[number].devices for number in others]
+        full = [cluster.islands[number].device_count for number in others]
         rest = sizes[0] - sum(full) if sizes[0] else 1
         if rest < 1 or rest > left[last] or any(left[number] < size for number, size in zip(others, full, strict=True)):
             continue
@@ -167,7 +169,7 @@ def allowed_pool_sizes(island: NodeGroup) -> tuple[int, ...]:
     """Return how many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no
     power of two, any number. Of several node groups it has all but the last one, and so many of that."""
     if island.inner:
-        return tuple(island.inner.devices + size for size in allowed_pool_sizes(island.parts[-1]))
+        return tuple(island.inner.device_count + size for size in allowed_pool_sizes(island.parts[-1]))
     if _halves_evenly(island):
         parts = [2**power for power in range(island.per_node.bit_length() - 1)]
     else:
@@ -180,7 +182,7 @@ def _halves_evenly(island: NodeGroup) -> bool:
     return island.per_node & (island.per_node - 1) == 0
 
 
-def can_pack(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> bool:
+def can_pack_pools(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> bool:
     """Return whether pools of so many devices, no more than there are, have room without one that lies on more nodes
     than it has to. Where a schedule says how large one is, it may."""
     for number, island in enumerate(islands):
@@ -204,8 +206,8 @@ def devices_used_per_node_group(islands: Sequence[NodeGroup], blocks: Blocks, de
     counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):
         for number in block.other_islands:
-            counts[number] += islands[number].devices
-            count -= islands[number].devices
+            counts[number] += islands[number].device_count
+            count -= islands[number].device_count
         counts[block.island] += count
     return counts
 
@@ -224,10 +226,10 @@ def pool_locations(
             pieces[index].append((number, first, devices[index]))
         for index, block in enumerate(blocks):
             if number in block.other_islands:
-                pieces[index].append((number, 0, island.devices))
+                pieces[index].append((number, 0, island.device_count))
             elif block.other_islands and number == block.island:
                 after = number > block.other_islands[0]
-                pieces[index].append((number, 0, head) if after else (number, island.devices - tail, tail))
+                pieces[index].append((number, 0, head) if after else (number, island.device_count - tail, tail))
     return pieces
 
 
@@ -236,7 +238,7 @@ def _taken(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int],
     head = tail = 0
     for block, count in zip(blocks, devices, strict=True):
         if block.other_islands and block.island == number:
-            rest = count - sum(islands[other].devices for other in block.other_islands)
+            rest = count - sum(islands[other].device_count for other in block.other_islands)
             head, tail = (rest, tail) if number > block.other_islands[0] else (head, rest)
     return head, tail
 
@@ -266,9 +268,9 @@ def _packed(island: NodeGroup, devices: tuple[int, ...], head: int = 0, tail: in
     # A node that is partly taken by others has the rest free.
     free = {}
     if head % island.per_node:
-        free[head] = island.per_node * begin - head - max(0, tail + island.per_node * begin - island.devices)
+        free[head] = island.per_node * begin - head - max(0, tail + island.per_node * begin - island.device_count)
     if tail % island.per_node and island.per_node * end >= head:
-        free[island.per_node * end] = island.devices - tail - island.per_node * end
+        free[island.per_node * end] = island.device_count - tail - island.per_node * end
     free |= {island.per_node * node: island.per_node for node in range(first, min(end, first + len(small_parts)))}
     rooms = _rooms(small_parts, tuple(free.values()))
     if rooms is None:

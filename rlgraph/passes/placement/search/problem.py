@@ -12,15 +12,15 @@ from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
-from rlgraph.passes.cost.predict import cross_group_rows_cost, host_work_cost
+from rlgraph.passes.cost.predict import cross_node_group_rows_cost, host_work_cost
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.cost.timetable import TaskOrder, makespan, makespan_lower_bound, pool_chains
+from rlgraph.passes.cost.timetable import TaskOrder, makespan, pool_task_chains, step_seconds_lower_bound
 from rlgraph.passes.cost.weights import weight_sync_cost
-from rlgraph.passes.memo import memo
-from rlgraph.passes.placement.search.colocation import Block, Blocks, Colocation, Copies, GroupTransfer
+from rlgraph.passes.memo import get_or_compute
+from rlgraph.passes.placement.search.colocation import Blocks, Colocation, Copies, NodeGroupTransfer, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.fusing import Pieces, Taken, exact_pipeline_seconds, make_pipeline_sharing
-from rlgraph.passes.placement.search.option import Option, SeparateOption
+from rlgraph.passes.placement.search.fused_pipelines import Pieces, Taken, exact_pipeline_seconds, make_pipeline_sharing
+from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
@@ -36,7 +36,7 @@ Given = tuple[
 ]
 
 
-class Problem:
+class PlacementProblem:
     """The step's work, its components, and the cluster."""
 
     def __init__(
@@ -66,15 +66,19 @@ class Problem:
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         component_numbers = {
-            (component.model, op): number for number, component in enumerate(components) for op in component.operations
+            (component.model_name, op): number
+            for number, component in enumerate(components)
+            for op in component.operations
         }
         self.component_of_operation: Mapping[tuple[str, str], int] = component_numbers
         """The component of each model and operation."""
         self.component_of = [component_numbers[task.model, task.op] if task.model else None for task in self.tasks]
         """The component of each task; None: the host does it."""
-        trained = {component.model: number for number, component in enumerate(components) if component.work == "train"}
+        trained = {
+            component.model_name: number for number, component in enumerate(components) if component.work == "train"
+        }
         self.sync_pairs = [
-            (trained[component.model], number)
+            (trained[component.model_name], number)
             for number, component in enumerate(components)
             if component.receives_weights and component.tasks
         ]
@@ -209,11 +213,11 @@ class Problem:
                 tuple(job for job, job_pools in enumerate(pools) if pool in job_pools) for pool in range(count)
             )
             self._colocations[blocks] = Colocation(
-                home, pools, pool_chains(self.tasks_with_pool_order, pools, count), busy, trips
+                home, pools, pool_task_chains(self.tasks_with_pool_order, pools, count), busy, trips
             )
         return self._colocations[blocks]
 
-    def _trips(self, islands: Mapping[int, NodeGroup]) -> Iterator[GroupTransfer]:
+    def _trips(self, islands: Mapping[int, NodeGroup]) -> Iterator[NodeGroupTransfer]:
         """Yield what travels between node groups. islands: those of the components that have one. The host is next to
         the first devices."""
         first, sent = self.cluster.islands[0], set[tuple[int | None, str]]()
@@ -223,7 +227,7 @@ class Problem:
             island = first if component is None else islands[component]
             if link := self.cluster.link_between(first, island):
                 _, latency = link
-                yield GroupTransfer(number, (None, component), 2 * latency * task.repetitions)
+                yield NodeGroupTransfer(number, (None, component), 2 * latency * task.repetitions)
             for read in task.reads:
                 source = None if read.maker is None else self.component_of_operation[read.maker]
                 if source == component or (component, read.value) in sent or source not in {None, *islands}:
@@ -232,8 +236,8 @@ class Problem:
                 link = self.cluster.link_between(first if source is None else islands[source], island)
                 if link:
                     _, latency = link
-                    seconds = cross_group_rows_cost(read.tokens, link, self.constants).seconds - latency
-                    yield GroupTransfer(number, (source, component), read.orders * latency, seconds)
+                    seconds = cross_node_group_rows_cost(read.tokens, link, self.constants).seconds - latency
+                    yield NodeGroupTransfer(number, (source, component), read.orders * latency, seconds)
 
     def _place(self, task: Task, host: int) -> int:
         """Return the number of the pool that does a task: `host`, or after it that of a pool of cpus."""
@@ -260,7 +264,9 @@ class Problem:
     def pair_sync_seconds(self, ends: tuple[int, int], source: Option, target: Option, together: bool) -> float:
         """Return the seconds that the new weights of a component take to another one with the same model."""
         key = (ends, source.split.weights, target.split.weights, together)
-        return memo(self._syncs, key, lambda: self.weight_transfer_cost(ends[0], source, target, together).seconds)
+        return get_or_compute(
+            self._syncs, key, lambda: self.weight_transfer_cost(ends[0], source, target, together).seconds
+        )
 
     def sync_seconds(self, home: Mapping[int, int], chosen: Sequence[Option]) -> list[float]:
         """Return the seconds of all transfers of weights with an option of each component. home: their pools."""
@@ -299,7 +305,7 @@ class Problem:
         for block, count in zip(blocks, devices, strict=True):
             for number in block.other_islands:
                 island = self.cluster.islands[number]
-                dollars, count = dollars + island.devices * island.device.price, count - island.devices
+                dollars, count = dollars + island.device_count * island.device.price, count - island.device_count
             dollars += count * self.cluster.islands[block.island].device.price
         return dollars / 3600
 
@@ -308,9 +314,11 @@ class Problem:
         home = {number for block in blocks for number in block.components}
         return [] if len(home) == len(self.components) else sorted({*range(len(self.components))} - home)
 
-    def pool_node_group(self, block: Block) -> NodeGroup:
+    def pool_node_group(self, block: PartitionBlock) -> NodeGroup:
         """Return the node group that a pool lies on; several are joined into one."""
-        return self.cluster.join_groups(block.islands) if block.other_islands else self.cluster.islands[block.island]
+        return (
+            self.cluster.join_node_groups(block.islands) if block.other_islands else self.cluster.islands[block.island]
+        )
 
     def objective_value(self, seconds: float, blocks: Blocks, devices: Sequence[int]) -> float:
         """Return what is minimized."""
@@ -325,8 +333,8 @@ class Problem:
     ) -> float:
         """Return seconds that no order of the jobs can beat."""
         seconds = self.job_seconds(durations, syncs, self.row_travel_seconds(colocation, copies))
-        return self.steady_seconds(
-            makespan_lower_bound(self.tasks_with_pool_order, seconds, colocation.chains), seconds, colocation
+        return self.steady_step_seconds(
+            step_seconds_lower_bound(self.tasks_with_pool_order, seconds, colocation.chains), seconds, colocation
         )
 
     def step_seconds(
@@ -339,11 +347,11 @@ class Problem:
     ) -> float:
         """Return the seconds of a step, or of one of many where several are in flight."""
         seconds = self.job_seconds(durations, syncs, self.row_travel_seconds(colocation, copies))
-        return self.steady_seconds(
+        return self.steady_step_seconds(
             makespan(self.fused_task_order(pieces), seconds, colocation.pools_of_job), seconds, colocation
         )
 
-    def steady_seconds(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
+    def steady_step_seconds(self, alone: float, seconds: Sequence[float], colocation: Colocation) -> float:
         """Return the seconds from the end of a step to the end of the next one, where a step alone takes `alone`: at
         least as long as the busiest pool, and a step begins when the one is done whose weights it samples with, or
         reads with."""
@@ -385,7 +393,7 @@ class Problem:
     def split_component(self, number: int, option: Option) -> list[tuple[Component, Option]]:
         """Return a component with its option; where it reads separately from its training, each of the two."""
         component = self.components[number]
-        if not isinstance(option, SeparateOption):
+        if not isinstance(option, SeparateReadingOption):
             return [(component, option)]
         _, trainer, reader = self.options.parts[id(component)]
         return [(trainer, option.trainer), (reader, option.reader)]
@@ -400,16 +408,16 @@ class Problem:
         """Return the seconds of a step with an option of each component. taken: what trainings take that share a
         pipeline."""
         colocation = self.make_colocation(blocks)
-        home, durations = colocation.pool_of_component, self.fusing.component_seconds(chosen, pieces, taken)
+        home, durations = colocation.pool_of_component, self.fusing.component_task_seconds(chosen, pieces, taken)
         syncs = self.sync_seconds(home, chosen)
         copies = {number: option.copies for number, option in enumerate(chosen)}
         return self.step_seconds(durations, syncs, colocation, copies, pieces)
 
-    def possible_sharings(self, blocks: Blocks, chosen: Sequence[Option]) -> list[Pieces]:
+    def possible_pipeline_sharings(self, blocks: Blocks, chosen: Sequence[Option]) -> list[Pieces]:
         """Return all ways in which trainings can share pipelines, where there is room for that, after the one in which
         none do."""
         result: list[Pieces] = [()]
-        ways = self.fusing.possible_sharings([block.components for block in blocks])
+        ways = self.fusing.possible_pipeline_sharings([block.components for block in blocks])
         rooms = dict[int, float]()
         for block in blocks if ways else ():
             room = usable_device_bytes(self.pool_node_group(block), self.constants) - sum(
@@ -442,7 +450,7 @@ class Problem:
             island, self.constants
         ) and offloaded <= self.options.offload_room(island)
 
-    def is_tight(self, blocks: Blocks, chosen: Sequence[Option]) -> bool:
+    def is_memory_tight(self, blocks: Blocks, chosen: Sequence[Option]) -> bool:
         """Return whether a pool is fuller than `TIGHT` with these options."""
         return any(
             device_peak_bytes([chosen[number] for number in block.components])

@@ -79,7 +79,7 @@ class SearchControl:
                 self.line.close()
             print(f"interrupted: {said}", file=sys.stderr, flush=True)
 
-    def left_s(self, ends: float) -> float:
+    def remaining_seconds(self, ends: float) -> float:
         """Return the seconds that are left until a monotonic time; 0 for searches that were stopped."""
         return 0.0 if self.stopped else ends - monotonic()
 

@@ -22,17 +22,17 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Literal
 
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
-from rlgraph.passes.placement.search.heterogeneous import try_heterogeneous_meshes
+from rlgraph.passes.placement.search.heterogeneous_meshes import try_heterogeneous_meshes
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
 from rlgraph.passes.placement.search.partitions import partitions_with_component
-from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime, SearchControl, SearchProgress
-from rlgraph.passes.placement.search.stage_bounds import StageBounds
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -64,7 +64,7 @@ class Search:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         candidates: Sequence[Blocks],
         gap: float,
         seconds: float = math.inf,
@@ -94,7 +94,7 @@ class Search:
         self.fuse = fuse
         for bounds in self.bounds:
             bounds.fuses &= fuse == "all"
-        self.stages = [StageBounds(self.boxes, bounds) for bounds in self.bounds]
+        self.stages = [JobStageBounds(self.boxes, bounds) for bounds in self.bounds]
         self.tries, self.patience = TryBudget(), patience
         self._gap, self._gained = math.inf, 0
         """The gap at the last gain, and the steps until then."""
@@ -103,7 +103,7 @@ class Search:
         self.fused: SearchResult | None = None
         """A plan whose trainings share pipelines, if it is better than the best of those that were searched."""
 
-    def make_bounds(self, problem: Problem, way: int) -> Bounds:
+    def make_bounds(self, problem: PlacementProblem, way: int) -> Bounds:
         """Return the bounds of the plans of a problem."""
         return Bounds(problem, self.incumbent, way)
 
@@ -194,7 +194,7 @@ class Search:
                 if heap and least > heap[0][0]:
                     heappush(heap, (least, number, way, blocks, box, True))
                     continue
-            parts = self.branch_on_ways(way, blocks, box)
+            parts = self.branch_entry(way, blocks, box)
             if parts is None:
                 popped += 1
                 if self.search_box(way, blocks, *self.device_range(blocks, box)):
@@ -231,7 +231,7 @@ class Search:
             {frozenset(blocks) for blocks in self.candidates},
         )
         for blocks, devices in {(alone.blocks, alone.devices): 0, self.join_fusible_pools(problem, alone): 0}:
-            shared = problem.fusing.possible_sharings([block.components for block in blocks])
+            shared = problem.fusing.possible_pipeline_sharings([block.components for block in blocks])
             possible = frozenset(blocks) in among and self.boxes.has_room(blocks, devices)
             if shared and possible and bounds.candidates_by_component(blocks, devices):
                 AllocationSearch(self.boxes, bounds, self.watch, blocks, devices, devices).run()
@@ -253,7 +253,7 @@ class Search:
         if best is not found:
             self.fused = best
 
-    def join_fusible_pools(self, problem: Problem, found: SearchResult) -> tuple[Blocks, tuple[int, ...]]:
+    def join_fusible_pools(self, problem: PlacementProblem, found: SearchResult) -> tuple[Blocks, tuple[int, ...]]:
         """Return the plan's pools and devices, with the pools of a node group whose trainings may share pipelines
         joined into one, but not those that a schedule declares."""
         trained: dict[tuple[int, ...], list[int]] = {}
@@ -278,7 +278,7 @@ class Search:
         else:
             self.incumbent.note_pruned(value)
 
-    def branch_on_ways(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
+    def branch_entry(self, way: int, blocks: Blocks, box: Box) -> list[tuple[int, Blocks, Box]] | None:
         """Return the entry once for each way, where that is open; else once for each pool that the first unplaced
         component may have. None if all have one."""
         if self.ways and way == len(self.ways.problems):
@@ -292,7 +292,7 @@ class Search:
 
     def device_range(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the fewest and the most devices of each pool."""
-        return self.boxes.pool_devices(blocks, box[0]), self.boxes.pool_devices(blocks, box[1])
+        return self.boxes.pool_device_counts(blocks, box[0]), self.boxes.pool_device_counts(blocks, box[1])
 
     def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return what no allocation of a box can beat."""

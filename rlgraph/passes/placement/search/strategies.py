@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
 
-from rlgraph.backends.enginespec.legal import adapter_choices, chunk_counts
+from rlgraph.backends.enginespec.layout_checks import adapter_choices, model_chunk_counts
 from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_preference
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.spec import ReservedCache
@@ -21,9 +21,9 @@ from rlgraph.passes.cost.decoding import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.cost.predict import memory_model, task_model
+from rlgraph.passes.cost.predict import memory_model, task_cost_model
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
 from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_axis_sizes
@@ -70,7 +70,7 @@ class Strategies:
             )
             return [list(same_split) for _, same_split in by_split]
 
-        return memo(self._strategies, (id(component), id(island)), compute)
+        return get_or_compute(self._strategies, (id(component), id(island)), compute)
 
     def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
@@ -80,7 +80,7 @@ class Strategies:
             for full in self.deployments_with_settings(component, deployment):
                 strategy = self.strategy_with_caches(component, full, alike)
                 alike = alike or strategy
-                most = strategy.most_replicas(island.devices)
+                most = strategy.most_replicas(island.device_count)
                 if most > strategy.beyond and strategy.least_device_bytes(most) <= fit:
                     yield strategy
                     yield from self.chunked_strategies(component, strategy)
@@ -92,7 +92,7 @@ class Strategies:
         pinned = component.pin is not None and "chunks" in component.pin.axis_sizes()
         if component.work != "train" or pinned or deployment.pp == 1:
             return
-        sizes = chunk_counts(deployment.engine_spec, component.config.shape, deployment.pp)
+        sizes = model_chunk_counts(deployment.engine_spec, component.config.shape, deployment.pp)
         if sizes:
 
             def divide(size: int) -> Strategy:
@@ -114,12 +114,12 @@ class Strategies:
             _power(self.longest_row_tokens(component) // TOKENS),
         )
         for engine in [pin.engine] if pin and pin.engine else self.preferred_engines(component, island.device.kind):
-            widest = self.most_column_ranks(component, engine, island)
+            widest = self.max_tensor_parallel_ranks(component, engine, island)
             for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
                 can_do = all(
                     spec_of(engine).supports(operation, split.split_axes) for operation in component.operations
                 )
-                rooms = [part.devices for part in island.parts or (island,)]
+                rooms = [part.device_count for part in island.parts or (island,)]
                 if can_do and split.rank_count <= min(rooms):
                     deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
                     ways = adapter_choices(
@@ -134,7 +134,7 @@ class Strategies:
                         gathers = spec_of(engine).gather_choices(split, (pin.gather if pin else None) or "")
                     yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
 
-    def most_column_ranks(self, component: Component, engine: str, island: NodeGroup) -> int:
+    def max_tensor_parallel_ranks(self, component: Component, engine: str, island: NodeGroup) -> int:
         """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that
         splits by nothing else as many as leave half of each device besides the weights, for a model that needs so
         many."""
@@ -142,8 +142,8 @@ class Strategies:
         if any(axis.splits in ("layers", "shards") and axis.name in spec_of(engine).axes for axis in AXES):
             return most
         half = usable_device_bytes(island, self.constants) / 2
-        while 2 * most <= island.devices and (
-            work.rank_parameters(config.shape, config.kind, 1, most) * config.item_bytes > half
+        while 2 * most <= island.device_count and (
+            work.model_parallel_parameter_count(config.shape, config.kind, 1, most) * config.item_bytes > half
         ):
             most *= 2
         return most
@@ -171,7 +171,7 @@ class Strategies:
             cache = deployment.engine_spec.memory.cache
             room = cache.room_tokens(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
             least = math.ceil(cache_bytes_per_token(component.config, deployment) * room)
-            yield replace(deployment, kv_bytes=int(pinned_cache(component) or least))
+            yield replace(deployment, kv_bytes=int(pinned_cache_bytes(component) or least))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -186,7 +186,7 @@ class Strategies:
     ) -> Strategy:
         """Return the strategy of a split and its settings, with the larger caches that it can have."""
         strategy = self.make_strategy(component, deployment, alike)
-        if deployment.kv_bytes and not pinned_cache(component):
+        if deployment.kv_bytes and not pinned_cache_bytes(component):
 
             def made(number: int, size: int) -> Strategy:
                 larger = self.make_strategy(component, replace(deployment, kv_bytes=size), strategy)
@@ -208,7 +208,7 @@ class Strategies:
 
         idle_operations = [op for op in component.operations if op not in dict(done)]
         models = [
-            task_model(op, config, deployment, self.constants, batches, similar)
+            task_cost_model(op, config, deployment, self.constants, batches, similar)
             for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
         ]
         memory = [
@@ -223,17 +223,17 @@ class Strategies:
                 deployment.process_bytes(self.constants),
                 deployment.with_replicas(2).process_bytes(self.constants),
             )
-        fuses = component.work == "train" and component.model in self.fuses
+        fuses = component.work == "train" and component.model_name in self.fuses
         fuses = fuses and deployment.pp > 1 and deployment.engine_spec.fuses and not deployment.island.parts
         return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest_replicas)
 
     def longest_row_tokens(self, component: Component) -> int:
         """Return the tokens of its longest row."""
-        longest = max((batch.mean_row_load.longest for batch in component.batches_to_try(self.tasks)), default=1.0)
+        longest = max((batch.mean_row_tokens.longest for batch in component.batches_to_try(self.tasks)), default=1.0)
         return max(int(longest), (component.pin.max_len if component.pin else None) or 0)
 
 
-def pinned_cache(component: Component) -> float | None:
+def pinned_cache_bytes(component: Component) -> float | None:
     """Return the bytes that the schedule says of a component's cache; None where it says nothing."""
     return component.pin.cache if component.pin else None
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from rlgraph.ir.mesh import Mesh
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
-from rlgraph.passes.cost.predict import TaskModel
-from rlgraph.passes.memo import memo
+from rlgraph.passes.cost.predict import TaskCostModel
+from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
 
 Key = tuple[float, ...]
@@ -62,7 +62,7 @@ class Strategy:
     def __init__(
         self,
         deployment: Deployment,
-        tasks: Sequence[TaskModel],
+        tasks: Sequence[TaskCostModel],
         memory: Sequence[MemoryModel],
         idle: Sequence[MemoryModel] = (),
         process: tuple[int, int] = (0, 0),
@@ -82,7 +82,9 @@ class Strategy:
         self.idle = tuple(idle)
         """The memory of what the component does outside of the step, for which it is there all the same."""
         inner = deployment.island.inner
-        self.beyond = max(fewest - 1, inner.copies(deployment.tp, self.size, inner.devices) if inner else 0)
+        self.beyond = max(
+            fewest - 1, inner.count_replicas(deployment.tp, self.size, inner.device_count) if inner else 0
+        )
         """There are more replicas than this; of fewer, the last of several node groups would have none."""
         self.near = 0 if inner else self.most_replicas(deployment.island.per_node)
         """Replicas that one node has room for, where all may lie on one."""
@@ -102,7 +104,7 @@ class Strategy:
 
     def most_replicas(self, devices: int) -> int:
         """Return how many replicas so many devices in a row have room for."""
-        return self.deployment.island.copies(self.deployment.tp, self.size, devices)
+        return self.deployment.island.count_replicas(self.deployment.tp, self.size, devices)
 
     def needed_bytes(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return the bytes that stay on each device of so many replicas unless the model is offloaded, and the
@@ -112,7 +114,7 @@ class Strategy:
             [model.resident_and_work_bytes(copies) for model in self.idle],
         )
 
-    def host_bytes(self, copies: int) -> float:
+    def offloaded_host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
         node."""
         tp = self.deployment.tp
@@ -123,12 +125,12 @@ class Strategy:
 
     def task_seconds(self, copies: int) -> tuple[float, ...]:
         """Return the seconds of each of the component's tasks, once."""
-        return memo(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
+        return get_or_compute(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
 
     def needed_bytes_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return a lower bound of `needed_bytes` that is quicker to compute."""
         key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
-        return memo(
+        return get_or_compute(
             self._floors,
             key,
             lambda: _together(

@@ -15,7 +15,7 @@ from itertools import chain
 from math import inf
 from operator import lt, neg
 
-from rlgraph.passes.memo import memo
+from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.strategy import Strategy
 
 PAYS = 0.01
@@ -48,12 +48,12 @@ class ChunkedStrategy(Strategy):
         seconds."""
         _, _, place = self.fastest_division(copies)
         parts = self.sizes[place]
-        return memo(self._divided, parts, lambda: self._divide(parts))
+        return get_or_compute(self._divided, parts, lambda: self._divide(parts))
 
     def undominated_replica_counts(self, copies: Sequence[int], most: int) -> list[int]:
         """Return, of `records`, the fastest with at most `most` replicas, and those which that does not dominate: more
         devices have all that fewer have, or what dominates it. copies: all numbers that there can be, most first."""
-        records = self.record_replica_counts(copies)
+        records = self.improving_replica_counts(copies)
         place = bisect_left(records, -most, key=neg)
         if place == len(records):
             return []
@@ -69,7 +69,7 @@ class ChunkedStrategy(Strategy):
             ]
         return self._numbers[first]
 
-    def record_replica_counts(self, copies: Sequence[int]) -> list[int]:
+    def improving_replica_counts(self, copies: Sequence[int]) -> list[int]:
         """Return the numbers of replicas that are faster than all smaller ones, and by `PAYS` than one part, most
         first."""
         if self._records is None:
@@ -91,7 +91,7 @@ class ChunkedStrategy(Strategy):
             parts = self.sizes[self.fastest_division(copies)[2]]
             return [*chain.from_iterable(model.replica_load(copies, parts) for model in self.memory)]
 
-        return memo(self._loads, copies, compute)
+        return get_or_compute(self._loads, copies, compute)
 
     def fastest_division(self, copies: int) -> tuple[float, tuple[float, ...], int]:
         """Return the seconds of all tasks of a step, and of each once, and the place among `sizes` of the parts."""

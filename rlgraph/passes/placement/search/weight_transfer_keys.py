@@ -14,7 +14,7 @@ def make_split(component: Component, deployment: Deployment, copies: int) -> Spl
     weights = (
         id(island),
         deployment.tp,
-        deployment.weight_shards,
+        deployment.weight_shard_count,
         reach,
         min(reach * copies, island.per_node),
         deployment.adapters,
@@ -37,7 +37,7 @@ def weight_transfer_key(component: Component, deployment: Deployment, split: Spl
     width = -min(reach * split.copies, per_node)
     if component.receives_weights:
         kind = deployment.tp, deployment.adapters
-        return kind, (width, -deployment.weight_shards, not deployment.island.reaches_within_node(reach))
+        return kind, (width, -deployment.weight_shard_count, not deployment.island.blocks_stay_within_nodes(reach))
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 

@@ -1,0 +1,169 @@
+"""Reads rows with a model: what its head gives at each scored token, or at the last one, block by block and in the
+order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.chunks import compute_in_chunks
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.logprobs import apply_temperature, entropies, token_logprobs
+from rlgraph.backends.engines.meter import WorkMeter
+from rlgraph.backends.engines.micro_batches import plan_micro_batches
+from rlgraph.backends.engines.sequences import Sequences, ragged_index
+from rlgraph.backends.engines.transformers.fsdp import ParameterShards
+from rlgraph.backends.engines.transformers.network import Network
+
+Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
+each."""
+
+
+class ForwardPasses:
+    """Reads blocks of rows with a network, in threads or on ranks that shard the model."""
+
+    def __init__(
+        self,
+        network: Network,
+        block_tokens: int,
+        places: int,
+        threads: int = 1,
+        pool: Executor | None = None,
+        shards: ParameterShards | None = None,
+        meter: WorkMeter | None = None,
+    ) -> None:
+        """block_tokens: tokens in a block, padded ones where rows are padded. places: at how many the head is computed
+        at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model.
+        meter: counts the rows that are read."""
+        self._network, self._block_tokens, self._places = network, block_tokens, places
+        self._threads, self._pool, self._shards = threads, pool, shards
+        self._meter = meter or WorkMeter()
+
+    def scored_token_outputs(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
+        """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
+        if bool(((sequences.token_positions == 0) & sequences.scored).any()):
+            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
+        counts = sequences.scored_counts()
+
+        def block(rows: Tensor) -> Sequence[Tensor]:
+            part = sequences.take(rows)
+            positions = part.scored.nonzero()[:, 0]
+            # The last scored token of a row, and what follows it, need not be read.
+            inputs = part.truncate(part.token_positions[positions[part.scored_counts().cumsum(0) - 1]])
+            before = inputs.row_starts[part.row_of_token[positions]] + part.token_positions[positions] - 1
+            # The rows of a group have in common what stands before a row's first scored token.
+            ends = part.scored_counts().cumsum(0)
+            prompts = part.token_positions[positions[ends - part.scored_counts()]]
+            return self._read_block(inputs, before, part.tokens[positions], read, prompts)
+
+        return self._in_blocks(sequences.lengths, counts, block, results)
+
+    def last_token_outputs(self, sequences: Sequences) -> Tensor:
+        """Return the head's output at each row's last token, float [N]."""
+
+        def block(rows: Tensor) -> tuple[Tensor]:
+            part = sequences.take(rows)
+            hidden = self._network.hidden_at(part, part.lengths.cumsum(0) - 1)
+            return (_wide(self._network.apply_head(hidden))[:, 0],)
+
+        return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+
+    def _read_block(
+        self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
+    ) -> Sequence[Tensor]:
+        """Return `read` at some places of one block, in chunks, so that there are never more logits than allowed."""
+        hidden = self._network.hidden_at(rows, places, beginnings)
+        return compute_in_chunks(
+            lambda part, follow: read(_wide(self._network.apply_head(part)), follow),
+            self._places,
+            hidden,
+            tokens.to(hidden.device),
+        )
+
+    def _in_blocks(
+        self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
+    ) -> list[Tensor]:
+        """Return the results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
+        device = self._network.device
+        used = counts.nonzero()[:, 0]
+        if not used.shape[0]:
+            return [torch.zeros(0, dtype=_wide_dtype(self._network.model.dtype), device=device) for _ in range(results)]
+        if self._shards is not None:
+            return self._in_shards(self._shards, lengths[used], used, counts, block)
+        if torch.is_grad_enabled():
+            # With gradients the caller has already chosen the rows of the block.
+            entire = used.shape[0] == lengths.shape[0]
+            return list(block(torch.arange(lengths.shape[0]) if entire else used))
+        plan = [used[rows] for rows in self._plan(lengths[used])]
+        outputs = self._map(block, plan)
+        order = torch.cat(plan)
+        starts = counts.cumsum(0) - counts
+        places = ragged_index(starts[order], counts[order]).to(device)
+        joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        return [torch.empty_like(values).index_copy_(0, places, values) for values in joined]
+
+    def _plan(self, lengths: Tensor) -> list[Tensor]:
+        packed, ordered = self._network.can_pack, self._network.can_share_prefixes
+        return plan_micro_batches(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
+
+    def _in_shards(
+        self,
+        shards: ParameterShards,
+        lengths: Tensor,
+        used: Tensor,
+        counts: Tensor,
+        block: Callable[[Tensor], Sequence[Tensor]],
+    ) -> list[Tensor]:
+        """Return the results where ranks shard the model: each computes with its rows, and has the results of all."""
+        starts = counts.cumsum(0) - counts
+
+        def compute() -> list[Tensor]:
+            places, outputs = [torch.zeros(0, dtype=torch.long)], []
+            for rows, is_own in shards.plan_micro_batches(lengths, self._block_tokens, self._network.can_pack):
+                values, at = block(used[rows]), used[rows]
+                places.append(ragged_index(starts[at], counts[at])[: None if is_own else 0])
+                outputs.append([column if is_own else column[:0] for column in values])
+            joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+            return shards.exchange_results(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
+
+        return shards.run(compute)
+
+    def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
+        """Call `work` on each block without gradients, side by side where the engine has threads."""
+        self._meter.begin_call(sum(rows.shape[0] for rows in plan))
+
+        def counted(rows: Tensor) -> Sequence[Tensor]:
+            made = work(rows)
+            self._meter.add(rows.shape[0])
+            return made
+
+        if self._pool is None or len(plan) == 1:
+            return [counted(rows) for rows in plan]
+
+        def quietly(rows: Tensor) -> Sequence[Tensor]:
+            with torch.no_grad():
+                return counted(rows)
+
+        return list(self._pool.map(quietly, plan))
+
+
+def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """Return log softmax(logits / temperature) of some tokens."""
+    return token_logprobs(apply_temperature(logits, temperature), tokens)
+
+
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Return the entropy of each distribution in nats."""
+    return entropies(apply_temperature(logits, temperature))
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(_wide_dtype(outputs.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

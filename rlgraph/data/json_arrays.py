@@ -1,0 +1,106 @@
+"""Files with one JSON array of objects, or an object that has the array under a name (`field="data"`); held in
+memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rlgraph.columns import Column
+from rlgraph.data.base import DataSource, Row, Rows, make_source
+from rlgraph.data.compressed import UNPACKING, open_decompressed
+from rlgraph.data.concatenated import FileInspector, concatenate_rows
+from rlgraph.data.json_lines import too_deep_error
+from rlgraph.data.listing import ListedFile, names_of
+from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, Span, did_you_mean, quoted_list
+from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option
+
+BAD_ARRAY = "E0764"
+_MOST_BYTES = 1 << 22
+"""The checker looks into files of this size at most."""
+
+
+def is_json_lines(listed: ListedFile, field: str | None) -> bool:
+    """Whether a `.json` file has an object on each line: many are called so."""
+    if field is not None:
+        return False
+    with suppress(*UNPACKING, ValueError, RecursionError), open_decompressed(listed) as handle:
+        first = next((line for line in handle if line.strip()), b"")
+        return isinstance(json.loads(first), dict)
+    return False
+
+
+def open_json_arrays(spec: CallSpec, listed: Sequence[ListedFile], field: str | None) -> DataSource:
+    """Read the files."""
+    limit, collected, count = int_option(spec, "limit", None), FileInspector("row {} of '{}'"), 0
+    parts: list[Rows] = []
+    for place in listed:
+        collected.begin_file(place.shown)
+        rows = read_json_array(place, field, spec.argument_span(0))
+        for number, row in enumerate(rows):
+            if limit is None or count < limit:
+                collected.add_row(row, number)
+            count += 1
+        parts.append(rows)
+    return make_source(spec, concatenate_rows(parts), names_of(listed), collected.columns())
+
+
+def json_array_columns(spec: CallSpec, listed: ListedFile, field: str | None) -> dict[str, Column] | None:
+    """Return what the rows of a small file hold."""
+    collected = FileInspector("row {} of '{}'")
+    collected.begin_file(listed.shown)
+    with suppress(OSError, RlgraphError):
+        if listed.file.stat().st_size > _MOST_BYTES:
+            return None
+        for number, row in enumerate(
+            read_json_array(listed, field, spec.argument_span(0))[: int_option(spec, "limit", None)]
+        ):
+            collected.add_row(row, number)
+        return collected.columns() or None
+    return None
+
+
+def read_json_array(listed: ListedFile, field: str | None, span: Span) -> list[Row]:
+    """Return the rows of a file. Raises ProgramError, with the line and the column of what is no JSON."""
+    shown = listed.shown
+    try:
+        with open_decompressed(listed) as handle:
+            value: Any = json.loads(handle.read().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _wrong(
+            f"'{shown}' is not a text in UTF-8 (at byte {error.start + 1})", span, "save the file as UTF-8"
+        ) from None
+    except json.JSONDecodeError as error:
+        message = f"{shown}:{error.lineno}: broken JSON: {error.msg} at column {error.colno}"
+        raise _wrong(message, span, "") from None
+    except (ValueError, RecursionError):
+        raise _wrong(f"'{shown}': broken JSON: nested too deeply or a number too long", span, "") from None
+    except UNPACKING as error:
+        raise ProgramError(Diagnostic(UNREADABLE, f"'{shown}' cannot be read: {error}", span)) from None
+    if field is not None:
+        value = _under(value, field, shown, span)
+    if not isinstance(value, list):
+        arrays = [name for name, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
+        hint = f'say where they are: `field="{arrays[0]}"`' if arrays else "write a list of objects: [{...}, {...}]"
+        raise _wrong(f"'{shown}' holds no list of rows", span, hint)
+    for number, row in enumerate(value):
+        if not isinstance(row, dict):
+            raise _wrong(f"row {number} of '{shown}' is no object", span, 'a row is {"prompt": ...}')
+        if error_of_row := too_deep_error(row, f"row {number} of '{shown}'", span):
+            raise error_of_row
+    return value
+
+
+def _under(value: Any, field: str, shown: str, span: Span) -> Any:
+    """Return what the object of a file has under a name."""
+    if isinstance(value, Mapping) and field in value:
+        return value[field]
+    names = [*value] if isinstance(value, Mapping) else []
+    hint = did_you_mean(field, names) or (f"it has {quoted_list(names[:8], 'and')}" if names else "leave `field` out")
+    raise _wrong(f"'{shown}' has no field '{field}'", span, hint)
+
+
+def _wrong(message: str, span: Span, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic(BAD_ARRAY, message, span, hint))

@@ -1,0 +1,66 @@
+"""Edges between steps: from weights that one step leaves to nodes of later steps that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.types import StateHandle
+
+
+@dataclass(frozen=True, slots=True)
+class StepEdge:
+    """An edge from the change of a model's weights in a step to a node of a later step."""
+
+    model: str
+    reader: Node
+    distance: int
+    """In step t the reader uses the weights that step t - distance left, or the initial ones; where only a bound is
+    given, these or newer ones. Only steps that change the model count; the previous one is at distance 1."""
+
+
+def step_edges(program: Program) -> Iterator[StepEdge]:
+    """Return the edges of a distance above 1: weights at distance 1 are there when a step begins, like everything that
+    lives across steps."""
+    for phase in program.phases:
+        types = phase.graph.value_types()
+        for node in phase.graph.walk():
+            age = oldest_weights_age_versions(node)
+            if age:
+                model = types[node.inputs[0]]
+                assert isinstance(model, StateHandle)
+                yield StepEdge(model.name, node, 1 + age)
+
+
+def staleness_bound(node: Node) -> int:
+    """Return how many versions old the rows that a node samples are, or may be, when they are trained on."""
+    return int(node.attr("lag", 0) + node.attr("staleness", 0))
+
+
+def oldest_weights_age_versions(node: Node) -> int:
+    """Return how many versions old the weights that a node samples with are, or may be."""
+    return staleness_bound(node) - int(node.attr("held", 0))
+
+
+def trains_on_stale_rows(program: Program) -> bool:
+    """Return whether a program may train on rows of older weights than the current ones."""
+    return any(staleness_bound(node) for _, node in program.walk())
+
+
+def weights_age_steps(node: Node, name: str) -> int:
+    """Return how many steps back the weights may be that a node reads from this handle; of several readers in a loop,
+    the nearest counts."""
+    if not node.regions:
+        return 1 + oldest_weights_age_versions(node)
+    if name in node.carried_input_names:
+        return 1
+    return min(weights_age_steps(inner, name) for inner in node.region.nodes if name in inner.inputs)
+
+
+def longest_step_distances(program: Program) -> dict[str, int]:
+    """Return the greatest distance of the step edges of each model that has some."""
+    distances: dict[str, int] = {}
+    for edge in step_edges(program):
+        distances[edge.model] = max(edge.distance, distances.get(edge.model, 0))
+    return distances

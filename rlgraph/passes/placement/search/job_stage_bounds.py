@@ -1,0 +1,97 @@
+"""The least devices that each pool needs. A step has stages, none of which begins before the one before it is done, and
+each takes as long as its slowest pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlgraph.passes.memo import get_or_compute
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
+from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
+
+
+class JobStageBounds:
+    """Narrows the boxes of one problem, in a search that has a plan already."""
+
+    def __init__(self, boxes: AllocationBoxes, bounds: Bounds) -> None:
+        self.boxes, self.bounds = boxes, bounds
+        self.problem, self.incumbent = bounds.problem, bounds.incumbent
+        self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
+
+    def tighten_box(self, blocks: Blocks, box: Box) -> Box | None:
+        """Return the box without sizes with which a pool alone would make the step too long, whatever the others have;
+        None if nothing is left. Devices that a pool needs at least are taken from the others."""
+        if self.problem.goal != "time" or self.incumbent.best is None:
+            return box
+        low, high = box
+        while True:
+            most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, high, strict=True)]
+            others = _most([self.weight_arrival_seconds(blocks, high), *(loads for loads in most if loads is not None)])
+            lows = []
+            for block, bottom, top in zip(blocks, low, high, strict=True):
+                least, lost = self.smallest_size_index(block, bottom, top, others)
+                self.incumbent.note_pruned(lost)
+                if least > top:
+                    return None
+                lows.append(least)
+            if tuple(lows) == low:
+                return low, high
+            narrower = self.boxes.narrow_box(blocks, (tuple(lows), high))
+            if narrower is None:
+                return None
+            low, high = narrower
+
+    def smallest_size_index(
+        self, block: PartitionBlock, bottom: int, top: int, others: Sequence[float]
+    ) -> tuple[int, float]:
+        """Return the smallest place from `bottom` to `top` with which a pool does not make the step too long, where no
+        stage is shorter than in `others`; one more than `top` if there is none. Also return the least bound of the
+        places below."""
+        lost = math.inf
+        low, high = bottom, top + 1
+        while low < high:
+            middle = (low + high) // 2
+            loads = self.pool_stage_seconds(block, middle)
+            value = math.inf
+            if loads is not None:
+                step_s = self.problem.host_seconds_between_stages + sum(map(max, loads, others))
+                # With several steps in flight a pool does one stage while others do the next.
+                value = max(sum(loads), step_s / (self.problem.staleness_steps + 1))
+            if value < self.incumbent.good_enough_bound():
+                high = middle
+            else:
+                low, lost = middle + 1, min(lost, value)
+        return low, lost
+
+    def pool_stage_seconds(self, block: PartitionBlock, place: int) -> Sequence[float] | None:
+        """Return the least seconds that a pool is busy in each stage; None if its components do not fit."""
+        devices = self.boxes.sizes[block.islands][place]
+        key = (block.components, block.islands, devices)
+        return get_or_compute(self._loads, key, lambda: self._busy(block, devices))
+
+    def _busy(self, block: PartitionBlock, devices: int) -> Sequence[float] | None:
+        fit = self.bounds.fitting_candidates(block, devices)
+        if fit is None:
+            return None
+        durations = {number: candidates.least_task_seconds for number, candidates in fit.items()}
+        seconds = self.problem.job_seconds(durations, [0.0] * len(self.problem.sync_pairs))
+        return [sum(seconds[job] for job in stage) for stage in self.problem.job_stages]
+
+    def weight_arrival_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
+        """Return the least seconds of each stage until its new weights have arrived."""
+        choices = self.bounds.candidates_by_component(blocks, self.boxes.pool_device_counts(blocks, places)) or {}
+        home = self.problem.make_colocation(blocks).pool_of_component
+        waits = [
+            self.bounds.fastest_sync_seconds(source, target, choices, home)[0]
+            for source, target in self.problem.sync_pairs
+        ]
+        return [
+            max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.job_stages
+        ]
+
+
+def _most(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the largest value of each column."""
+    return [max(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,49 @@
+"""Reuses the sampler's log-probabilities, which saves a forward pass that would compute them again.
+
+`actor.logprobs(rollout)` is `rollout.logprobs` where the same engine has the same weights at the same temperature. The
+version of the weights is in the name: `actor@0` generated the rows and `actor@0` scores them. Rows of an older version
+(`lag`, `staleness`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose
+log-probabilities are taken at temperature 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlgraph.ir.graph import Graph, Node, Program, with_region
+from rlgraph.ir.step_edges import oldest_weights_age_versions
+from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
+
+
+def reuse_logprobs(program: Program) -> Program:
+    """Return the program with the sampler's log-probabilities reused."""
+    return program.with_graphs({phase.name: _graph(phase.graph, {}) for phase in program.phases})
+
+
+def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
+    """Return the graph rewritten. generated: for each table the node that generated its rows."""
+    generated = dict(generated)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        op = NODES[node.op]
+        if op.generates:
+            generated[node.name] = node
+        elif op.chooses is not None:
+            pairs = zip(inputs_chosen_from(node), node.outputs, strict=True)
+            generated.update({value.name: generated[name] for name, value in pairs if name in generated})
+        elif node.op == "logprobs" and _same_logprobs(node, generated.get(table_of(node))):
+            node = Node("column", (table_of(node),), node.outputs, (("name", "logprobs"),), span=node.span)
+        for region in node.regions:
+            # What a body generates only counts inside it: `collect` mixes rows of several rounds and versions.
+            node = with_region(node, _graph(region, generated))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _same_logprobs(node: Node, sampler: Node | None) -> bool:
+    return (
+        sampler is not None
+        and model_of(sampler) == model_of(node)
+        and attribute_value(sampler, "temperature") == attribute_value(node, "temperature")
+        and not oldest_weights_age_versions(sampler)
+    )
