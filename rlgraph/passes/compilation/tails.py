@@ -22,13 +22,13 @@ def with_best_tail_moves(choice: PlacementChoice, timed: SimulationCache) -> Pla
     with the blocks that it has. Where no tail saves anything, the table has none. Raises ChoiceInterrupted with
     the best so far after Ctrl-C."""
 
-    def search(choice: PlacementChoice, line: ScheduledTail, progress: ProgressLine) -> _TailSearch:
+    def search(choice: PlacementChoice, line: TailLine, progress: ProgressLine) -> _TailSearch:
         return _TailSearch(choice, line, progress, timed)
 
     return resolve_undecided_lines(choice, choice.question.schedule.tails, "tail", search)
 
 
-class _TailSearch(UndecidedLineSearch[ScheduledTail, TailMove]):
+class _TailSearch(UndecidedLineSearch[TailLine, TailMove]):
     """The search for the tail of one table."""
 
     def run(self) -> None:
