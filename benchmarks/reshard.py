@@ -1,7 +1,8 @@
 """Moving weights between layouts, beside what else there is: bytes on the wire and time, in memory that processes share
 and on gloo over the loopback device.
 
-    shared    our plan, carried out by `TransferEndpoint`, through memory that both processes have mapped: as on one machine
+    shared    our plan, carried out by `TransferEndpoint`, through memory that both processes have mapped: as on one
+              machine
     planned   the same over gloo, as between machines
     floor     the fewest bytes, as flat buffers with isend and irecv: no packing and no unpacking
     gather    every parameter gathered in full on every rank that takes part, then cut

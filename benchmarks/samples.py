@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
     chosen = parser.parse_args()
     spent: list[float] = []
-    for owner, name in ((StepRunner, "shown_rows"), (runs, "bounded"), (runs, "sample_lines")):
+    for owner, name in ((StepRunner, "shown_samples"), (runs, "limit_samples"), (runs, "sample_lines")):
         setattr(owner, name, timed(getattr(owner, name), spent))
     RunFolder.append_step = timed_difference(RunFolder.append_step, spent)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:

@@ -140,8 +140,8 @@ class _Gate:
 
     def __init__(self, session: Any) -> None:
         self.seconds = 0.0
-        self._changing = session.prepare_change
-        session.prepare_change = self.changing
+        self._changing = session.prepare_weight_change
+        session.prepare_weight_change = self.changing
 
     def changing(self, *args: Any) -> None:
         began = time.perf_counter()

@@ -44,6 +44,20 @@ def test_every_way_to_import_finds_it(code: str) -> None:
     assert "DeprecationWarning: `rlgraph.engines" in ran.stderr
 
 
+def test_a_module_that_has_another_name_beside_others_is_found_by_its_old_one() -> None:
+    script = (
+        "import rlgraph.backends.engines.blocks\n"
+        "from rlgraph.backends.enginespec.legal import model_chunk_counts\n"
+        "assert rlgraph.backends.engines.blocks.plan_micro_batches"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "always", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "`rlgraph.backends.engines.blocks` is `rlgraph.backends.engines.micro_batches` now" in ran.stderr
+    assert "`rlgraph.backends.enginespec.legal` is `rlgraph.backends.enginespec.layout_checks` now" in ran.stderr
+
+
 def test_what_has_moved_is_where_it_is_said_to_be() -> None:
     assert all(find_spec(new) for new in MOVED.values())
 

@@ -302,13 +302,13 @@ class GraphRun:
             assert self.fused
             return enumerate(self.fused.fire([task.node for task in tasks], seen))
 
-        def done(number: int, made: NodeOutput) -> None:
+        def task_done(number: int, made: NodeOutput) -> None:
             self.frame.add_output(self.arrival.reorder_output(made), {})
             tasks[number].finished = True
 
         for task in tasks[1:]:
             task.running_count += 1
-        self.start_task(tasks[0], work, done)
+        self.start_task(tasks[0], work, task_done)
         return True
 
     def frame_for_thread(self, frame: Frame) -> Frame:

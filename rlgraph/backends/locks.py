@@ -60,14 +60,14 @@ class Lock(ABC):
         with self._mutex:
             self._grant(self._places.request(rank, wanted, key, joins, waiter))
 
-        def leave(held: HeldPlaces, some: frozenset[int]) -> bool:
+        def release_held(held: HeldPlaces, some: frozenset[int]) -> bool:
             with self._mutex:
                 grants = self._places.release_some(held.places, some, key)
                 held.places -= some if grants is not None else frozenset()
                 self._grant(grants or ())
             return grants is not None
 
-        held = HeldPlaces(self._wait(waiter), leave)
+        held = HeldPlaces(self._wait(waiter), release_held)
         try:
             yield held
         finally:

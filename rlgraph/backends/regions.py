@@ -1,9 +1,9 @@
 """This module runs regions: one run on a frame, and a node whose region runs as often as its policy says. It is the
 same on every backend.
 
-A policy is a function: it makes frames, runs the region on each with `Loop.run_body`, and returns the frame in which the
-exported values are, by the names that they have outside. Most policies do not deal with what is carried from one run to
-the next.
+A policy is a function: it makes frames, runs the region on each with `Loop.run_body`, and returns the frame in which
+the exported values are, by the names that they have outside. Most policies do not deal with what is carried from one
+run to the next.
 """
 
 from __future__ import annotations

@@ -327,8 +327,8 @@ def choose_shown_rows(ids: Sequence[RowId], reward: Sequence[float] | None, most
 def ranking(reward: Sequence[float | None]) -> list[int]:
     """Return the places of rewards, the best first; what is no number comes last. Equal ones stay in order."""
 
-    def value(place: int) -> float:
+    def reward_at(place: int) -> float:
         number = reward[place]
         return -math.inf if number is None or math.isnan(number) else number
 
-    return sorted(range(len(reward)), key=value, reverse=True)
+    return sorted(range(len(reward)), key=reward_at, reverse=True)

@@ -46,7 +46,7 @@ __all__ = [
     "planfiles",
     "profiling",
     "running",
-    "sampled",
+    "samples",
     "simulating",
     "run_command",
     "tracing",

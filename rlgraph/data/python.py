@@ -69,7 +69,9 @@ class GeneratorRows:
     def read_rows(self, start: int, count: int) -> list[Row]:
         """Return the rows from `start` on; the generator is started again where it is already beyond."""
         if start < self.position or self.generation != self.worker.generation:
-            call_user_code(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
+            call_user_code(
+                self.worker, self.target, self.limit_s, "start_rows", self.key, self.target.name, self.arguments
+            )
             self.position, self.generation = 0, self.worker.generation
         while self.position < start:
             skipped = self._next(min(start - self.position, 1024))
@@ -112,7 +114,7 @@ def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None 
     require_arguments(target, signature, arguments)
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     key = worker.new_object_key()
-    returned = call_user_code(worker, target, limit_s, "rows", key, target.name, arguments)
+    returned = call_user_code(worker, target, limit_s, "start_rows", key, target.name, arguments)
     rows: ListRows | Stream
     if returned is None:
         defaults = spec.options.get("defaults") or ()

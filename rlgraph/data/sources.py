@@ -41,7 +41,7 @@ def check_source(spec: CallSpec) -> None:
     if spec.kind not in SOURCES:
         hint = did_you_mean(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
         raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
-    _module(spec).check(spec)
+    _module(spec).check_arguments(spec)
     int_option(spec, "batch", None)
     int_option(spec, "limit", None)
     int_option(spec, "max_prompt", None)

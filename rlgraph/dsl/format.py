@@ -2,7 +2,7 @@
 
 The text is laid out from its tokens, not from its tree, so brackets, line breaks inside brackets and the spelling of
 numbers stay the user's. Blanks, indentation, quotes and blank lines become canonical; columns that the user lined up
-stay lined up (`align.py`).
+stay lined up (`text_alignment.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes the parser from `grammar.lark`.
 
 Making the LALR tables takes longer than checking a program, so they are kept beside the grammar, in `grammar.json`.
-`python -m rlgraph.dsl.lark_parser` writes them anew. Where they do not belong to the grammar or to the installed lark, the
-grammar itself is read.
+`python -m rlgraph.dsl.lark_parser` writes them anew. Where they do not belong to the grammar or to the installed lark,
+the grammar itself is read.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def emit_train(context: Context, statement: tree.Train) -> None:
     )
     loss: list[str] = []
 
-    def body() -> None:
+    def emit_train_body() -> None:
         context.emit_body(statement.body)
         if len(context.block.minimized) != 1:
             if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
@@ -80,7 +80,17 @@ def emit_train(context: Context, statement: tree.Train) -> None:
             raise StatementError
         loss.append(materialize(context, context.block.minimized[0][0], f"{model.name}.loss"))
 
-    _region(context, "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
+    _region(
+        context,
+        "train",
+        [model.name],
+        emit_train_body,
+        options,
+        statement.span,
+        training=model.name,
+        defers=True,
+        loss=loss,
+    )
 
 
 def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
@@ -143,7 +153,7 @@ def emit_collect(context: Context, statement: tree.Collect) -> None:
         *(written for written in _names_written(context, statement.body) if written != name),
     ]
 
-    def body() -> None:
+    def emit_collect_body() -> None:
         emit_data_read(context, name)
         context.emit_body(statement.body)
         table = context.block.scope[name]
@@ -153,7 +163,7 @@ def emit_collect(context: Context, statement: tree.Collect) -> None:
         if attrs.get("rest") == "longest":
             _by_length(context, statement, table.type.axis)
 
-    _region(context, "collect", writes, body, attrs, statement.span, defers=True)
+    _region(context, "collect", writes, emit_collect_body, attrs, statement.span, defers=True)
 
 
 def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
@@ -217,14 +227,14 @@ def emit_on_steps(context: Context, statement: tree.OnSteps) -> None:
     ]
     unread = [name for name in unread if name not in context.phase.collected]
 
-    def body() -> None:
+    def emit_on_steps_body() -> None:
         for name in unread:
             emit_data_read(context, name)
         context.emit_body(statement.body)
 
     writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
-    _region(context, word, writes, body, {"steps": count}, statement.span, export=False)
+    _region(context, word, writes, emit_on_steps_body, {"steps": count}, statement.span, export=False)
     for name in {name for name, _ in assigned_names(statement.body)} - set(outer):
         context.block.scope[name] = UnavailableName(
             f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span

@@ -203,18 +203,18 @@ class PlaceChecker(Reporter):
     def check_engine_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
         """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""
 
-        def choices(spec: EngineSpec) -> Collection[str]:
+        def engine_choices(spec: EngineSpec) -> Collection[str]:
             ways: Collection[str] = getattr(spec, option.name)
             return ways
 
         choice, name = str(given[option.name]), given["engine"]
         engine = engines_by_name().get(str(name))
-        capable = [spec.name for spec in engines_by_name().values() if choice in choices(spec)]
+        capable = [spec.name for spec in engines_by_name().values() if choice in engine_choices(spec)]
         if name is None:
             message = f"how {activity} is a matter of the engine, and none is named"
             self.report("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
-        elif engine is not None and choice not in choices(engine):
-            others = [f"`{option.name}={other}`" for other in choices(engine)]
+        elif engine is not None and choice not in engine_choices(engine):
+            others = [f"`{option.name}={other}`" for other in engine_choices(engine)]
             hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
             self.report("E0908", f"`{name}` {cannot}", option.span, hint)
 

@@ -145,11 +145,11 @@ def refs_of(value: Ref | OptionalValue | NamedValues) -> list[Ref]:
     """Return the named values that a value is made of."""
     refs: list[Ref] = []
 
-    def note(ref: Ref) -> Ref:
+    def collect_ref(ref: Ref) -> Ref:
         refs.append(ref)
         return ref
 
-    map_refs(value, note)
+    map_refs(value, collect_ref)
     return refs
 
 

@@ -340,25 +340,25 @@ def _without(value: OptionalValue | NamedValues, present: set[str]) -> Ref | Opt
 def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:
     """Return the type on the axes that `keep` leaves."""
 
-    def move(old: Axis) -> Axis:
+    def kept_axis(old: Axis) -> Axis:
         if not old.is_within(axis):
             return old
         if old.key not in new_axes:
-            parent = move(old.parent) if old.parent else None
+            parent = kept_axis(old.parent) if old.parent else None
             new_axes[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
         return new_axes[old.key]
 
-    def shift(tensor: Tensor) -> Tensor:
-        return Tensor(tensor.dtype, move(tensor.axis) if tensor.axis else None)
+    def kept_tensor(tensor: Tensor) -> Tensor:
+        return Tensor(tensor.dtype, kept_axis(tensor.axis) if tensor.axis else None)
 
     if isinstance(kind, Tensor):
-        return shift(kind)
+        return kept_tensor(kind)
     return replace(
         kind,
-        axis=move(kind.axis),
-        token=move(kind.token) if kind.token else None,
-        turn=move(kind.turn) if kind.turn else None,
-        extra=tuple((name, shift(column)) for name, column in kind.extra),
+        axis=kept_axis(kind.axis),
+        token=kept_axis(kind.token) if kind.token else None,
+        turn=kept_axis(kind.turn) if kind.turn else None,
+        extra=tuple((name, kept_tensor(column)) for name, column in kind.extra),
     )
 
 

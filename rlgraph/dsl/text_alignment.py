@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-Paragraph = list["LayoutRow"]
+Paragraph = list["FormattedLine"]
 
 
 @dataclass(slots=True, eq=False)

@@ -220,16 +220,16 @@ def _with_metrics(phase: tree.Phase, report: tree.Report) -> tree.Phase:
         return phase
     names = {item.name for item in report.items}
 
-    def without(body: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
+    def without_metrics(body: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
         statements: list[tree.Stmt] = []
         for statement in body:
             if isinstance(statement, tree.Report):
                 items = tuple(item for item in statement.items if item.name not in names)
                 statements += [replace(statement, items=items)] if items else []
             elif isinstance(statement, tree.Loop):
-                statements.append(replace(statement, body=without(statement.body)))
+                statements.append(replace(statement, body=without_metrics(statement.body)))
             else:
                 statements.append(statement)
         return tuple(statements)
 
-    return replace(phase, body=(*without(phase.body), report))
+    return replace(phase, body=(*without_metrics(phase.body), report))

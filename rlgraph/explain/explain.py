@@ -367,7 +367,8 @@ def _advice(explanation: Explanation) -> Iterator[str]:
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
         of = "that" if explanation.choice.problem.staleness_steps else "the step"
-        yield f"{most} is {percent_text(seconds, sum(explanation.seconds_by_kind.values()))} of {of}; what would help most:"
+        share = percent_text(seconds, sum(explanation.seconds_by_kind.values()))
+        yield f"{most} is {share} of {of}; what would help most:"
     for change in helpful:
         yield f"  {_change_name(change)} would {_effect(explanation, change)}"
     for change in explanation.changes:

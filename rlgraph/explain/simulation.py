@@ -316,7 +316,8 @@ def _steady(sim: Simulation) -> Iterator[str]:
     )
     full, cycle = sim.busiest_pool, format_seconds(sim.cycle or 0.0)
     yield (
-        f"bound: {format_seconds(sim.least_step_seconds)} a step, {percent_text(sim.least_step_seconds, sim.seconds)} of it: `{full.pool}` works "
+        f"bound: {format_seconds(sim.least_step_seconds)} a step, "
+        f"{percent_text(sim.least_step_seconds, sim.seconds)} of it: `{full.pool}` works "
         f"{format_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
     )
     rows = sum(sim.ages.values())

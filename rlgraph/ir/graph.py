@@ -346,14 +346,14 @@ def with_node_ids(program: Program) -> Program:
     """Return the program with the `id` of every node set."""
     numbers = count()
 
-    def graph(old: Graph) -> Graph:
-        return replace(old, nodes=tuple(node(inner) for inner in old.nodes))
+    def graph_with_ids(old: Graph) -> Graph:
+        return replace(old, nodes=tuple(node_with_id(inner) for inner in old.nodes))
 
-    def node(old: Node) -> Node:
+    def node_with_id(old: Node) -> Node:
         number = next(numbers)
-        return replace(old, id=number, regions=tuple(map(graph, old.regions)))
+        return replace(old, id=number, regions=tuple(map(graph_with_ids, old.regions)))
 
-    return replace(program, phases=tuple(replace(phase, graph=graph(phase.graph)) for phase in program.phases))
+    return replace(program, phases=tuple(replace(phase, graph=graph_with_ids(phase.graph)) for phase in program.phases))
 
 
 def used_names(expr: Expr) -> dict[str, Tensor]:
@@ -391,18 +391,18 @@ def substitute(expr: Expr, names: Mapping[str, Expr]) -> Expr:
     """Return the expression with names replaced; shared parts stay shared."""
     results: dict[int, Expr] = {}
 
-    def swap(part: Expr) -> Expr:
+    def replace_names(part: Expr) -> Expr:
         if isinstance(part, Ref):
             return names.get(part.name, part)
         if not isinstance(part, Apply):
             return part
         if id(part) not in results:
-            args = tuple(swap(arg) for arg in part.args)
+            args = tuple(replace_names(arg) for arg in part.args)
             unchanged = all(new is old for new, old in zip(args, part.args, strict=True))
             results[id(part)] = part if unchanged else replace(part, args=args)
         return results[id(part)]
 
-    return swap(expr)
+    return replace_names(expr)
 
 
 def tensor_node(body: tuple[Let, ...], outputs: tuple[str, ...], span: Span = NO_SPAN) -> Node:

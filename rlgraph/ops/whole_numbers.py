@@ -29,12 +29,12 @@ def _checked(name: str, operation: Callable[..., Any], numbers: int) -> Callable
     """Return an operation whose result is checked as in `check_int64_range`; its first arguments are so many
     numbers."""
 
-    def whole(*args: Any) -> Tensor:
+    def checked_operation(*args: Any) -> Tensor:
         near = operation(*map(_double, args[:numbers]), *args[numbers:])
         return check_int64_range(torch.as_tensor(operation(*args)), torch.as_tensor(near))
 
-    whole.__name__ = f"whole_{name}"
-    return whole
+    checked_operation.__name__ = f"whole_{name}"
+    return checked_operation
 
 
 def _double(x: Number) -> Number:

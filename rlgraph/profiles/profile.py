@@ -215,7 +215,7 @@ def _samples(
         compiled.plan, models, cluster, default_constants(cluster.islands[0].device.kind), setup.threads or 1
     )
 
-    def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> TimedSample:
+    def make_timed_sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> TimedSample:
         deployment = predictor.deployment(model, compiled.plan.group_of_role(model, OPERATIONS[kind]))
         return TimedSample(kind, models[model], deployment, batch, undisturbed_seconds([work.inside for work in done]))
 
@@ -223,13 +223,13 @@ def _samples(
         turn = 0
         for place, point in enumerate(probe.points):
             generated, trained = probe.batches_at(point)
-            yield sample("generate", f"m{number}", generated, turns[f"g{number}_{place}", "generate", 0])
+            yield make_timed_sample("generate", f"m{number}", generated, turns[f"g{number}_{place}", "generate", 0])
             if not point.parts:
                 continue
             read = replace(generated, samples=1)
-            yield sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
+            yield make_timed_sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
             updates = [work for part in range(point.parts) for work in turns[f"train m{number}", "train", turn + part]]
-            yield sample("train", f"m{number}", trained, updates)
+            yield make_timed_sample("train", f"m{number}", trained, updates)
             turn += point.parts
 
 
@@ -291,12 +291,12 @@ def fit_rates(samples: Sequence[TimedSample]) -> tuple[Rates, float]:
     names = [name for name in RATES if _matters(name, samples)]
     seconds = np.array([sample.seconds for sample in samples])
 
-    def model(values: np.ndarray) -> np.ndarray:
+    def predict_seconds(values: np.ndarray) -> np.ndarray:
         return np.array([predicted_seconds(sample, _rates(names, values)) for sample in samples])
 
     start = np.array([START.get(name, 1e-4) for name in names])
-    fitted = fit_constants(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
-    return _rates(names, fitted), float(np.median(np.abs(model(fitted) / seconds - 1)))
+    fitted = fit_constants(predict_seconds, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
+    return _rates(names, fitted), float(np.median(np.abs(predict_seconds(fitted) / seconds - 1)))
 
 
 def held_out_errors(samples: Sequence[TimedSample]) -> HeldOutErrors | None:
@@ -384,7 +384,7 @@ def measure_device() -> MeasuredDevice:
     name = "cuda" if torch.cuda.is_available() else "cpu"
     side, numbers = (8192, 1 << 28) if name == "cuda" else (1024, 1 << 24)
 
-    def typical(act: Callable[[], Any]) -> float:
+    def time_undisturbed(act: Callable[[], Any]) -> float:
         cores, times = CoreWaitReader(), []
         for _ in range(TRIES):
             before, began = cores.wait_seconds(), perf_counter()
@@ -402,10 +402,10 @@ def measure_device() -> MeasuredDevice:
         flops = {}
         for dtype in (torch.bfloat16, torch.float32) if name == "cuda" else (torch.float32, torch.float64):
             matrix = torch.rand(side, side, dtype=torch.float32, device=name).to(dtype)
-            flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / typical(lambda a=matrix: a @ a)  # type: ignore[misc]
+            flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / time_undisturbed(lambda a=matrix: a @ a)  # type: ignore[misc]
         source = torch.rand(numbers, device=name)
         target = torch.empty_like(source)
-        return MeasuredDevice(_device_name(name), flops, 8 * numbers / typical(lambda: target.copy_(source)))
+        return MeasuredDevice(_device_name(name), flops, 8 * numbers / time_undisturbed(lambda: target.copy_(source)))
     finally:
         torch.set_num_threads(before)
 

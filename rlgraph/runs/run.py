@@ -253,10 +253,10 @@ def _steps(
         saver = None
         if folder and options.save_every:
 
-            def saved(number: int, path: Path) -> None:
+            def publish_saved(number: int, path: Path) -> None:
                 watch.publish(CheckpointSaved(step=number, path=path))
 
-            saver = Saver(folder, compiled, options, taken, resumable, saved)
+            saver = Saver(folder, compiled, options, taken, resumable, publish_saved)
         try:
             watch.run_started(phases, done, compiled.name, predicted_seconds_by_work(compiled))
             for step in backend.run_steps(steps_left(compiled, options, done)):

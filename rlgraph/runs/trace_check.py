@@ -200,7 +200,7 @@ class _Checker:
         ]
         late, waiting, ran = set[Row](), set[Row](), bool(gone)
 
-        def old(source: str, row: Row) -> bool:
+        def is_too_old(source: str, row: Row) -> bool:
             age = self.versions[age_checks[source].attr("model")] - self.made[source, row][1]
             return bool(age > age_checks[source].attr("oldest"))
 
@@ -210,12 +210,12 @@ class _Checker:
             if training.takes_batches_as_ended:
                 rows = [row for row in rows if row[:3] in self.ends and self.made[training.source, row][0] < step]
             waiting.update(row[:3] for row in rows)
-            late.update(row[:3] for row in rows if old(training.source, row))
+            late.update(row[:3] for row in rows if is_too_old(training.source, row))
         # A row is also given up for a sibling that is too old and is never trained on.
         siblings = gone & waiting - late
         if siblings:
             late.update(
-                row[:3] for key, row in self.made if key in age_checks and row[:3] in siblings and old(key, row)
+                row[:3] for key, row in self.made if key in age_checks and row[:3] in siblings and is_too_old(key, row)
             )
         granted = (
             f"`late={attribute_value(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
@@ -430,11 +430,11 @@ class _Checker:
             if self.sources[id(collect)] != {training.source}:
                 return None
 
-        def turn(row: Row) -> tuple[int, ...]:
+        def order_key(row: Row) -> tuple[int, ...]:
             end = self.ends.get(row[:3])
             return (1,) if end is None else (0, oldest.get(row[:3], 0), *end)
 
-        return turn
+        return order_key
 
     def skip_untrained_rows(self, training: TrainingPath) -> None:
         """Take the rows that are collected in a step that does not train on them."""

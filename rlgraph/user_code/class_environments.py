@@ -61,7 +61,7 @@ class ObjectEpisode:
     def reset(self, row: Mapping[str, Any]) -> Observation:
         """Begin with a row of the data, and return the first observation, empty where the prompt says it all."""
         self.row, self.turn = row, 0
-        self._request("make", "at its start", self.target.name, dict(self.constants))
+        self._request("make_environment", "at its start", self.target.name, dict(self.constants))
         self.generation = self.worker.generation
         first: Observation = self._request("reset", "in `reset`", dict(row))
         return first
@@ -104,11 +104,11 @@ def open_class_environment(spec: EnvironmentSpec, folders: SearchFolders, pool: 
     require_arguments(target, signature, constants)
     turns = itertools.cycle(processes)
 
-    def begin(name: str) -> ObjectEpisode:
+    def make_episode(name: str) -> ObjectEpisode:
         worker = next(turns)
         return ObjectEpisode(target, constants, limit_s, worker, worker.new_object_key(), name)
 
-    return Environment(begin, processes)
+    return Environment(make_episode, processes)
 
 
 def check_class_declaration(spec: EnvironmentSpec) -> None:

@@ -23,9 +23,9 @@ DEFAULT_LIMIT_S = 300.0
 OPTIONS = ("timeout", "batch", "workers", "over", "none", "failed", "returns", "texts", "trial")
 UNITS = ("row", "group", "batch")
 SHIPPED = {
-    "reasoning_gym": ("verify.py", "reasoning_gym"),
+    "reasoning_gym": ("reasoning_gym_rewards.py", "reasoning_gym"),
     "math_verify": ("latex.py", "math_verify"),
-    "http": ("remote.py", ""),
+    "http": ("reward_server.py", ""),
 }
 """For each form that is a function of rlgraph its file, and the package that it needs."""
 _FORMS = ("python", *SHIPPED)
@@ -69,7 +69,7 @@ def _check_server(spec: FunctionSpec) -> None:
 
 
 def reward_server_settings(spec: FunctionSpec, limit_s: float) -> dict[str, Any]:
-    """Return how the server of a declaration is asked, for `remote.http`."""
+    """Return how the server of a declaration is asked, for `reward_server.http`."""
     limit = None if math.isinf(limit_s) else limit_s
     retries, token = int_option(spec, "retries", RETRIES, 0), text_option(spec, "token", None)
     return {"url": spec.args[0], "retries": retries, "limit_s": limit, "token": token}

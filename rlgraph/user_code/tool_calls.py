@@ -51,10 +51,10 @@ def _in_tags(text: str) -> Iterator[WrittenCall]:
 
 
 def _after_sign(sign: str) -> Callable[[str], Iterator[WrittenCall]]:
-    def read(text: str) -> Iterator[WrittenCall]:
+    def read_calls_after_sign(text: str) -> Iterator[WrittenCall]:
         yield from _objects(text.partition(sign)[2])
 
-    return read
+    return read_calls_after_sign
 
 
 def _of_mistral(text: str) -> Iterator[WrittenCall]:

@@ -50,7 +50,7 @@ class CodeSource:
 
 
 class CodeFailure(Exception):
-    """The user's code did not return a value; `report.py` makes it a diagnostic."""
+    """The user's code did not return a value; `code_diagnostics.py` makes it a diagnostic."""
 
     file: str
     line: int

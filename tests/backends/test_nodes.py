@@ -90,12 +90,12 @@ def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: py
         return ModelHolding("actor", "play.vllm", kv_bytes=12345)
 
     monkeypatch.setattr(TransformersEngine, "max_row_tokens", 7)
-    monkeypatch.setattr(TransformersEngine, "larger_cache", roomier, raising=False)
+    monkeypatch.setattr(TransformersEngine, "holding_for_longer_rows", roomier, raising=False)
     text = failure("    report n = mean(rollout.length)\n", folder, HEAD + kept)
     assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 4 of `max_tokens` more it is" in text
     assert "help: raise `kv_bytes` of `actor` on `play.vllm` in the plan file to 12345 at least, lower" in text
     assert asked == [8]
-    monkeypatch.setattr(TransformersEngine, "larger_cache", lambda *_: None)
+    monkeypatch.setattr(TransformersEngine, "holding_for_longer_rows", lambda *_: None)
     text = failure("    report n = mean(rollout.length)\n", folder, HEAD + kept)
     assert "help: lower `max_tokens`, or leave such rows out of the data" in text
 

@@ -23,7 +23,7 @@ def open_rank(model, rank):
 
 class PlainEngine:
     has_results = True
-    longest_row = None
+    max_row_tokens = None
 
     def __init__(self, model):
         loaded = load(model)

@@ -29,7 +29,8 @@ def with_answer_placeholders(
 
 def text_between_answers(chat: Conversation, last: int) -> str:
     """Return what the template writes from the end of an answer to the beginning of the next: end of turn, the messages
-    after it, and the header of the model's turn. chat: the messages of `with_answer_placeholders`; last: the place of that answer.
+    after it, and the header of the model's turn. chat: the messages of `with_answer_placeholders`; last: the place of
+    that answer.
 
     No answer is ever rendered itself: a template that drops earlier thinking, or trims, writes the same after it.
     Raises ConversationError where the template does not write one thing there, or changes the special tokens before it.

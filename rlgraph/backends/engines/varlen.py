@@ -49,14 +49,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, how: AttentionOp
     if how.score_cap is None and (how.window is None or length <= how.window):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale, enable_gqa=True)
 
-    def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend_part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mask = causal_mask(query.shape[2], key.shape[2], how.window, query.device)
         if how.score_cap is None:
             return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
         scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
         return capped_attention(query, key.contiguous(), value.contiguous(), mask, scale, how.score_cap)
 
-    outputs = attend_in_query_chunks(part, query, key, value, how.window, torch.is_grad_enabled())
+    outputs = attend_in_query_chunks(attend_part, query, key, value, how.window, torch.is_grad_enabled())
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 

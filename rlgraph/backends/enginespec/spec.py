@@ -42,8 +42,8 @@ class LayoutFunction(Protocol):
     """A function that lays out a model on a mesh."""
 
     def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
-        """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no
-        fault."""
+        """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.layout_checks` finds
+        no fault."""
         ...
 
 

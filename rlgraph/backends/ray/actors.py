@@ -103,16 +103,18 @@ class Actors(Processes):
         # Inside a list Ray leaves references unresolved, so that rows go straight to the ranks that need them.
         passed = [rank for _, rank in to], method.__name__, list(args), named, threads
         if threads:
-            return cast("Reference[list[T]]", handle.pass_on.options(concurrency_group=threads).remote(*passed))
+            return cast(
+                "Reference[list[T]]", handle.call_other_ranks.options(concurrency_group=threads).remote(*passed)
+            )
         who = handle._actor_id.hex()
         with self._passing:
             number = self._passed[who] + 1
-            sent = handle.pass_on.options(concurrency_group=ORDERS).remote(*passed, number)
+            sent = handle.call_other_ranks.options(concurrency_group=ORDERS).remote(*passed, number)
             self._passed[who] = number
         return cast("Reference[list[T]]", sent)
 
     def pack_rows(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
-        called = self.handles[who].pack.options(concurrency_group=ROWS, num_returns=len(parcels))
+        called = self.handles[who].pack_rows.options(concurrency_group=ROWS, num_returns=len(parcels))
         sent = called.remote(*parcels)
         return sent if len(parcels) > 1 else [sent]
 

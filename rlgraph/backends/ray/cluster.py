@@ -99,7 +99,7 @@ def _actors(
     groups: dict[str, Any] = {}
     daemons = Daemons()
 
-    def release() -> None:
+    def shut_down_ray() -> None:
         for group in groups.values():
             remove_placement_group(group)
         if starts_ray:
@@ -117,13 +117,13 @@ def _actors(
         specs = {who: replace(spec, alone=alone) for who, spec in specs.items()}
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
 
-        def begin(spec: WorkerSpec) -> Any:
+        def start_process(spec: WorkerSpec) -> Any:
             return _begin(ray, plan, spec, kind, groups)
 
-        handles = {who: begin(spec) for who, spec in specs.items()}
-        return Actors(specs, handles, seconds, release, logs, begin)
+        handles = {who: start_process(spec) for who, spec in specs.items()}
+        return Actors(specs, handles, seconds, shut_down_ray, logs, start_process)
     except BaseException:
-        release()
+        shut_down_ray()
         raise
 
 

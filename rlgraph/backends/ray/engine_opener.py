@@ -28,7 +28,7 @@ class TokenizerOnly:
     spec: ModelSpec
 
     @property
-    def longest_row(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """The most tokens of a row, by the model's configuration."""
         return max_positions(self.spec)
 
@@ -79,11 +79,11 @@ class EngineOpener:
 
 def call_environment(worker: Any, environment: str, *request: Any) -> Any:
     """Call an environment of another process, which is a Ray actor or an object in this process."""
-    if not hasattr(worker.answer_environment, "remote"):
-        return worker.answer_environment(environment, *request)
+    if not hasattr(worker.call_local_environment, "remote"):
+        return worker.call_local_environment(environment, *request)
     import ray
 
-    return ray.get(worker.answer_environment.remote(environment, *request))
+    return ray.get(worker.call_local_environment.remote(environment, *request))
 
 
 def host_address() -> str:

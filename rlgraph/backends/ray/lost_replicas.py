@@ -74,7 +74,7 @@ class LostReplicas:
             # Its rows may have been sharded before other replicas were lost: the survivors do those rows.
             return lambda dead: None
 
-        def lose(dead: Mapping[Address, str]) -> Sequence[Address] | None:
+        def drop_lost_replicas(dead: Mapping[Address, str]) -> Sequence[Address] | None:
             """Return all processes of the replicas that these belong to, if the others can go on without them."""
             if any(name != group.name for name, _ in dead):
                 return None
@@ -94,7 +94,7 @@ class LostReplicas:
             )
             return lost
 
-        return lose
+        return drop_lost_replicas
 
     def _spare(self, group: Group) -> bool:
         """Return whether a group has nothing that others lack, and no replica of it is bound to certain rows."""

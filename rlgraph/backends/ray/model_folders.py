@@ -67,11 +67,11 @@ class ModelFolders:
     def _save(self, model: str, owner: Group, folder: Path) -> None:
         request = CallContext(ranks_of(owner), f"saving `{model}`")
 
-        def enough(answers: Mapping[Address, WeightsReport]) -> bool:
+        def is_enough(answers: Mapping[Address, WeightsReport]) -> bool:
             complete = any(not missing for missing in self._lacking(model, answers).values())
             return complete or bool(self._gone(model, owner))
 
-        held = self.processes.call_idle(request.who, enough, request, Worker.report_weights, model)
+        held = self.processes.call_idle(request.who, is_enough, request, Worker.report_weights, model)
         missing_by_changes = self._lacking(model, held)
         # The newest weights of which nothing is missing.
         changes = next((changes for changes, missing in missing_by_changes.items() if not missing), None)

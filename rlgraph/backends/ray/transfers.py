@@ -127,7 +127,7 @@ class Transfers:
                 settling.call_replica(copy, Worker.wait_for_refresh, move.target, number)
             calls.beside += settling.answers
 
-        def arrived() -> TransferCost:
+        def wait_until_arrived() -> TransferCost:
             moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
             self.trace_transfer(f"sync {move.source}", name, calls.called_processes, moved)
             wrong = first_difference(rank_moved.digests for rank_moved in moved)
@@ -143,7 +143,7 @@ class Transfers:
                 max(rank_moved.peak_buffer_bytes for rank_moved in moved),
             )
 
-        return arrived
+        return wait_until_arrived
 
     def trace_transfer(
         self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.ExchangeCost]

@@ -141,13 +141,13 @@ class FakeValues:
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def step_state_after(self, node: Node, frame: Frame, kind: StateHandle, group: Group) -> Any:
-        """Return the value after a node of a thing that lives across steps."""
+        """Return step state (a model, a cursor, a buffer) as a node leaves it."""
         if kind.kind == "model":
             return kind.name
         if node.op != "push":
             return FakeRows(kind.name, group.name)
         rows, table = (frame.values[name] for name in node.inputs[:2])
-        full = replace(rows.join([table]), name=kind.name, where=group.name)
+        full = replace(rows.concat([table]), name=kind.name, where=group.name)
         rule = next(thing for thing in self.program.outside if thing.name == kind.name)
         return full.pick(np.arange(full.row_count)[-int(rule.record.option("capacity")) :])
 

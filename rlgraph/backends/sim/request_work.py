@@ -45,7 +45,7 @@ def model_used(node: Node, frame: Frame) -> str | None:
 def batches_worked_on(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]:
     """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
-        return [made.values[node.name].sampling_work(rows_per_input(node), node.attr("n"))]
+        return [made.values[node.name].sampling_cost_batch(rows_per_input(node), node.attr("n"))]
     return [table.to_cost_batch() for table in tables_read(node, frame)]
 
 

@@ -28,13 +28,13 @@ def reread_unfinished_seconds(log: WorkLog, sampling: SamplingRequest) -> float:
     node, model = order.node, order.frame.values[model_of(order.node)]
     batch = rows.sampling_cost_batch(rows_per_input(node), node.attr("n"))
 
-    def until(tokens: int) -> float:
+    def seconds_to_reach(tokens: int) -> float:
         cut = replace(batch, response=batch.response.capped(tokens))
         return log.predictor.work_cost(model, node.op, [cut]).seconds
 
     least, most = 0, int(rows.response.max(initial=0))
     while least + 1 < most:
         middle = (least + most) // 2
-        least, most = (middle, most) if until(middle) <= past else (least, middle)
+        least, most = (middle, most) if seconds_to_reach(middle) <= past else (least, middle)
     left = rows.response > least
     return rereading_seconds(log, order, (rows.prompt[left] + least).tolist())

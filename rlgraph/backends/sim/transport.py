@@ -260,7 +260,7 @@ class SimTransport:
         if order.wanted_row_count is None:
             return made
         race, name = LengthLimit(order.wanted_row_count), order.node.name
-        race.note_ended_rows(made[0].values[name].longest_of_groups(rows_per_input(order.node)).tolist())
+        race.note_ended_rows(made[0].values[name].longest_tokens_of_groups(rows_per_input(order.node)).tolist())
         if race.token_limit is None:
             return made
         return [replace(output, values={name: output.values[name].give_up_longer(race.token_limit)}) for output in made]
@@ -277,10 +277,10 @@ class SimTransport:
                     going = (int(group) * samples + sample for group in groups for sample in range(samples))
                     places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.waited_until}
 
-        def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> SamplingResult:
+        def sampling_result(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> SamplingResult:
             return self.log.predictor.sampling_result(model, order.node.op, prompts, answers, 1, copy)
 
-        return ends_after_move(rows.copies, rows.ends, rows.waited_until, places, sampling)
+        return ends_after_move(rows.copies, rows.ends, rows.waited_until, places, sampling_result)
 
     def slice_frame(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
         """Return a frame with some rows of a node's unit."""

@@ -148,7 +148,7 @@ def write_part(state: SessionModel, left: ModelSnapshot, place: Path, part: Boxe
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
     moments, odd, files = left.moments, "", dict[str, FileDigests]()
     rest = getattr(state.engine, "offloader", None)
-    reading = nullcontext if rest is None else rest.pinned_in_place
+    reading = nullcontext if rest is None else rest.kept_in_place
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
     moment_tensors: dict[str, Tensor | TensorView] = {
         f"{kind}:{name}": tensor
@@ -204,9 +204,9 @@ def _read_part(state: SessionModel, saved: SavedModel) -> None:
         weights = _MasterWeightSource(weights, moments)
     fill_tensors(tensors_here, layout, weights)
     engine.note_weights_written()
-    if kinds and hasattr(engine, "begin_moments"):
+    if kinds and hasattr(engine, "resume_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
-        new_moments = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
+        new_moments = engine.resume_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
         for kind in kinds & new_moments.tensors_by_kind.keys():
             fill_tensors(new_moments.tensors_by_kind[kind], new_moments.layout, moments.tensors_of_kind(kind))
     state.updates = saved.updates

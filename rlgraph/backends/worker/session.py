@@ -118,7 +118,7 @@ class SessionModel:
         help."""
         return (
             cast(LimitsCache, self.engine).holding_for_longer_rows(tokens)
-            if hasattr(self.engine, "larger_cache")
+            if hasattr(self.engine, "holding_for_longer_rows")
             else None
         )
 

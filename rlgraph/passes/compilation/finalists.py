@@ -43,7 +43,7 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps
             return interrupted.choice
     best, least = None, inf
 
-    def answered(choice: PlacementChoice, simulated: PlacementChoice) -> PlacementChoice:
+    def answer_to_first_query(choice: PlacementChoice, simulated: PlacementChoice) -> PlacementChoice:
         return simulated if choice is first else adapt_to_first_query(simulated, first)
 
     # Plans with nothing open come first: they need one simulation, and may rule out others.
@@ -53,15 +53,15 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps
         try:
             tried = simulate_choice(choice, steps, least)
         except ChoiceInterrupted as interrupted:
-            best = best or answered(choice, interrupted.choice)
+            best = best or answer_to_first_query(choice, interrupted.choice)
             break
         value = simulated_objective_value(tried)
         if value is None:
             # The plan cannot be simulated, or the user has interrupted that.
-            best = best or answered(choice, tried)
+            best = best or answer_to_first_query(choice, tried)
             break
         if best is None or value < least:
-            best, least = answered(choice, tried), value
+            best, least = answer_to_first_query(choice, tried), value
     assert best is not None
     return best
 

@@ -174,7 +174,7 @@ def make_python_reference_checker(
 ) -> Callable[[str, ConstructorCall, Collection[str]], list[Diagnostic]]:
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
-    def look(word: str, record: ConstructorCall, known: Collection[str]) -> list[Diagnostic]:
+    def check_reference(word: str, record: ConstructorCall, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.data.emptiness import no_rows_errors
         from rlgraph.data.sources import check_source
         from rlgraph.user_code.environment_kinds import environment_declaration_faults
@@ -202,17 +202,17 @@ def make_python_reference_checker(
                 return [*error.diagnostics]
         return python_reference_faults(spec, folders, known, alone=word != "func")
 
-    return look
+    return check_reference
 
 
 def make_column_reader(folders: SearchFolders) -> Callable[[ConstructorCall], Mapping[str, Column] | None]:
     """Return a function that reads the columns of data files, without running anything."""
 
-    def look(record: ConstructorCall) -> Mapping[str, Column] | None:
+    def read_columns(record: ConstructorCall) -> Mapping[str, Column] | None:
         from rlgraph.data.sources import source_columns
         from rlgraph.user_code.spec import CallSpec
 
         args, options = record.plain_arguments()
         return source_columns(CallSpec(record.name, args, options, record.span), folders)
 
-    return look
+    return read_columns

@@ -36,10 +36,10 @@ def with_best_block_sizes(choice: PlacementChoice, timed: SimulationCache) -> Pl
     tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises
     ChoiceInterrupted with the best so far after Ctrl-C."""
 
-    def search(choice: PlacementChoice, line: StreamLine, progress: ProgressLine) -> _BlockSearch:
+    def make_block_search(choice: PlacementChoice, line: StreamLine, progress: ProgressLine) -> _BlockSearch:
         return _BlockSearch(choice, line, progress, timed)
 
-    return resolve_undecided_lines(choice, choice.question.schedule.streams, "block", search)
+    return resolve_undecided_lines(choice, choice.question.schedule.streams, "block", make_block_search)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ def with_best_tail_moves(choice: PlacementChoice, timed: SimulationCache) -> Pla
     with the blocks that it has. Where no tail saves anything, the table has none. Raises ChoiceInterrupted with
     the best so far after Ctrl-C."""
 
-    def search(choice: PlacementChoice, line: TailLine, progress: ProgressLine) -> _TailSearch:
+    def make_tail_search(choice: PlacementChoice, line: TailLine, progress: ProgressLine) -> _TailSearch:
         return _TailSearch(choice, line, progress, timed)
 
-    return resolve_undecided_lines(choice, choice.question.schedule.tails, "tail", search)
+    return resolve_undecided_lines(choice, choice.question.schedule.tails, "tail", make_tail_search)
 
 
 class _TailSearch(UndecidedLineSearch[TailLine, TailMove]):

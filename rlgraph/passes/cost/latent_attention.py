@@ -21,8 +21,8 @@ def extra_decode_flops_per_token(shape: Shape, latent: LatentAttention, context:
 
 
 def absorbed_decode_flops_per_token(shape: Shape, latent: LatentAttention, context: float) -> float:
-    """Return the same as `extra_decode_flops_per_token` for an engine that remakes nothing: queries are multiplied with the
-    weights that make keys, attend to the cache, and the output is multiplied with the weights that make values
+    """Return the same as `extra_decode_flops_per_token` for an engine that remakes nothing: queries are multiplied with
+    the weights that make keys, attend to the cache, and the output is multiplied with the weights that make values
     (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). These two products have as many numbers as the one that they
     replace."""
     return 2.0 * shape.heads * (latent.cached_numbers_per_token + latent.keys - 2 * shape.padded_head_dim) * context

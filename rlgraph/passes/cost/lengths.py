@@ -116,10 +116,10 @@ class Lengths:
     def group_lengths_cut_after(self, count: int, of: int) -> Lengths:
         """Return the lengths of groups of `of` rows, all of which end when `count` of each group have."""
 
-        def ended(below: float) -> float:
+        def fraction_ended(below: float) -> float:
             return sum((min(k, count) + (of - count) * (k >= count)) * p for k, p in _binomial(of, below)) / of
 
-        return self._mixed(ended)
+        return self._mixed(fraction_ended)
 
     def _mixed(self, ended: Callable[[float], float]) -> Lengths:
         """Return the lengths of a reweighted distribution. `ended` maps a share of these rows to the share of the new

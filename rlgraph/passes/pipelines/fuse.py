@@ -60,29 +60,29 @@ def search_schedule(
     best: RuleSchedule | None = None
     left, rule_work = work, problem.forward_backward_count / PACE
 
-    def perfect() -> bool:
+    def is_as_good_as_bounds() -> bool:
         return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
 
-    def better(schedule: RuleSchedule | None) -> bool:
+    def keep_if_better(schedule: RuleSchedule | None) -> bool:
         nonlocal best
         if schedule is None or (best and _rank(schedule, shortest) > _rank(best, shortest)):
             return False
         best = schedule
         return True
 
-    def until(rest: float) -> Callable[[], bool]:
+    def work_limit_check(rest: float) -> Callable[[], bool]:
         """Return a function that says whether to stop trying rules, because only the work `rest` is left."""
 
-        def over() -> bool:
+        def is_work_spent() -> bool:
             nonlocal left
-            if perfect() or left < rest:
+            if is_as_good_as_bounds() or left < rest:
                 return True
             left -= rule_work
             return False
 
-        return over
+        return is_work_spent
 
-    def constrained(
+    def improve_with_solver(
         to_solve: PipelineProblem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
     ) -> bool:
         """Return whether the constraint solver finds something better."""
@@ -90,38 +90,38 @@ def search_schedule(
         least = shortest if to_solve is not problem else bound
         lists, taken = exact.solve_with_cp_sat(to_solve, start, longest, least, memory, most)
         left -= taken
-        return better(_dispatched(problem, lists))
+        return keep_if_better(_dispatched(problem, lists))
 
     shortest = (1 + within) * bound
     # The published schedule of each model, one after the other.
     first = _dispatched(problem, serial_lists(problem))
     assert first
     if first.peak <= problem.memory_capacity_or_inf * (1 + 1e-9):
-        better(first)
+        keep_if_better(first)
     small = exact.solver_installed() and problem.forward_backward_count <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
-    rule = search_rules(problem, spare, draw, better, until((1 - share) * work))
+    rule = search_rules(problem, spare, draw, keep_if_better, work_limit_check((1 - share) * work))
     if best and not small:
         # Look for one as short as that with less memory.
         shortest = max(shortest, best.makespan)
-        search_rules(problem, spare, draw, better, until(0.05 * work), rule)
+        search_rules(problem, spare, draw, keep_if_better, work_limit_check(0.05 * work), rule)
     if exact.solver_installed() and best is None:
         # Rules get stuck where memory hardly suffices for one micro-batch; one after the other it always suffices.
         one_by_one = sum(
             line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
             for line in problem.replicas
         )
-        constrained(problem, None, one_by_one, None, 0.5 * left)
+        improve_with_solver(problem, None, one_by_one, None, 0.5 * left)
     if best is None:
         return None
-    if small and not perfect():
+    if small and not is_as_good_as_bounds():
         # A schedule as short as any can be, that is no fuller than one model after the other, is often found at once.
         tight = replace(problem, capacity=min(spare, problem.memory_capacity_or_inf))
-        if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
-            constrained(problem, best.lists, best.makespan, None, 0.6 * left)
+        if not improve_with_solver(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
+            improve_with_solver(problem, best.lists, best.makespan, None, 0.6 * left)
         shortest = max(shortest, (1 + within) * best.makespan)
     if exact.solver_installed() and best.peak > spare and problem.capacity is None and left > 0.1:
-        constrained(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
+        improve_with_solver(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
     make_stage_programs(problem, best.lists)
     return FusedSchedule(
         best.lists,
@@ -143,19 +143,19 @@ def best_rule_schedule(problem: PipelineProblem) -> Lists:
     best: RuleSchedule | None = None
     left = max(20, 20_000 // problem.forward_backward_count)
 
-    def better(schedule: RuleSchedule) -> bool:
+    def keep_if_better(schedule: RuleSchedule) -> bool:
         nonlocal best
         if best and _rank(schedule, shortest) >= _rank(best, shortest):
             return False
         best = schedule
         return True
 
-    def over() -> bool:
+    def is_work_spent() -> bool:
         nonlocal left
         left -= 1
         return left < 0 or (best is not None and best.makespan <= shortest and best.peak <= spare * (1 + 1e-9))
 
-    search_rules(problem, spare, random.Random(0), better, over)
+    search_rules(problem, spare, random.Random(0), keep_if_better, is_work_spent)
     assert best, "without a capacity every rule comes to an end"
     return best.lists
 

@@ -156,17 +156,17 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
 
     adaptable = models_without_adapters(question)
 
-    def fit(tried: PlacementQuery) -> bool:
+    def has_fitting_plan(tried: PlacementQuery) -> bool:
         return any(any_plan_fits(variant, ends) for variant in (tried, *queries_with_other_engines(tried)))
 
     return ProgramError(
         no_plan_diagnostics(
             make_problem(plain),
             question.schedule,
-            lambda cluster: fit(replace(plain, cluster=cluster)),
-            lambda: fit(replace(plain, schedule=without_device_pools(question.schedule))),
+            lambda cluster: has_fitting_plan(replace(plain, cluster=cluster)),
+            lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
             adaptable,
-            lambda: fit(with_adapters(question, adaptable, ADAPTER_RANK)),
+            lambda: has_fitting_plan(with_adapters(question, adaptable, ADAPTER_RANK)),
         )
     )
 

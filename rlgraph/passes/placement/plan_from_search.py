@@ -77,16 +77,16 @@ def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
     first."""
     tp, size = spec_of(group.engine).column_rank_count(group.mesh), group.mesh.replica_size
 
-    def ranks(order: Sequence[int]) -> list[int]:
+    def devices_of_ranks(order: Sequence[int]) -> list[int]:
         return [island.rank_device(tp, size, number) for number in order]
 
-    devices = ranks(group.devices)
+    devices = devices_of_ranks(group.devices)
     if island.inner:
         first_islands = island.inner.device_count
         copies = [devices[at : at + size] for at in range(0, len(devices), size)]
         if any(_astride(island, copy) for copy in copies):
             # Who has to move the least would lie on two of them.
-            devices = ranks(range(len(devices)))
+            devices = devices_of_ranks(range(len(devices)))
         devices = [
             device + turned if device < first_islands else device - first_islands * (turned > 0) for device in devices
         ]

@@ -258,12 +258,12 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
     """Run `work` in a daemon thread, which does not keep the process from ending at once."""
     future = Future[None]()
 
-    def do() -> None:
+    def run_work() -> None:
         try:
             work()
             future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=do, name="checkpoint", daemon=True).start()
+    threading.Thread(target=run_work, name="checkpoint", daemon=True).start()
     return future

@@ -171,7 +171,7 @@ def _combiner(owners: Tensor, ranks: int, group: dist.ProcessGroup) -> Callable[
     for rank, count in enumerate(counts.tolist()):
         order[owners == rank] = rank * most + torch.arange(count)
 
-    def combine(values: Tensor) -> Tensor:
+    def gather_results(values: Tensor) -> Tensor:
         if not most:
             return values
         padded = pad(values, (0, most - len(values)))
@@ -179,4 +179,4 @@ def _combiner(owners: Tensor, ranks: int, group: dist.ProcessGroup) -> Callable[
         gathered: Tensor = gather_from_sequence_parallel_region(padded, tensor_parallel_output_grad=False, group=group)
         return gathered[order.to(gathered.device)]
 
-    return combine
+    return gather_results

@@ -266,7 +266,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
         return results
 
     def _checked_micro(self, micro: Callable[[Any], MicroBatch]) -> Callable[[Any], MicroBatch]:
-        def checked(block: Any) -> MicroBatch:
+        def checked_micro_batch(block: Any) -> MicroBatch:
             if block is None:
                 return MicroBatch((), lambda answers: torch.zeros((), device=model_device()))
             part = micro(block)
@@ -275,7 +275,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
             self._has_rows = self._has_rows or part.has_rows
             return part
 
-        return checked
+        return checked_micro_batch
 
     def _own_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         """Return this rank's part of the blocks, which all ranks along ep get. All of them have experts that each one

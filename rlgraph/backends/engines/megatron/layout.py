@@ -25,8 +25,8 @@ from rlgraph.ir.mesh import Mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
-    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no fault;
-    every replica along `dp` has the same."""
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no
+    fault; every replica along `dp` has the same."""
     cuts = RankSlicer.for_rank(shape, mesh, rank, kind)
     stages, stage = mesh.axis_size("pp"), mesh.axis_position(rank, "pp")
     tensors: list[LocalTensor] = []

@@ -109,12 +109,12 @@ class RotaryAngles:
         places = torch.cat([torch.arange(length) for length in lengths])
         places = share.shard_tokens(places) if share else places
 
-        def turn(rotary: RotaryEmbedding) -> Turn:
+        def cos_and_sin(rotary: RotaryEmbedding) -> Turn:
             angles = rotary.get_freqs_non_repeated(max(lengths))
             cos, sin = (table.to(self._dtype)[places, None].to(device) for table in (angles.cos(), angles.sin()))
             return cos, sin
 
-        turns = [turn(rotary) for rotary in self._rotary]
+        turns = [cos_and_sin(rotary) for rotary in self._rotary]
         return PackedRows("thd", lengths=lengths, rotations=turns, token_shard=share.to(device) if share else None)
 
 

@@ -90,12 +90,12 @@ class Pipeline:
         parts: dict[int, MicroBatch] = {}
         in_progress: dict[int, _ShardedRows] = {}
 
-        def merged(number: int) -> CallRows:
+        def merge_block_calls(number: int) -> CallRows:
             parts[number] = micro(blocks[number])
             return merge_calls(parts[number].calls, self._pad_id)
 
         def rows(number: int, chunk: int) -> _ShardedRows:
-            return self._sharded(in_progress, number, chunk, lambda: merged(number))
+            return self._sharded(in_progress, number, chunk, lambda: merge_block_calls(number))
 
         def forward(number: int, chunk: int, received: Tensor | None) -> Tensor:
             batch, share = rows(number, chunk)
@@ -194,14 +194,14 @@ def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
     def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         weight, first = output_weight_rows(model, shape.vocab)
 
-        def read(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        def logprobs_of_chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
             logits = hidden @ weight.t()
             logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
             logits = cap_scores(logits, shape.logits_cap) if shape.logits_cap else logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             return logprobs_and_entropy(apply_temperature(logits, temperature), tokens, first, group)
 
-        logprobs, entropy = compute_in_chunks(read, max(1, numbers // weight.shape[0]), hidden, tokens)
+        logprobs, entropy = compute_in_chunks(logprobs_of_chunk, max(1, numbers // weight.shape[0]), hidden, tokens)
         return logprobs, entropy
 
     return head

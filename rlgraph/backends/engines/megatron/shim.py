@@ -74,15 +74,15 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Yield functions that only CUDA has, and their replacements."""
     from megatron.core.tensor_parallel import random
 
-    def state(*_: Any, **__: Any) -> torch.Tensor:
+    def rng_state(*_: Any, **__: Any) -> torch.Tensor:
         return torch.random.get_rng_state()
 
-    def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    def set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
         torch.random.set_rng_state(state)
 
     yield torch.cuda, "current_device", lambda: "cpu"
     yield torch.cuda, "synchronize", lambda *_: None
-    yield torch.cuda, "get_rng_state", state
+    yield torch.cuda, "get_rng_state", rng_state
     yield torch.cuda, "manual_seed", torch.default_generator.manual_seed
-    yield random, "_get_cuda_rng_state", state
-    yield random, "_set_cuda_rng_state", set_state
+    yield random, "_get_cuda_rng_state", rng_state
+    yield random, "_set_cuda_rng_state", set_rng_state

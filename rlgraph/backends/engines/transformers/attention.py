@@ -255,7 +255,7 @@ def _attend_rows(
     if softcap is None and key.shape[2] == query.shape[2] and (window is None or key.shape[2] <= window):
         return sdpa_attention_forward(module, query, key, value, None, 0.0, scale, **more)[0]
 
-    def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend_part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of some queries, of which the last one belongs to the last key."""
         places = key.shape[2]
         visible = causal_mask(query.shape[2], places, window, query.device) if mask is None else mask[:, -places:]
@@ -269,5 +269,5 @@ def _attend_rows(
         return sdpa_attention_forward(module, query, key, value, visible, 0.0, scale, **more)[0]
 
     keeps = softcap is None and window is None and query.shape[2] <= varlen.QUERIES
-    outputs = attend_in_query_chunks(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
+    outputs = attend_in_query_chunks(attend_part, query, key, value, window, torch.is_grad_enabled() and not keeps)
     return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]

@@ -89,13 +89,13 @@ def generate(
     meter.begin_call(keys.shape[0])
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
-    def run(rows: Tensor) -> _Rows:
+    def decode_block(rows: Tensor) -> _Rows:
         with nullcontext() if pause is None else pause.count_as_decoding():
             return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause, meter)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
     # token, which on a machine that has other work to do takes tens of times as long.
-    parts = list(map(run, blocks) if pool is None else pool.map(run, blocks))
+    parts = list(map(decode_block, blocks) if pool is None else pool.map(decode_block, blocks))
     return _assemble(prompts, n, blocks, parts, sampling.max_tokens)
 
 

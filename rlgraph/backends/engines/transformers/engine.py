@@ -225,7 +225,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
                 raise EngineError("a row without tokens has no score")
             return [self._reader.last_token_outputs(sequences)]
 
-        def read(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
+        def logprobs_of_chunk(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
             if "values" in ops:
                 return [outputs[:, 0]]
             if self._split is not None:
@@ -237,7 +237,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
             }
             return [plain[op]() for op in ops]
 
-        return self._reader.scored_token_outputs(sequences, read, len(ops))
+        return self._reader.scored_token_outputs(sequences, logprobs_of_chunk, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int

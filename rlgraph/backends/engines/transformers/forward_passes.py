@@ -49,7 +49,7 @@ class ForwardPasses:
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.scored_counts()
 
-        def block(rows: Tensor) -> Sequence[Tensor]:
+        def block_outputs(rows: Tensor) -> Sequence[Tensor]:
             part = sequences.take(rows)
             positions = part.scored.nonzero()[:, 0]
             # The last scored token of a row, and what follows it, need not be read.
@@ -60,17 +60,17 @@ class ForwardPasses:
             prompts = part.token_positions[positions[ends - part.scored_counts()]]
             return self._read_block(inputs, before, part.tokens[positions], read, prompts)
 
-        return self._in_blocks(sequences.lengths, counts, block, results)
+        return self._in_blocks(sequences.lengths, counts, block_outputs, results)
 
     def last_token_outputs(self, sequences: Sequences) -> Tensor:
         """Return the head's output at each row's last token, float [N]."""
 
-        def block(rows: Tensor) -> tuple[Tensor]:
+        def block_outputs(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
             hidden = self._network.hidden_at(part, part.lengths.cumsum(0) - 1)
             return (_wide(self._network.apply_head(hidden))[:, 0],)
 
-        return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+        return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block_outputs, 1)[0]
 
     def _read_block(
         self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
@@ -121,7 +121,7 @@ class ForwardPasses:
         """Return the results where ranks shard the model: each computes with its rows, and has the results of all."""
         starts = counts.cumsum(0) - counts
 
-        def compute() -> list[Tensor]:
+        def compute_own_rows() -> list[Tensor]:
             places, outputs = [torch.zeros(0, dtype=torch.long)], []
             for rows, is_own in shards.plan_micro_batches(lengths, self._block_tokens, self._network.can_pack):
                 values, at = block(used[rows]), used[rows]
@@ -130,25 +130,25 @@ class ForwardPasses:
             joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
             return shards.exchange_results(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
 
-        return shards.run(compute)
+        return shards.run(compute_own_rows)
 
     def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
         """Call `work` on each block without gradients, side by side where the engine has threads."""
         self._meter.begin_call(sum(rows.shape[0] for rows in plan))
 
-        def counted(rows: Tensor) -> Sequence[Tensor]:
+        def compute_and_count(rows: Tensor) -> Sequence[Tensor]:
             made = work(rows)
             self._meter.add(rows.shape[0])
             return made
 
         if self._pool is None or len(plan) == 1:
-            return [counted(rows) for rows in plan]
+            return [compute_and_count(rows) for rows in plan]
 
-        def quietly(rows: Tensor) -> Sequence[Tensor]:
+        def compute_without_gradient(rows: Tensor) -> Sequence[Tensor]:
             with torch.no_grad():
-                return counted(rows)
+                return compute_and_count(rows)
 
-        return list(self._pool.map(quietly, plan))
+        return list(self._pool.map(compute_without_gradient, plan))
 
 
 def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:

@@ -35,7 +35,7 @@ def compute_gradient_sum(
     blocks' order; no gradients where nothing was differentiated. differentiate: from a loss to its gradient for each
     parameter. before: a sum to which gradients are added in place."""
 
-    def differentiated(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
+    def differentiate_block(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
         with torch.enable_grad():
             part = micro(block)
             value = part.loss(_answers(engine, part.calls))
@@ -44,7 +44,7 @@ def compute_gradient_sum(
             return float(value.detach()), part.has_rows, differentiate(value)
 
     total, busy, sums = 0.0, 0, list(before)
-    for value, has_rows, gradients in _in_order(differentiated, blocks, pool, threads):
+    for value, has_rows, gradients in _in_order(differentiate_block, blocks, pool, threads):
         total, busy = total + value, busy + has_rows
         if sums and gradients:
             sums = [add_in_place(old, new) for old, new in zip(sums, gradients, strict=True)]

@@ -82,16 +82,16 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
     expected = network.all_logits(ids)
     cache = make_cache(network.model.config, _LENGTH)
 
-    def step(rows: Tensor, start: int, end: int) -> Tensor:
+    def decode_tokens(rows: Tensor, start: int, end: int) -> Tensor:
         positions = torch.arange(start, end, device=ids.device)[None]
         return network.decode_step(ids[rows, start:end], cache, positions, None)
 
     prompts = torch.tensor([0, 2], device=ids.device)
-    pairs = [(step(prompts, 0, _PROMPT), expected[prompts, _PROMPT - 1])]
+    pairs = [(decode_tokens(prompts, 0, _PROMPT), expected[prompts, _PROMPT - 1])]
     rows = torch.arange(_ROWS, device=ids.device)
     cache.batch_select_indices(torch.tensor([0, 0, 1], device=ids.device))
     for place in range(_PROMPT, _LENGTH):
-        pairs.append((step(rows, place, place + 1), expected[rows, place]))
+        pairs.append((decode_tokens(rows, place, place + 1), expected[rows, place]))
         if place == _PROMPT:
             rows = rows[1:]
             cache.batch_select_indices(rows)

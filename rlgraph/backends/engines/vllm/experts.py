@@ -29,10 +29,10 @@ def use_local_experts() -> None:
         return
 
     @wraps(kernel)
-    def of_this_rank(experts: Any, **arguments: Any) -> None:
+    def compute_local_experts(experts: Any, **arguments: Any) -> None:
         _apply_local(partial(kernel, experts), **arguments)
 
-    experts_of_vllm.apply = of_this_rank
+    experts_of_vllm.apply = compute_local_experts
 
 
 def _apply_local(kernel: Callable[..., None], output: Tensor, hidden_states: Tensor, **arguments: Any) -> None:

@@ -24,8 +24,8 @@ VOCAB_MULTIPLE = 64
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
-    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no fault;
-    every replica along `dp` has the same.
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no
+    fault; every replica along `dp` has the same.
 
     Ranks along `ep` have whole experts, and split everything else as those along `tp` do: vLLM's
     `enable_expert_parallel`.

@@ -1,7 +1,7 @@
 """Trainings that share the pipeline of a pool: which of a plan's can, what they take together, and a bound of that.
 
-A search bounds with what no lists can beat (`rlgraph.passes.cost.fused_pipelines.lower_bound_seconds`), and compares by lists
-that are quick to make. The seconds of the lists that ranks make are computed for the plan that was found.
+A search bounds with what no lists can beat (`rlgraph.passes.cost.fused_pipelines.lower_bound_seconds`), and compares by
+lists that are quick to make. The seconds of the lists that ranks make are computed for the plan that was found.
 """
 
 from __future__ import annotations

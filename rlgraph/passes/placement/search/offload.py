@@ -40,20 +40,22 @@ def partitions_worth_offloading(
     of its value, and the least bound of the others. problem: one in which none may be offloaded. control: of the
     searches that end together with it. Raises OutOfTime."""
 
-    def among(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
+    def search_partitions(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
         search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control)
         search.run_until_deadline()
         return search
 
     all_components = range(len(problem.components))
-    unlimited = among(candidates, frozenset(all_components))
+    unlimited = search_partitions(candidates, frozenset(all_components))
     if not unlimited.could:
         return [], unlimited.incumbent.proven_bound()
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
     brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
-    limited = [among(remaining, brought)] if brought else []
+    limited = [search_partitions(remaining, brought)] if brought else []
     limited += [
-        among(remaining, frozenset(all_components), number) for number in all_components if number not in brought
+        search_partitions(remaining, frozenset(all_components), number)
+        for number in all_components
+        if number not in brought
     ]
     could = set[Blocks]().union(*(search.could for search in limited))
     return [blocks for blocks in remaining if blocks in could], min(

@@ -100,7 +100,7 @@ class Options(Strategies):
             else ()
         )
 
-        def compute() -> tuple[Option, ...]:
+        def compute_undominated_options() -> tuple[Option, ...]:
             options = [
                 option
                 for room, same_split in zip(rooms, strategies, strict=True)
@@ -113,7 +113,9 @@ class Options(Strategies):
             return tuple(undominated(options, usable_device_bytes(island, self.constants), self.offload_room(island)))
 
         return get_or_compute(
-            self._fronts, (id(component), id(island), *rooms, *map(id, part_options), id(inner)), compute
+            self._fronts,
+            (id(component), id(island), *rooms, *map(id, part_options), id(inner)),
+            compute_undominated_options,
         )
 
     def may_offload(self, deployment: Deployment) -> bool:
@@ -133,7 +135,7 @@ class Options(Strategies):
             for same_split in fusible
         ]
 
-        def compute() -> Sharing:
+        def compute_pipeline_sharing_options() -> Sharing:
             result: dict[Ranks, Sequence[Option]] = {}
             for same_split, room in zip(fusible, rooms, strict=True):
                 result |= self.pipeline_sharing_options_of_mesh(component, same_split, room)
@@ -143,20 +145,20 @@ class Options(Strategies):
                 )
             return result
 
-        return get_or_compute(self._sharing, (id(component), id(island), *rooms), compute)
+        return get_or_compute(self._sharing, (id(component), id(island), *rooms), compute_pipeline_sharing_options)
 
     def pipeline_sharing_options_of_mesh(self, component: Component, own: list[Strategy], most: int) -> Sharing:
         """Return, by split, the options of the strategies of one mesh that may share a pipeline, where there is room
         for so many replicas."""
 
-        def compute() -> Sharing:
+        def group_options_by_split() -> Sharing:
             splits: dict[Ranks, list[Option]] = {}
             for option in self.options_of_split(component, own, most):
                 if option.can_share_stages:
                     splits.setdefault(option.split.pipeline_key, []).append(option)
             return splits
 
-        return get_or_compute(self._filled, (id(own), most), compute)
+        return get_or_compute(self._filled, (id(own), most), group_options_by_split)
 
     def equivalent_replica_limit(self, component: Component, island: NodeGroup, most: int) -> int:
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
@@ -236,14 +238,14 @@ class Options(Strategies):
         """Return the seconds of what is read, by those who train."""
         deployment, copies = trainer.strategy.deployment, trainer.copies
 
-        def compute() -> tuple[float, ...]:
+        def compute_reading_seconds() -> tuple[float, ...]:
             strategy = get_or_compute(
                 self._reading, (id(whole), deployment), lambda: self.make_strategy(whole, deployment)
             )
             seconds_of = dict(zip(whole.tasks, strategy.task_seconds(copies), strict=True))
             return tuple([seconds_of[task] * self.tasks[task].repetitions for task in read.tasks])
 
-        return get_or_compute(self._together, (id(whole), deployment, copies), compute)
+        return get_or_compute(self._together, (id(whole), deployment, copies), compute_reading_seconds)
 
     def sync_seconds(self, component: Component, source: Option, target: Option) -> float:
         """Return the seconds that weights take from some processes to others in their pool."""
@@ -304,7 +306,7 @@ class Options(Strategies):
         """Return, of at most so many replicas, the numbers that are faster than more of them, and the first that is
         not."""
 
-        def compute() -> list[int]:
+        def find_faster_replica_counts() -> list[int]:
             no_sync, numbers = needs_no_sync(component, strategy.deployment), []
             previous: tuple[float, ...] = ()
             for copies in self.possible_replica_counts(component, most):
@@ -318,7 +320,7 @@ class Options(Strategies):
                 previous = seconds
             return numbers
 
-        return get_or_compute(self._paying, (strategy, most), compute)
+        return get_or_compute(self._paying, (strategy, most), find_faster_replica_counts)
 
     def possible_replica_counts(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""

@@ -62,7 +62,7 @@ class Strategies:
     def strategies_by_split(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
 
-        def compute() -> list[list[Strategy]]:
+        def group_strategies_by_split() -> list[list[Strategy]]:
             self._components[id(component)] = component
             by_split = groupby(
                 self.all_strategies(component, island),
@@ -70,7 +70,7 @@ class Strategies:
             )
             return [list(same_split) for _, same_split in by_split]
 
-        return get_or_compute(self._strategies, (id(component), id(island)), compute)
+        return get_or_compute(self._strategies, (id(component), id(island)), group_strategies_by_split)
 
     def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
@@ -95,14 +95,16 @@ class Strategies:
         sizes = model_chunk_counts(deployment.engine_spec, component.config.shape, deployment.pp)
         if sizes:
 
-            def divide(size: int) -> Strategy:
+            def strategy_with_chunks(size: int) -> Strategy:
                 split = make_mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
                 strategy = self.make_strategy(component, replace(deployment, mesh=split), plain)
                 # A training that shares a pipeline works while other stages wait: the search gives it one part there.
                 strategy.fuses = False
                 return strategy
 
-            yield ChunkedStrategy(plain, sizes, [self.tasks[number].repetitions for number in component.tasks], divide)
+            yield ChunkedStrategy(
+                plain, sizes, [self.tasks[number].repetitions for number in component.tasks], strategy_with_chunks
+            )
 
     def legal_deployments(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
         """Yield the deployments of a replica that engines can do, with every way of adapters and of gathering
@@ -188,12 +190,12 @@ class Strategies:
         strategy = self.make_strategy(component, deployment, alike)
         if deployment.kv_bytes and not pinned_cache_bytes(component):
 
-            def made(number: int, size: int) -> Strategy:
+            def strategy_with_cache_size(number: int, size: int) -> Strategy:
                 larger = self.make_strategy(component, replace(deployment, kv_bytes=size), strategy)
                 larger.caches, larger.cache = strategy.caches, number
                 return larger
 
-            strategy.caches = KVCacheSizes(deployment.kv_bytes, strategy, made)
+            strategy.caches = KVCacheSizes(deployment.kv_bytes, strategy, strategy_with_cache_size)
         return strategy
 
     def make_strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
@@ -201,7 +203,7 @@ class Strategies:
         config, done = component.config, list(component.operation_batches(self.tasks))
         accumulates = self.streams and deployment.engine_spec.accumulates
 
-        def memory_of(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
+        def make_memory_model(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
             return memory_model(
                 "accumulate" if accumulates and NODES[op].trains else op, config, deployment, batches, similar
             )
@@ -212,10 +214,13 @@ class Strategies:
             for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
         ]
         memory = [
-            memory_of(op, batches, similar)
+            make_memory_model(op, batches, similar)
             for (op, batches), similar in zip_longest(done, alike.memory if alike else ())
         ]
-        idle = [memory_of(op, (), similar) for op, similar in zip_longest(idle_operations, alike.idle if alike else ())]
+        idle = [
+            make_memory_model(op, (), similar)
+            for op, similar in zip_longest(idle_operations, alike.idle if alike else ())
+        ]
         if alike:
             process = alike.process
         else:

@@ -87,11 +87,11 @@ class ChunkedStrategy(Strategy):
         return reversed(numbers)
 
     def _load(self, copies: int) -> list[float]:
-        def compute() -> list[float]:
+        def compute_load() -> list[float]:
             parts = self.sizes[self.fastest_division(copies)[2]]
             return [*chain.from_iterable(model.replica_load(copies, parts) for model in self.memory)]
 
-        return get_or_compute(self._loads, copies, compute)
+        return get_or_compute(self._loads, copies, compute_load)
 
     def fastest_division(self, copies: int) -> tuple[float, tuple[float, ...], int]:
         """Return the seconds of all tasks of a step, and of each once, and the place among `sizes` of the parts."""
