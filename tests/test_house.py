@@ -78,11 +78,13 @@ ROOMS = {
 Nor do backends: what two of them need is beside them."""
 
 PLUGINS: dict[str, set[str]] = {
-    "rlgraph/data/files.py": {f"rlgraph.data.{name}" for name in ("base", "arrays", "lines", "listing", "tables")},
-    "rlgraph/data/jsonl.py": {f"rlgraph.data.{name}" for name in ("base", "lines", "listing")},
+    "rlgraph/data/files.py": {
+        f"rlgraph.data.{name}" for name in ("base", "json_arrays", "json_lines", "listing", "tables")
+    },
+    "rlgraph/data/jsonl.py": {f"rlgraph.data.{name}" for name in ("base", "json_lines", "listing")},
     "rlgraph/data/parquet.py": {f"rlgraph.data.{name}" for name in ("base", "listing", "tables")},
     "rlgraph/data/hub.py": {"rlgraph.data.base", "rlgraph.data.tables"},
-    "rlgraph/data/mix.py": {f"rlgraph.data.{name}" for name in ("base", "joined", "mixture", "sources")},
+    "rlgraph/data/mix.py": {f"rlgraph.data.{name}" for name in ("base", "concatenated", "mixture", "sources")},
     "rlgraph/data/python.py": {"rlgraph.data.base"},
     "rlgraph/data/reasoning_gym.py": {"rlgraph.data.base"},
     "rlgraph/ops/nodes.py": {"rlgraph.ops.node_op", "rlgraph.ops.records"},

@@ -47,13 +47,13 @@ class TaskPool(Protocol):
         ...
 
 
-def report_failure(crew: TaskPool, error: BaseException) -> None:
+def report_failure(pool: TaskPool, error: BaseException) -> None:
     """Report an error of some work, which the thread that runs the graph raises."""
 
     def fail() -> None:
         raise error
 
-    crew.post_event(fail)
+    pool.post_event(fail)
 
 
 class Clock(Protocol):
@@ -63,7 +63,7 @@ class Clock(Protocol):
     """Whether nodes that do not wait for each other work at the same time."""
 
     def task_pool(self, size: int) -> AbstractContextManager[TaskPool]:
-        """Return a crew for a graph of so many nodes. When the context is left, all its work has ended."""
+        """Return a task pool for a graph of so many nodes. When the context is left, all its work has ended."""
         ...
 
     def new_lock(self, places: int = 1) -> Lock:
@@ -88,7 +88,7 @@ class InlineClock:
 
 
 class _InlineTaskPool:
-    """A crew whose work is over when it has begun."""
+    """A task pool whose work is over when it has begun."""
 
     def submit(self, work: Event) -> None:
         work()
@@ -124,7 +124,7 @@ class ThreadClock:
 
 
 class _ThreadTaskPool:
-    """A crew of threads."""
+    """A task pool of threads."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool

@@ -1,7 +1,7 @@
 """This module runs the batches of a `collect` that takes them as they end: it stops when enough have ended, and the
 others go on meanwhile.
 
-The `collect` of the next step goes on with them. So their work reports to a crew that outlives both steps
+The `collect` of the next step goes on with them. So their work reports to a task pool that outlives both steps
 (`Executor.lasting_pool`). A batch belongs to the step that began it, with all values that this step had then.
 """
 
@@ -83,11 +83,11 @@ class CollectBatches:
     """The batches that a `collect` has begun, or goes on with, in one step."""
 
     def __init__(self, executor: Executor, body: Graph, inputs: Sequence[Any], key: str, most: int) -> None:
-        """inputs: what the first batch is given of the values that go from batch to batch. key: names the crew, the
-        same in each step. most: how many batches can be under way."""
+        """inputs: what the first batch is given of the values that go from batch to batch. key: names the task pool,
+        the same in each step. most: how many batches can be under way."""
         self.executor, self.body = executor, body
-        self.crew = executor.lasting_pool(key, executor.max_threads(body) * most)
-        self.crew.become_event_thread()
+        self.pool = executor.lasting_pool(key, executor.max_threads(body) * most)
+        self.pool.become_event_thread()
         self.inputs = list(inputs)
         """What the batch that reads next is given, unless `last` makes it."""
         self.names = [value.name for value in body.inputs[: len(inputs)]]
@@ -115,7 +115,7 @@ class CollectBatches:
     def continue_batch(self, batch: CollectBatch, attempt: int) -> None:
         """Go on with a batch of an earlier step; if its work was lost when a step failed, begin it again."""
         if batch.inputs.step.attempt == attempt:
-            batch.run.crew = self.crew
+            batch.run.pool = self.pool
             self.going.append(batch)
             return
         frame = batch.inputs.child_frame()
@@ -129,7 +129,7 @@ class CollectBatches:
 
     def _add(self, frame: Frame) -> CollectBatch:
         given = frame.child_frame()
-        batch = CollectBatch(given, GraphRun(self.executor, self.body, frame, self.crew))
+        batch = CollectBatch(given, GraphRun(self.executor, self.body, frame, self.pool))
         self.going.append(batch)
         return batch
 
@@ -164,5 +164,5 @@ class CollectBatches:
         ended = [batch for batch in self.going if batch.run.is_over]
         self.going = [batch for batch in self.going if batch not in ended]
         if not moved and not ended:
-            wait_for_progress([batch.run for batch in self.going], self.crew)
+            wait_for_progress([batch.run for batch in self.going], self.pool)
         return ended

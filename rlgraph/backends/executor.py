@@ -85,7 +85,7 @@ class Executor:
         self.backend, self.lanes = backend, lanes
         self.clock = clock or InlineClock()
         self.blocks = blocks or BlockSizes()
-        self._crews, self._lasting = ExitStack(), dict[str, TaskPool]()
+        self._pools, self._lasting = ExitStack(), dict[str, TaskPool]()
 
     def max_threads(self, graph: Graph) -> int:
         """Return how many threads a graph needs at most; they are started as they are needed."""
@@ -93,18 +93,18 @@ class Executor:
 
     @contextmanager
     def keep_pools_open(self) -> Iterator[None]:
-        """Keep lasting crews while somebody asks for steps. At the end all work of these crews has ended, and been
-        reported."""
-        with ExitStack() as self._crews:
+        """Keep lasting task pools open while somebody asks for steps. At the end all work of these pools has ended,
+        and been reported."""
+        with ExitStack() as self._pools:
             try:
                 yield
             finally:
                 self._lasting.clear()
 
     def lasting_pool(self, key: str, size: int) -> TaskPool:
-        """Return the crew of a key, which does not end with the node for which it works."""
+        """Return the task pool of a key, which does not end with the node for which it works."""
         if key not in self._lasting:
-            self._lasting[key] = self._crews.enter_context(_until_told(self.clock, size))
+            self._lasting[key] = self._pools.enter_context(_until_told(self.clock, size))
         return self._lasting[key]
 
     def run(self, graph: Graph, frame: Frame) -> None:
@@ -116,9 +116,9 @@ class Executor:
         of the one before; `carried` are those of the first frame. They change models one after the other. Returns
         what the last one leaves of these."""
         frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
-        with self.clock.task_pool(self.max_threads(graph) * len(frames)) as crew:
+        with self.clock.task_pool(self.max_threads(graph) * len(frames)) as pool:
             try:
-                runs = [GraphRun(self, graph, frame, crew) for frame in frames]
+                runs = [GraphRun(self, graph, frame, pool) for frame in frames]
                 for run in runs[1:]:
                     run.may_change_models, run.awaited = (
                         False,
@@ -131,7 +131,7 @@ class Executor:
                         # Where one node runs at a time nothing is gained by beginning early.
                         moved |= (self.clock.concurrent or before.is_over) and run.advance()
                     if not moved:
-                        wait_for_progress(runs, crew)
+                        wait_for_progress(runs, pool)
                 for before, run in pairwise(runs):
                     run.take_over_from(before, graph)
             except BaseException as error:
@@ -143,9 +143,9 @@ class Executor:
 class GraphRun:
     """A graph while it runs: one of a step, or of the region of a loop."""
 
-    def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: TaskPool) -> None:
+    def __init__(self, executor: Executor, graph: Graph, frame: Frame, pool: TaskPool) -> None:
         self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.concurrent
-        self.graph, self.frame, self.crew, self.arrival = graph, frame, crew, RowOrder(frame)
+        self.graph, self.frame, self.pool, self.arrival = graph, frame, pool, RowOrder(frame)
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.may_change_models = True
@@ -202,7 +202,7 @@ class GraphRun:
     ) -> None:
         """Begin the work; `then` gets each part with its number."""
         task.running_count, self.under_way = task.running_count + 1, self.under_way + 1
-        self.crew.submit(partial(self.work_and_report, task, work, then))
+        self.pool.submit(partial(self.work_and_report, task, work, then))
 
     def work_and_report(
         self, task: Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]
@@ -211,10 +211,10 @@ class GraphRun:
         failures, too."""
         try:
             for number, made in work():
-                self.crew.post_event(partial(then, number, made))
-            self.crew.post_event(partial(self.count_piece_done, task))
+                self.pool.post_event(partial(then, number, made))
+            self.pool.post_event(partial(self.count_piece_done, task))
         except BaseException as error:
-            report_failure(self.crew, error)
+            report_failure(self.pool, error)
 
     def count_piece_done(self, task: Task) -> None:
         """Count one piece of a task's work as done."""
@@ -439,22 +439,22 @@ class GraphRun:
 
 @contextmanager
 def _until_told(clock: Clock, size: int) -> Iterator[TaskPool]:
-    """Yield a crew whose last events are run by whoever ends it."""
-    with clock.task_pool(size) as crew:
-        yield crew
-        crew.become_event_thread()
-    while crew.has_event:
-        crew.next_event()()
+    """Yield a task pool whose last events are run by whoever ends it."""
+    with clock.task_pool(size) as pool:
+        yield pool
+        pool.become_event_thread()
+    while pool.has_event:
+        pool.next_event()()
 
 
-def wait_for_progress(runs: Sequence[GraphRun], crew: TaskPool) -> None:
+def wait_for_progress(runs: Sequence[GraphRun], pool: TaskPool) -> None:
     """Wait until something that one of these runs fired has come further."""
     waits = [task.node.name for run in runs for task in run.waiting]
     assert any(run.under_way for run in runs), f"no node can fire: {waits}"
-    crew.next_event()()
+    pool.next_event()()
     # One look at the tasks is enough for all events that have come meanwhile.
-    while crew.has_event:
-        crew.next_event()()
+    while pool.has_event:
+        pool.next_event()()
 
 
 def never_ready(node: Node) -> bool:

@@ -59,7 +59,7 @@ class _InFlightStep:
                 del self.sources[name], self.run.awaited[name]
 
     def values_after(self) -> dict[str, Any]:
-        """Return the values of things after the step, when it is over."""
+        """Return the step state after the step, when it is over."""
         return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
 
@@ -93,11 +93,11 @@ class InFlightSteps:
         """Run steps, and yield for each, in order, its frame and what it left. coming: the first ones are those in
         flight. things: as the last step that is over left them."""
         more, wanted = iter(coming), deque[Coming]()
-        with self.executor.clock.task_pool(self.threads) as crew, self.executor.keep_pools_open():
+        with self.executor.clock.task_pool(self.threads) as pool, self.executor.keep_pools_open():
             for step in self.under_way:
-                step.run.crew = crew
+                step.run.pool = pool
             try:
-                while self._begin(more, wanted, things, crew):
+                while self._begin(more, wanted, things, pool):
                     oldest = self.under_way[0]
                     self._end(oldest)
                     self.under_way.popleft()
@@ -108,7 +108,7 @@ class InFlightSteps:
                 # The caller wants no more steps now. What is fired comes to its end, and nothing is lost.
                 try:
                     while any(step.run.under_way for step in self.under_way):
-                        crew.next_event()()
+                        pool.next_event()()
                 except BaseException as error:
                     # The caller does not ask for this failure, either.
                     self._fail(error)
@@ -123,7 +123,7 @@ class InFlightSteps:
         self.failed += 1
         self.executor.backend.fail_pending_work(error)
 
-    def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: TaskPool) -> bool:
+    def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, pool: TaskPool) -> bool:
         """Begin all steps for which there is credit. Returns whether any step is in flight that is wanted."""
         while True:
             if len(wanted) <= len(self.under_way):
@@ -133,11 +133,11 @@ class InFlightSteps:
             phase, number = wanted[len(self.under_way)]
             if len(self.under_way) >= self.in_flight_limit(phase):
                 return True
-            self._add(phase, number, things, crew)
+            self._add(phase, number, things, pool)
 
-    def _add(self, phase: Phase, number: int, things: Things, crew: TaskPool) -> None:
+    def _add(self, phase: Phase, number: int, things: Things, pool: TaskPool) -> None:
         frame, graph = self.frame(phase, number), phase.graph
-        run = GraphRun(self.executor, graph, frame, crew)
+        run = GraphRun(self.executor, graph, frame, pool)
         run.may_change_models, run.overlaps = False, phase.staleness.steps > 0
         names = [state_name(value) for value in graph.inputs]
         step = _InFlightStep(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
@@ -182,7 +182,7 @@ class InFlightSteps:
                 step.take_earlier_values()
                 moved |= step.run.advance()
             if not moved and not oldest.run.is_over:
-                wait_for_progress([step.run for step in self.under_way], oldest.run.crew)
+                wait_for_progress([step.run for step in self.under_way], oldest.run.pool)
         self._note(oldest)
 
     def _note(self, oldest: _InFlightStep) -> None:
@@ -193,15 +193,15 @@ class InFlightSteps:
                 version = self.versions.version_after(model, oldest.number)
                 if self.versions.newest[model] != version:
                     self.versions.newest[model] = version
-                    oldest.run.crew.submit(partial(self._publish, model, oldest.run.crew))
+                    oldest.run.pool.submit(partial(self._publish, model, oldest.run.pool))
 
-    def _publish(self, model: str, crew: TaskPool) -> None:
+    def _publish(self, model: str, pool: TaskPool) -> None:
         try:
             self.published(model)
         except BaseException as error:
-            report_failure(crew, error)
+            report_failure(pool, error)
 
 
 def state_name(value: Value) -> str:
-    """Return the name of the thing that lives across steps, of a value of it."""
+    """Return the name of the step state (a model, a keyed state, a buffer) that a value is."""
     return value.type.name if isinstance(value.type, StateHandle) else value.name.rsplit("@", 1)[0]

@@ -42,7 +42,7 @@ class _Waiting:
     number: int
     wanted: frozenset[int] | None = field(compare=False)
     key: Hashable = field(compare=False)
-    joins: MayShare = field(compare=False)
+    may_share: MayShare = field(compare=False)
     who: Any = field(compare=False)
 
 
@@ -57,11 +57,11 @@ class LockPlaces:
         self._number = count()
 
     def request(
-        self, rank: int, wanted: frozenset[int] | None, key: Hashable, joins: MayShare, who: Any
+        self, rank: int, wanted: frozenset[int] | None, key: Hashable, may_share: MayShare, who: Any
     ) -> list[tuple[Any, frozenset[int]]]:
         """Ask for places. Returns who gets some now, and which: others may be among them, and the one who asks may
         not."""
-        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, joins, who))
+        insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, may_share, who))
         return self.grant_waiting()
 
     def release_some(
@@ -114,4 +114,6 @@ class LockPlaces:
 
     def _may_join(self, waiting: _Waiting) -> bool:
         """Whether those who have the places have them with the same key, and this user may share them."""
-        return waiting.key is not None and 0 < self._shared[waiting.key, waiting.wanted] < TOGETHER and waiting.joins()
+        return (
+            waiting.key is not None and 0 < self._shared[waiting.key, waiting.wanted] < TOGETHER and waiting.may_share()
+        )

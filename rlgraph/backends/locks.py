@@ -37,14 +37,15 @@ class Lock(ABC):
         rank: int = 0,
         wanted: frozenset[int] | None = None,
         key: Hashable = None,
-        joins: MayShare = may_always_share,
+        may_share: MayShare = may_always_share,
     ) -> Iterator[int]:
         """Wait for the first free place of the lock, or for all of `wanted` at once, and have it in the context, which
         gives the place, or the first of them. Of those that wait for the same the lowest rank is next, and among
         equals the one that came first. All users of a lock ask in the same of the two ways. key: those who want the
         same places with the same key have them together, up to `TOGETHER` of them, but nobody passes one who waits
-        for such a place. joins: asked each time before they could share places; it takes no other lock of a clock."""
-        with self.acquire_partly_releasable(rank, wanted, key, joins) as held:
+        for such a place. may_share: asked each time before they could share places; it takes no other lock of a
+        clock."""
+        with self.acquire_partly_releasable(rank, wanted, key, may_share) as held:
             yield min(held.places)
 
     @contextmanager
@@ -53,12 +54,12 @@ class Lock(ABC):
         rank: int = 0,
         wanted: frozenset[int] | None = None,
         key: Hashable = None,
-        joins: MayShare = may_always_share,
+        may_share: MayShare = may_always_share,
     ) -> Iterator[HeldPlaces]:
         """Take places as `acquire` does, for a user who may give some back before the others."""
         waiter = self._waiter()
         with self._mutex:
-            self._grant(self._places.request(rank, wanted, key, joins, waiter))
+            self._grant(self._places.request(rank, wanted, key, may_share, waiter))
 
         def release_held(held: HeldPlaces, some: frozenset[int]) -> bool:
             with self._mutex:

@@ -30,7 +30,7 @@ class RemoteEntries(ABC):
 
     @abstractmethod
     def concat(self, others: Sequence[RemoteEntries]) -> RemoteEntries:
-        """Return these and the others, one after the other."""
+        """Return these entries and the others, one after the other."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class _SampledValues:
                     self.track_alias(inside, value.name)
 
     def track_alias(self, source: str, name: str) -> None:
-        """Count a value as what it is a part of."""
+        """Note that a value is the same table or score as its source."""
         for collected in (self.tables, self.scores):
             if source in collected:
                 collected[name] = collected[source]

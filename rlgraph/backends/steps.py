@@ -243,7 +243,7 @@ class StepRunner:
         self.finish_order.record_collect(step.number, data, begun, batches)
 
     def last_state_value(self, name: str) -> Any:
-        """Return the value of a thing as the last step that is over left it, in this process."""
+        """Return the value of a part of the step state as the last step that is over left it, in this process."""
         assert self.last_things is not None
         return self.last_things[name]
 

@@ -39,8 +39,8 @@ class VirtualClock:
 
     Exactly one greenlet runs at a time; it gives way where it sleeps, waits for a lock, or waits for an event. The one
     woken first goes on first; when none can, the earliest sleeper wakes, among equals the one that lay down first. So
-    the order of everything is a function of the seconds slept. Whoever begins the outermost crew is the first to run;
-    all run in its thread.
+    the order of everything is a function of the seconds slept. Whoever begins the outermost task pool is the first to
+    run; all run in its thread.
     """
 
     concurrent = True
@@ -72,7 +72,7 @@ class VirtualClock:
 
     @property
     def wait_cause(self) -> object:
-        """What this greenlet waited for last: it told `note_cause` that itself, or whoever woke it had waited for
+        """What this greenlet waited for last: it told `note_wait_cause` that itself, or whoever woke it had waited for
         it."""
         return self._current.cause
 
@@ -163,7 +163,7 @@ class _VirtualLock(Lock):
 
 
 class _VirtualTaskPool:
-    """A crew of greenlets."""
+    """A task pool of greenlets."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock, self.owner = clock, clock._current

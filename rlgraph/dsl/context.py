@@ -83,7 +83,7 @@ class Context(Reporter):
     evaluator: Callable[[Context, tree.Expr, str], Meaning]
     """The function `expressions.evaluate`: calls and defs are expressions, and made of expressions."""
     writer: Callable[[Context, Sequence[tree.Stmt]], None]
-    """The function `bodies.write_body`: loops are statements, and made of statements."""
+    """The function `bodies.emit_body`: loops are statements, and made of statements."""
     columns: Columns = lambda record: None
     faults: Faults = lambda word, record, options: []
     groups: Callable[[Context, Ref, Span], Axis | None] = lambda context, value, span: None

@@ -344,14 +344,14 @@ def select_chosen(x: Any, chosen: Tensor) -> Any:
 
 
 def scatter_chosen(x: Tensor, chosen: Tensor) -> Tensor:
-    """Return what was computed of entries that `select` returned where these were before; 0 for the others."""
+    """Return what was computed of entries that `select_chosen` returned where these were before; 0 for the others."""
     full = x.new_zeros(chosen.shape)
     full[chosen] = x
     return full
 
 
 def original_positions(place: Tensor, chosen: Tensor) -> Tensor:
-    """Return where entries of what `select` returned were before, int64; -1 stays -1."""
+    """Return where entries of what `select_chosen` returned were before, int64; -1 stays -1."""
     places = torch.cat((chosen.nonzero()[:, 0], chosen.new_full((1,), -1, dtype=torch.int64)))
     return places[place]
 

@@ -76,7 +76,8 @@ class JsonDisplay(Display):
 
 
 class ProgressCounts:
-    """A count of where in its phase a step is, what it has generated, and what its weights cost to transfer."""
+    """Counts the steps of a phase, the tokens generated, and the bytes and seconds of weight transfers, for a
+    display."""
 
     def __init__(self, phases: Mapping[str, int]) -> None:
         self.phases = phases

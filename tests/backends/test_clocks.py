@@ -57,13 +57,13 @@ def run(tasks: list[Task]) -> dict[int, Done]:
             clock.note_wait_cause(found)
         tell(partial(done.__setitem__, number, found))
 
-    with clock.task_pool(len(tasks)) as crew:
+    with clock.task_pool(len(tasks)) as pool:
         while len(done) < len(tasks):
             for number, task in enumerate(tasks):
                 if number not in begun and all(other in done for other in task.after):
                     begun.add(number)
-                    crew.submit(partial(work, number, crew.post_event))
-            crew.next_event()()
+                    pool.submit(partial(work, number, pool.post_event))
+            pool.next_event()()
     return done
 
 
@@ -135,9 +135,9 @@ def test_sleepers_of_one_time_wake_in_their_order() -> None:
             clock.sleep(each)
         woken.append(name)
 
-    with clock.task_pool(3) as crew:
+    with clock.task_pool(3) as pool:
         for name, seconds in (("late", (2.0,)), ("twice", (1.0, 1.0)), ("again", (2.0,))):
-            crew.submit(partial(work, name, *seconds))
+            pool.submit(partial(work, name, *seconds))
     assert (woken, clock.now) == (["late", "again", "twice"], 2.0)
 
 
@@ -155,9 +155,9 @@ def test_a_crew_inside_another_one() -> None:
                 inner.submit(partial(leaf, f"x{turn}", 1.0))
                 inner.submit(partial(leaf, f"y{turn}", 3.0))
 
-    with clock.task_pool(2) as crew:
-        crew.submit(loop)
-        crew.submit(partial(leaf, "beside", 4.0))
+    with clock.task_pool(2) as pool:
+        pool.submit(loop)
+        pool.submit(partial(leaf, "beside", 4.0))
     assert ends == {"x0": 1, "y0": 3, "x1": 4, "y1": 6, "beside": 4} and clock.now == 6
 
 
@@ -183,10 +183,10 @@ def test_a_failure_ends_everything_with_its_own_words() -> None:
         except BaseException as error:
             tell(partial(_raise, error))
 
-    with pytest.raises(LookupError, match="no such thing"), clock.task_pool(2) as crew:
-        crew.submit(partial(work, waits, crew.post_event))
-        crew.submit(partial(work, fails, crew.post_event))
-        crew.next_event()()
+    with pytest.raises(LookupError, match="no such thing"), clock.task_pool(2) as pool:
+        pool.submit(partial(work, waits, pool.post_event))
+        pool.submit(partial(work, fails, pool.post_event))
+        pool.next_event()()
     assert unwound == ["sleeper"] and clock.now == 1.0, "time stands still"
 
 
@@ -196,8 +196,8 @@ def _raise(error: BaseException) -> None:
 
 def test_waiting_for_nobody_is_a_mistake() -> None:
     clock = VirtualClock()
-    with pytest.raises(AssertionError, match="everybody waits"), clock.task_pool(1) as crew:
-        crew.next_event()
+    with pytest.raises(AssertionError, match="everybody waits"), clock.task_pool(1) as pool:
+        pool.next_event()
 
 
 def test_locks_are_handed_over_in_the_order_of_asking() -> None:
@@ -210,9 +210,9 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
             order.append(name)
             clock.sleep(1.0)
 
-    with clock.task_pool(3) as crew:
+    with clock.task_pool(3) as pool:
         for name in "xyz":
-            crew.submit(partial(work, name))
+            pool.submit(partial(work, name))
     assert order == ["x", "y", "z"] and clock.now == 3.0
 
 
@@ -234,9 +234,9 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: VirtualClock | ThreadClock) 
             with mine:
                 taken.remove(place)
 
-    with clock.task_pool(5) as crew:
+    with clock.task_pool(5) as pool:
         for _ in range(5):
-            crew.submit(work)
+            pool.submit(work)
     assert len(most) == 5 and max(most) <= 2
     if isinstance(clock, VirtualClock):
         assert max(most) == 2 and clock.now == 3.0
@@ -281,9 +281,9 @@ def test_work_of_the_same_key_is_done_together(
         ("d", here, "x", ""),
         ("e", both, "x", ""),
     ]
-    with clock.task_pool(5) as crew:
+    with clock.task_pool(5) as pool:
         for name, seats, key, wait in each:
-            crew.submit(partial(work, name, seats, key, wait))
+            pool.submit(partial(work, name, seats, key, wait))
             if isinstance(clock, ThreadClock):
                 assert asked.acquire(timeout=NEVER)
     assert {"a", "b"} in at
@@ -304,9 +304,9 @@ def test_so_many_have_a_place_together() -> None:
             clock.sleep(1.0)
             inside.pop()
 
-    with clock.task_pool(2 * TOGETHER + 1) as crew:
+    with clock.task_pool(2 * TOGETHER + 1) as pool:
         for _ in range(2 * TOGETHER + 1):
-            crew.submit(work)
+            pool.submit(work)
     assert max(most) == TOGETHER and clock.now == 3.0
 
 
@@ -328,11 +328,11 @@ def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
             at[name] = clock.now
             clock.sleep(1.0)
 
-    with clock.task_pool(4) as crew:
-        crew.submit(first)
-        crew.submit(partial(later, "freed", frozenset({1}), None))
-        crew.submit(partial(later, "kept", frozenset({0}), None))
-        crew.submit(partial(later, "all", frozenset({0, 1, 2}), "x"))
+    with clock.task_pool(4) as pool:
+        pool.submit(first)
+        pool.submit(partial(later, "freed", frozenset({1}), None))
+        pool.submit(partial(later, "kept", frozenset({0}), None))
+        pool.submit(partial(later, "all", frozenset({0, 1, 2}), "x"))
     assert at == {"freed": 1.0, "kept": 5.0, "all": 6.0}
 
 
@@ -346,9 +346,9 @@ def test_places_that_others_have_too_are_not_given_back() -> None:
             left.append(held.release_some(frozenset({1})))
             clock.sleep(float(len(left)))
 
-    with clock.task_pool(2) as crew:
-        crew.submit(work)
-        crew.submit(work)
+    with clock.task_pool(2) as pool:
+        pool.submit(work)
+        pool.submit(work)
     assert left == [False, False]
 
 

@@ -47,7 +47,7 @@ Shifting = Callable[[], AbstractContextManager[OffloadChange]]
 
 
 def no_offload_change() -> AbstractContextManager[OffloadChange]:
-    """Return a shift that does nothing: all models are where they work."""
+    """Return an offload change that does nothing: all models are where they work."""
     return nullcontext(OffloadChange())
 
 
@@ -69,7 +69,7 @@ class OffloadedModels:
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
     def offload_change_for(self, model: str, group: Group, copy: int | None = None) -> Shifting:
-        """Return the shift before a group, or one of its replicas, does something with a model."""
+        """Return the offload change that is due before a group, or one of its replicas, works with a model."""
         return lambda: self._shift(model, group, copy)
 
     @contextmanager

@@ -26,7 +26,7 @@ class TailMoves:
     def for_request(
         cls, order: NodeRequest, turn: HeldDevices, rows: Sequence[int], dealt: Sequence[Sequence[int]]
     ) -> TailMoves | None:
-        """Return the ending of a request that has a tail; None for one without."""
+        """Return the moves of a request's last rows; None for a request whose rows stay where they are."""
         return None if order.tail is None else cls(order, turn, rows, dealt)
 
     def end_block(self, block: int) -> Mapping[int, int] | None:
@@ -44,7 +44,7 @@ class TailMoves:
         return destinations
 
     def drop_ended_block(self, block: int) -> list[int] | None:
-        """Note that a block has ended. Returns the replicas that need not go on now."""
+        """Note that a block has ended and forget it. Returns the replicas that need not go on now."""
         del self.left[block]
         return self.replicas_to_free()
 

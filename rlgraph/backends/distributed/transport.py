@@ -34,8 +34,8 @@ class RemoteRows(RemoteEntries):
 
     @abstractmethod
     def select_column(self, column: int) -> RemoteRows:
-        """Return what the node of this number asks of these tables: it is computed where it is needed, or where the
-        rows are."""
+        """Return the column of these tables that a node, by its number in the graph, asks for: computed where it is
+        needed, or where the rows are."""
 
 
 @dataclass(frozen=True, eq=False)

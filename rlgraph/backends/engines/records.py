@@ -45,7 +45,8 @@ class Rank:
     """The model's pipeline stages lie in reverse, the first one on the last ranks: only in an engine that `fuses`."""
 
     def micro_batch_options(self) -> dict[str, Any]:
-        """Return the padded tokens of a micro-batch as a keyword argument, where the plan says how many."""
+        """Return the plan's limit of padded tokens in a micro-batch, as a keyword argument of an engine; nothing
+        where the plan has none."""
         return {"block_tokens": self.holding.micro_tokens} if self.holding.micro_tokens else {}
 
 

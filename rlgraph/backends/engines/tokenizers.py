@@ -175,7 +175,7 @@ class Codec:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Raise ConversationError where an episode has not the special tokens that the template writes in its whole
-        conversation. written: its tokens without the answers; asked, replies: as in `encode_turn`."""
+        conversation. written: its tokens without the answers; asked, replies: as in `encode_between_answers`."""
         messages, _ = with_answer_placeholders(asked, [*replies, ()])
         hidden = self._hidden(messages)
         chat, _ = make_conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)

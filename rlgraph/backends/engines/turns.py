@@ -17,8 +17,8 @@ given a meaning."""
 def with_answer_placeholders(
     asked: Sequence[Message], replies: Sequence[Sequence[Message]]
 ) -> tuple[list[Message], int]:
-    """Return the messages of an episode, with signs in place of what was sampled, and the place of the last answer.
-    asked: what it began with; replies: what each answer of the model's was answered with."""
+    """Return the messages of an episode, with a placeholder for each answer that the model sampled, and the place of
+    the last one. asked: what it began with; replies: what each answer of the model's was answered with."""
     messages, last = list(asked), len(asked)
     for place, reply in enumerate(replies):
         last = len(messages)

@@ -56,7 +56,8 @@ class ReservedCache:
         return page * max(1, int(room // page) - 1)
 
     def bookkeeping_bytes(self, positions: int, on_cpu: bool) -> int:
-        """Return the bytes beside the cache and the model's own, where a row can have so many tokens."""
+        """Return the bytes that the engine keeps beside the cache for its notes on tokens, where a row can have so
+        many."""
         return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
 
     def gathered_token_room(self, positions: int, on_cpu: bool) -> int:

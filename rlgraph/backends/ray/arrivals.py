@@ -34,8 +34,8 @@ class _Arrival:
 
 
 class ArrivedRequests:
-    """The last request that has come so far that a later one, which another thread does, may go on: its rows are here,
-    or it has been passed on."""
+    """Tracks which requests have arrived, so that a later one, in another thread, can wait for those that it depends
+    on: their rows are here, or they have failed."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -245,7 +245,7 @@ class RankModels:
 
     def hold_weights(self, model: str, number: int) -> ModelPart:
         """Return what step `number` left of a model here, and keep it from being changed until `write_checkpoint` has
-        written it, or `release_weights`. Is answered while later steps run."""
+        written it, or `release_held_weights`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
             return ModelPart(0, 0, (), (), ())

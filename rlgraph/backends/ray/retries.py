@@ -14,7 +14,7 @@ from rlgraph.ops.nodes import NODES
 
 
 class RepeatableSteps:
-    """Steps to come, of which those that have not ended can be had again."""
+    """Yields a run's steps, and can yield those again that had not ended when processes were lost."""
 
     def __init__(self, coming: Iterable[Coming]) -> None:
         self._more = iter(coming)

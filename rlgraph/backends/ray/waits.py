@@ -27,7 +27,7 @@ class WaitingProcess:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """What is known of processes that wait."""
+    """Says which processes wait for which others, by their own reports."""
 
     reports: Mapping[Address, ActivityReport]
     """The reports of those that answer."""

@@ -206,7 +206,8 @@ class Worker(RankRows):
         )
 
     def node_progress(self) -> NodeProgress | None:
-        """Return how far the last work is that counts what it does. Is answered meanwhile."""
+        """Return how much of its present node's work this process has done (rows, micro-batches, tokens); None
+        before any. Answered while it works."""
         return self._done
 
     def _count_work(self, done: int, total: int, unit: str, tokens: int) -> None:
@@ -235,7 +236,8 @@ class Worker(RankRows):
             return pickle_message(self.do_request(request, *arrived))
 
     def sample_rows(self, model: str, order: bytes, *arrived: Wire) -> bytes:
-        """Do the same for a request whose rows are sampled together with those of others, by `sample_shared_batch`."""
+        """Do a request whose rows are sampled together with those of other requests, by `sample_shared_batch`, and
+        return a packed receipt."""
         request = unpickle_request(order)
         try:
             with self.doing(f"the rows of {work_phrase(self.nodes[request.node][1])}"):
@@ -249,8 +251,9 @@ class Worker(RankRows):
             self.dismiss_finished_request(request.number, model)
 
     def continue_rows(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
-        """Do the same for rows that others have begun. before: the number that each part had there; given: what they
-        have made of their parts, by these numbers, followed by the rows that were not here yet."""
+        """Do a request for rows that other processes have begun, sampled together with others, and return a packed
+        receipt. before: the number that each part had there; given: what they have made of their parts, by these
+        numbers, followed by the rows that were not here yet."""
         request, rows_of_part = unpickle_request(order), dict[int, Sequence[PartialRow]]()
         for rows_of_source in given[:sources]:
             rows_of_part |= rows_of_source
@@ -258,11 +261,12 @@ class Worker(RankRows):
         return self.sample_rows(model, order, *given[sources:])
 
     def give_up_rows(self, number: int, model: str) -> None:
-        """Have such a request give up its unfinished rows, and report their parts."""
+        """Have a request that is sampled with others give up its unfinished rows, and report their parts."""
         self.admitting_engine(model).give_up_rows(number)
 
     def give_up_longer_rows(self, number: int, model: str, tokens: int) -> None:
-        """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
+        """Have a request that is sampled with others give up its unfinished rows of at least so many tokens, which
+        nobody wants."""
         self.admitting_engine(model).give_up_longer_rows(number, tokens)
 
     def abandoned_parts(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
@@ -270,20 +274,20 @@ class Worker(RankRows):
         return self.given_up.pop(number)
 
     def next_sampled_part(self, number: int, model: str) -> bytes:
-        """Go on with such a request until its next part is done."""
+        """Go on with a request that is sampled with others until its next part is done, and return a packed receipt."""
         try:
             return self.next_part(number)
         finally:
             self.dismiss_finished_request(number, model)
 
     def dismiss_finished_request(self, number: int, model: str) -> None:
-        """Stop sampling for such a request once it has reported everything."""
+        """Take a request that has reported everything out of the sampling."""
         if number not in self.parts:
             self.admitting_engine(model).dismiss_call(number)
 
     def sample_shared_batch(self, number: int, model: str, version: int | None) -> None:
-        """Sample the rows of such a request, and those of others that join. version: of the weights at the time of the
-        request, where newer ones may arrive meanwhile."""
+        """Sample the rows of a request, and those of others that join, until this request's rows have ended.
+        version: of the weights at the time of the request, where newer ones may arrive meanwhile."""
         if version is not None:
             self.arrivals[model].begin_sampling(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):

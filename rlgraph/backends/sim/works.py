@@ -58,7 +58,7 @@ class Work:
         return max(0.0, min(self.end, ended) - max(self.start, began))
 
     def replica_idle_seconds_within(self, began: float, ended: float) -> float:
-        """Return those of these seconds that a replica has nothing to do."""
+        """Return the seconds of this work between two moments in which a replica has nothing to do."""
         return self.idle * self.seconds_within(began, ended) / self.seconds if self.idle else 0.0
 
     @property

@@ -46,7 +46,7 @@ class FirstFailures:
                 print(text, file=sys.stderr, flush=True)
 
     def pop_new(self) -> tuple[FirstFailure, ...]:
-        """Return those that nobody has taken yet."""
+        """Return the failures that nobody has asked for yet."""
         with self._lock:
             taken = tuple(self._new)
             self._new.clear()

@@ -100,7 +100,7 @@ def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
 
 
 def group_starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
-    """Return the first row of an axis in each row of the group's, int64."""
+    """Return for each row of `group` the place of its first row on `axis`, int64."""
     counts = np.bincount(frame.ancestor_rows(axis.key, group.key), minlength=frame.row_count(group.key))
     first: np.ndarray = counts.cumsum() - counts
     return first

@@ -192,7 +192,7 @@ def _kind(name: str) -> str:
 
 
 def parse_program(text: str) -> Program:
-    """Parse what `print_program` printed; raises ValueError for anything else."""
+    """Parse what `program_text` returned; raises ValueError for anything else."""
     parser = _Parser(text)
     try:
         return parser.read_program()

@@ -36,10 +36,12 @@ class _Reserving(MemoryModel):
         return tuple(self.slots)
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        """Return the most rows of a batch that one of so many replicas decodes together."""
         pairs = zip(self.slots, self.batches, strict=True)
         return (max((min(most, batch.rows_of_fullest_replica(copies)) for most, batch in pairs), default=0.0),)
 
     def memory_needs(self, load: Load) -> MemoryNeeds:
+        """Return the memory of a replica that decodes so many rows together, its cache included."""
         (rows,) = load
         config, deployment, reserved = self.config, self.deployment, self.cache
         shape, cpu_dtype = config.shape, deployment.engine_spec.memory.cpu_dtype
@@ -121,6 +123,7 @@ class _Growing(MemoryModel):
         return self.deployment.threads
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        """Return for each batch how many rows one of so many replicas decodes together."""
         return tuple(self._together(batch, copies) for batch in self.batches)
 
     def _together(self, batch: Batch, copies: int) -> float:
@@ -131,6 +134,7 @@ class _Growing(MemoryModel):
         return float(math.ceil(rows / blocks) * min(threads, blocks))
 
     def memory_needs(self, load: Load) -> MemoryNeeds:
+        """Return the memory of a replica that decodes so many rows of each batch together, their caches included."""
         config = self.config
         weights = (
             rank_parameter_count(config, self.deployment) * config.item_bytes

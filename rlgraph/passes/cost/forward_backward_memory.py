@@ -52,6 +52,7 @@ class _Fed(MemoryModel):
         return self.feeding
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        """Return the rows of the largest micro-batch, the number of micro-batches and the prefixes of its rows."""
         return self.feeding.largest_micro_batch_of_replica(copies)
 
     def micro_batch_tokens(self, rows: float, prefixes: float) -> Tokens:
@@ -69,6 +70,8 @@ class TrainingMemory(_Fed):
         return self.feeding, self.deployment.engine_spec.memory.gradients_stay, self.deployment.chunks_per_stage
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
+        """Return the rows of the largest micro-batch, the number of micro-batches, the prefixes of its rows, and
+        whether there is another replica; in place of number and replica what is in flight where gradients stay."""
         deployment, (rows, blocks, prefixes) = self.deployment, super().replica_load(copies)
         if not deployment.engine_spec.memory.gradients_stay:
             return rows, blocks, prefixes, min(copies, 2.0)
@@ -83,6 +86,7 @@ class TrainingMemory(_Fed):
     """Whether gradients are added up while the group does other work, too."""
 
     def memory_needs(self, load: Load) -> MemoryNeeds:
+        """Return the memory of a replica whose largest micro-batch has so many rows."""
         config, deployment = self.config, self.deployment
         rows, blocks, prefixes, more = load
         weights, state = self.trained, self.state
@@ -131,6 +135,7 @@ class ForwardMemory(_Fed):
     """The memory of a forward pass: one layer at a time, and then the head."""
 
     def memory_needs(self, load: Load) -> MemoryNeeds:
+        """Return the memory of a replica whose largest micro-batch has so many rows."""
         rows, blocks, prefixes = load
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item_bytes, deployment.engine_spec

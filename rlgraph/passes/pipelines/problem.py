@@ -118,7 +118,7 @@ class PipelineProblem:
 
     @property
     def model_of_replica(self) -> tuple[int, ...]:
-        """For each line the number of its model."""
+        """For each replica the number of its model."""
         return tuple(number for number, model in enumerate(self.models) for _ in range(model.copies))
 
     @property

@@ -55,7 +55,7 @@ class Resumable(Protocol):
         ...
 
     def last_state_value(self, name: str) -> Any:
-        """Return the value of step state (a thing) after that step, or of a name in `lasting`."""
+        """Return the value of step state (a thing) after that step, or of a name in `extra_state_names`."""
         ...
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:

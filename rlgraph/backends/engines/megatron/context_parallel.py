@@ -47,7 +47,7 @@ class TokenShard:
         return pad(whole[self.token_indices], (0, self.tokens_per_rank - len(self.token_indices)), value=fill)
 
     def to(self, device: torch.device) -> TokenShard:
-        """Return the share with the tensors that attention reads on a device."""
+        """Return this shard with the tensors that attention reads on a device."""
         return replace(self, gathered_positions=self.gathered_positions.to(device))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:

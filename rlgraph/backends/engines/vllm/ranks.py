@@ -21,7 +21,7 @@ class RankExecutor(UniProcExecutor):
     """An executor of one rank. The other ranks are other processes with an engine each. All of them get the same
     requests in the same order, and their schedulers, which are deterministic, then agree on each step.
 
-    The engine's `additional_config` is a `vllm.start.RankMeeting`.
+    The engine's `additional_config` is a `vllm.start.RankRendezvous`.
     """
 
     def _init_executor(self) -> None:

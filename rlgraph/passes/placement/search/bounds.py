@@ -201,7 +201,7 @@ class Bounds:
         return PoolOptions(alone | both, alone, shared)
 
     def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
-        """Return the least bytes that a component takes from the others of its pool."""
+        """Return the least bytes that a component keeps resident in its pool, whatever its option."""
         return min(option.resident for option in options)
 
     def _shared(

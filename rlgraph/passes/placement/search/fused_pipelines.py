@@ -99,7 +99,8 @@ class PipelineSharing:
         return seconds
 
     def least_partner_seconds(self, options: Mapping[int, Sequence[Option]]) -> Others:
-        """Return the least that components are to one that they share a pipeline with. options: those of one mesh."""
+        """Return the least seconds that components that share a pipeline with one wait alone, and the least sum of
+        their seconds. options: those of one mesh."""
         waits, total = inf, 0.0
         for number, candidates in options.items():
             training = self.training[number]

@@ -38,7 +38,7 @@ class SearchResult:
 
     @property
     def result_before_fusing(self) -> SearchResult:
-        """The best of the plans that the bound is about."""
+        """The best plan before trainings were fused, about which the bound is."""
         return self.before_fusing.result_before_fusing if self.before_fusing else self
 
     @property
