@@ -256,7 +256,7 @@ def _started(ray: Any) -> Any:
 
     threads = {worker.ROWS: 4, worker.ORDERS: worker.SORTS, worker.SAMPLES: 2 * TOGETHER}
     again = ray.remote(concurrency_groups=threads)(_again())
-    return again.options(num_cpus=0, runtime_env={"env_vars": cluster.process_environment("CPU", True, "")}).remote()
+    return again.options(num_cpus=0, runtime_env={"env_vars": cluster.process_env_vars("CPU", True, "")}).remote()
 
 
 @cache

@@ -102,7 +102,7 @@ class Toy:
     def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return _cost(0.0)
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return _cost(0.0)
 
     def request_cost(self, group: str, copies: int | None = None) -> Cost:

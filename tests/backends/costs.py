@@ -20,7 +20,7 @@ class Free:
     def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost()
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
     def request_cost(self, group: str, copies: int | None = None) -> Cost:

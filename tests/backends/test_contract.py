@@ -271,5 +271,5 @@ def test_processes_load_their_models_in_the_order_of_the_plan() -> None:
 
     assert (
         processes.model_load_rounds is model_load_rounds
-        and "opening_rounds" in InlineProcesses.load_models.__code__.co_names
+        and "model_load_rounds" in InlineProcesses.load_models.__code__.co_names
     )

@@ -104,7 +104,7 @@ class Chance:
     def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(compute=self.seconds(2.0))
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost()
 
     def request_cost(self, group: str, copies: int | None = None) -> Cost:
@@ -131,9 +131,9 @@ class Watch:
         self.met: set[tuple[int, int]] = set()
         """Steps whose orders were sampled together, by how far they are apart, and by how far what they began with."""
         transport: Any = backend.transport
-        self.sampling, self.move = transport.accept_new_weights, transport.send_weights
+        self.sampling, self.move = transport.allow_newer_weights, transport.send_weights
         self.refresh = transport.refresh_weights
-        transport.accept_new_weights, transport.send_weights = self.sampled, self.moved
+        transport.allow_newer_weights, transport.send_weights = self.sampled, self.moved
         transport.refresh_weights = self.refreshed
 
     def copies(self, each: NodeRequest | WeightTransfer) -> range:

@@ -703,7 +703,7 @@ def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None
         replace(node, op="when", attrs=(("condition", "late"),)) if node.op == "every" else node
         for node in phase.graph.nodes
     )
-    run = Run(program.map_graphs({phase.name: replace(phase.graph, nodes=nodes)}), folder, block=block)
+    run = Run(program.with_graphs({phase.name: replace(phase.graph, nodes=nodes)}), folder, block=block)
     run.backend.loops = {**LOOPS, "when": LoopPolicy(when)}
     steps = run.steps(4)
     assert [seen.metrics.get("late") for seen in steps] == [None, 1.0, None, 1.0], "batches of rows 0 to 4, and 5 to 9"

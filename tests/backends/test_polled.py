@@ -31,7 +31,7 @@ class Fakes:
         self.asked.append(who)
         return who
 
-    def answered(self, references: list[Address]) -> list[NodeProgress | None] | None:
+    def answers_if_ready(self, references: list[Address]) -> list[NodeProgress | None] | None:
         return [self.answers[who] for who in references] if self.answers.keys() >= set(references) else None
 
 

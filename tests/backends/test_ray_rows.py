@@ -166,7 +166,7 @@ class Stores:
         self.stores = {each: PieceStore() for each in who}
         self.sent: list[tuple[Address, list[tuple[Any, list[int]]]]] = []
 
-    def pack(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
+    def pack_rows(self, who: Address, parcels: Sequence[Any]) -> list[Any]:
         return [self.parcel(who, wishes) for wishes in parcels]
 
     def parcel(self, who: Address, wishes: Any) -> Any:

@@ -62,7 +62,7 @@ def test_the_same_tokens_have_the_probabilities_of_another_prompt(folder: Path) 
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()][:5]
     sampled, hinted = seen.values["rollout"].sequences, seen.values["hinted"].sequences
     wanted = []
-    for at, answer in enumerate(sampled.scored_rows()):
+    for at, answer in enumerate(sampled.scored_tokens_by_row()):
         prompt = codec.encode_prompt(f"{rows[at // 3]['prompt']}>{rows[at // 3]['hint']}")
         assert hinted.rows()[at] == [*prompt, *answer]
         wanted += plain_logprobs(teacher, prompt, answer)

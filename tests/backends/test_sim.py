@@ -72,7 +72,7 @@ class Fixed:
     def row_transfer_cost(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         return Cost(communication=tokens / 1024)
 
-    def host_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
+    def offload_round_trip_cost(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
         return Cost(memory=self.woken)
 
     def request_cost(self, group: str, copies: int | None = None) -> Cost:

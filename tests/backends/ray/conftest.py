@@ -58,7 +58,7 @@ def forking(folder: Path) -> Iterator[None]:
 
     from rlgraph.backends.ray import cluster
 
-    plain, environment = RayParams.__init__, cluster.process_environment
+    plain, environment = RayParams.__init__, cluster.process_env_vars
 
     def begin(params: Any, *args: Any, **named: Any) -> None:
         plain(params, *args, **{"setup_worker_path": forked.__file__} | named)
@@ -69,7 +69,7 @@ def forking(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(forked.LISTENS, str(folder / "forks"))
         patch.setattr(RayParams, "__init__", begin)
-        patch.setattr(cluster, "process_environment", asking)
+        patch.setattr(cluster, "process_env_vars", asking)
         yield
 
 
@@ -78,11 +78,11 @@ def started(cluster: None) -> Iterator[None]:
     """The cluster, for runs whose processes are started as those of users are."""
     from rlgraph.backends.ray import cluster as processes
 
-    asking = processes.process_environment
+    asking = processes.process_env_vars
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             processes,
-            "process_environment",
+            "process_env_vars",
             lambda *given: {name: value for name, value in asking(*given).items() if name != forked.ASKS},
         )
         yield

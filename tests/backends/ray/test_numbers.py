@@ -295,7 +295,7 @@ def sample(worker: Any) -> tuple[tuple[list[list[int]], list[list[int]]], torch.
     prompts, keys = [[3, 4, 5], [6], [4, 4, 7, 3]], np.arange(12, dtype=np.uint64)
     sampling = Sampling(max_tokens=8, min_tokens=8)
     made = worker.session.models["actor"].engine.generate(Sequences.from_lists(prompts), 4, sampling, keys)
-    return ([prompt for prompt in prompts for _ in range(4)], made.sequences.scored_rows()), made.logprobs
+    return ([prompt for prompt in prompts for _ in range(4)], made.sequences.scored_tokens_by_row()), made.logprobs
 
 
 def score(worker: Any, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor | None:
