@@ -132,7 +132,10 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
     for _ in range(data.draw(st.integers(1, 6))):
         if data.draw(st.booleans()):
             chosen = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
-            made = chosen[0][0].join([remote for remote, _ in chosen[1:]]), [row for _, rows in chosen for row in rows]
+            made = (
+                chosen[0][0].concat([remote for remote, _ in chosen[1:]]),
+                [row for _, rows in chosen for row in rows],
+            )
         else:
             remote, rows = data.draw(st.sampled_from(known))
             places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5)) if rows else []

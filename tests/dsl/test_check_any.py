@@ -62,7 +62,7 @@ LOOP = """    minibatch rollout(parts=2):
 def test_a_program_is_the_same_graph_in_every_process() -> None:
     script = (
         "import sys; from rlgraph.dsl.check import check; from rlgraph.errors import Source; "
-        "from rlgraph.ir.text.program_text import print_program; print(print_program(check(Source('a.rlf', sys.argv[1]))[0]))"
+        "from rlgraph.ir.text.program_text import program_text; print(program_text(check(Source('a.rlf', sys.argv[1]))[0]))"
     )
     made = set()
     for seed in ("0", "1", "2", "3"):

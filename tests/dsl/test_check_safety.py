@@ -64,11 +64,11 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.user_code.spec import CallSpec
-from rlgraph.user_code.files import Folders
+from rlgraph.user_code.files import SearchFolders
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 def look(record):
-    return source_columns(CallSpec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), Folders(Path()))
+    return source_columns(CallSpec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), SearchFolders(Path()))
 
 # Whatever rlgraph itself loads late is loaded now.
 import rlgraph.data.files, rlgraph.data.jsonl, rlgraph.data.parquet, rlgraph.data.hub, rlgraph.data.python, rlgraph.data.reasoning_gym

@@ -11,7 +11,7 @@
       ...
       yield actor@1, prompts@1
 
-`parse_program(print_program(p))` equals `p`: only spans are lost.
+`parse_program(program_text(p))` equals `p`: only spans are lost.
 """
 
 from __future__ import annotations
