@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import rlgraph
+from rlgraph.api.compiled import Compiled
 from rlgraph.backends.clocks import Clock, ThreadClock
 from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.backend import DistributedBackend
@@ -30,7 +31,7 @@ from rlgraph.backends.ray.row_refs import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
-from rlgraph.backends.steps import SilentObserver
+from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.shape import Shape
@@ -53,27 +54,45 @@ SIZES = {"batch=512": f"batch={PROMPTS}", "parts=4": f"parts={MINI_BATCHES}", "Q
 
 
 def grpo(
-    trainers: int, samplers: int, heads: int = HEADS, stages: int = STAGES, block: int = 0, clock: Clock | None = None
-) -> Controlled:
+    trainers: int,
+    samplers: int,
+    heads: int = HEADS,
+    stages: int = STAGES,
+    block: int = 0,
+    clock: Clock | None = None,
+    observer: Observer | None = None,
+    kind: Any = None,
+) -> Any:
     """GRPO of a model of 70B by so many copies that train, and so many that generate; 1,024 prompts and 16 samples of
-    each, which are trained on in 8 mini-batches. block: rows that are streamed together."""
-    text = PROGRAM.read_text()
-    for before, after in SIZES.items():
-        assert before in text
-        text = text.replace(before, after)
+    each, which are trained on in 8 mini-batches. block: rows that are streamed together. observer: who is told what
+    happens; nobody if not given. kind: the class of the run."""
+    made = compiled_grpo(trainers, samplers, heads, stages, block)
+    shapes = {name: shape for name, shape in made.placed.shapes.items() if isinstance(shape, Shape)}
+    return (kind or Controlled)(made.program, made.plan, shapes, PROMPTS, clock, observer)
+
+
+def compiled_grpo(trainers: int, samplers: int, heads: int = HEADS, stages: int = STAGES, block: int = 0) -> Compiled:
+    """Return that program, compiled with its schedule."""
     learn, play = trainers * heads * stages, samplers * heads
     schedule = (
         f"schedule grpo\npool learn = {learn} devices\npool play = {play} devices\n"
         f"place actor.train, ref on learn(engine=megatron, tp={heads}, pp={stages}, dp={trainers})\n"
         f"place actor.generate on play(engine=vllm, tp={heads}, dp={samplers})\n"
     )
+    return compiled_large(schedule=schedule + (f"stream rollout(block={block})\n" if block else ""))
+
+
+def compiled_large(**how: Any) -> Compiled:
+    """Return that program. how: its schedule, or the cluster that a plan is searched for."""
+    text = PROGRAM.read_text()
+    for before, after in SIZES.items():
+        assert before in text
+        text = text.replace(before, after)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / PROGRAM.name
         path.write_text(text)
         (path.parent / "gsm8k.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
-        made = rlgraph.compile(path, schedule=schedule + (f"stream rollout(block={block})\n" if block else ""))
-    shapes = {name: shape for name, shape in made.placed.shapes.items() if isinstance(shape, Shape)}
-    return Controlled(made.program, made.plan, shapes, PROMPTS, clock)
+        return rlgraph.compile(path, **how)
 
 
 class AtOnce(Processes):
@@ -210,7 +229,7 @@ class AtOnce(Processes):
     def _receipt(self, order: RankRequest, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
         node = self.nodes[order.node]
         if not order.returns_results:
-            return Receipt(0.0, 0.0, received_bytes=(0,) * senders)
+            return Receipt(0.0, 0.0, received_bytes=(4096,) * senders, peak_bytes=10**10)
         there = {told.axis: told.row_count for told in order.rows} | dict(part or {})
         made, sizes = [], dict[str, int | None]()
         for value in node.outputs:
@@ -232,7 +251,9 @@ class AtOnce(Processes):
             sizes[value.name] = there[key]
         named = tuple(told.axis for told in made)
         metrics = dict.fromkeys(node.attr("names", ()), 0.0) if node.op == "report" else {}
-        return Receipt(0.0, 0.0, tuple(made), named, sizes, metrics=metrics, received_bytes=(0,) * senders)
+        return Receipt(
+            0.0, 0.0, tuple(made), named, sizes, metrics=metrics, received_bytes=(4096,) * senders, peak_bytes=10**10
+        )
 
     def _held_weights(self, who: Address, model: str) -> Any:
         group = self.specs[who].group
@@ -254,10 +275,16 @@ class Controlled(DistributedBackend):
     """A run whose processes answer at once."""
 
     def __init__(
-        self, program: Program, plan: Plan, shapes: Mapping[str, Shape], batch: int, clock: Clock | None = None
+        self,
+        program: Program,
+        plan: Plan,
+        shapes: Mapping[str, Shape],
+        batch: int,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """batch: rows that are read in a step. clock: that of a run on Ray, where none is given."""
-        program, clock, observer = with_node_ids(program), clock or ThreadClock(), SilentObserver()
+        program, clock, observer = with_node_ids(program), clock or ThreadClock(), observer or SilentObserver()
         self.processes = AtOnce(program, plan, shapes, batch)
         first: Things = {
             name: ValueRef(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.load_models(plan)

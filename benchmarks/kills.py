@@ -548,9 +548,6 @@ RAYS = {"gcs_server": "control", "raylet/raylet": "store"}
 
 def _load(compiled: Any) -> None:
     """What a run imports is there before processes fork. No gradient is taken here: torch could not in them."""
-    import tensorboard.compat.proto.event_pb2
-    import tensorboard.summary.writer.record_writer  # noqa: F401
-
     from rlgraph.runs.backends import open_backend
     from rlgraph.runs.checkpoint.values import encode_value  # noqa: F401
     from rlgraph.runs.observer import InterruptHandler

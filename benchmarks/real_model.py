@@ -6,8 +6,7 @@
     python benchmarks/real_model.py                     # all, with adapters and without: hours on two busy cores
 
 SmolLM2-135M-Instruct (`make build/smollm2`), in float32, is trained on sums for ten steps: in this process, then on
-Ray, where Megatron trains, reads and scores, and vLLM samples (`make .venv/.engines`). Megatron holds no adapters:
-those `transformers` trains there. A row is printed of
+Ray, where Megatron trains, reads and scores, and vLLM samples (`make .venv/.engines`). A row is printed of
 
     first, last   the metric of the first and of the last step
     apart         by how much any metric of any step differs between the two, at most: of the largest that it is
@@ -72,15 +71,15 @@ REPLACED = {
 of them, and of the rounding of a KL beside them, which then decides where samples turn: people's judges have scores of
 about 1."""
 SAMPLING = """pool all = 1 devices
-place actor.train, {others} on all(engine={{engine}})
+place actor.train, {others} on all(engine=megatron)
 place actor.generate on all(engine=vllm)
 """
 PLACES = {
     "ppo": SAMPLING.format(others="actor.logprobs, critic, ref, reward"),
     "grpo": SAMPLING.format(others="ref"),
-    "dpo": "pool all = 1 devices\nplace actor, ref on all(engine={engine})\n",
-    "sft": "pool all = 1 devices\nplace actor on all(engine={engine})\n",
-    "reward_model": "pool all = 1 devices\nplace reward on all(engine={engine})\n",
+    "dpo": "pool all = 1 devices\nplace actor, ref on all(engine=megatron)\n",
+    "sft": "pool all = 1 devices\nplace actor on all(engine=megatron)\n",
+    "reward_model": "pool all = 1 devices\nplace reward on all(engine=megatron)\n",
 }
 ROUNDING = 1e-3
 """More than this is a bug. Adam divides by the size of a gradient, however small: what is rounding grows with steps."""
@@ -176,8 +175,7 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
     changes[source] = f'jsonl("{data / rows}.jsonl", batch=4)'
     if name == "grpo":
         changes["n"] = "4"
-    places = PLACES[name].format(engine="transformers" if lora else "megatron")
-    schedule = None if backend == "local" else f"schedule {name}\n{places}"
+    schedule = None if backend == "local" else f"schedule {name}\n{PLACES[name]}"
     mark, made = folder / "made_of.txt", "\n".join([*made_of, schedule or "", json.dumps(changes)])
     if len(steps_of(folder)) == steps and mark.exists() and mark.read_text("utf-8") == made:
         return folder

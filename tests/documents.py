@@ -50,6 +50,13 @@ class Env:
         return "?"
     def step(self, action):
         return ">", float("a" in action), len(action) > 3
+
+def ask(base_url, api_key):
+    import json, urllib.request
+    body = json.dumps({"prompt": "2+2=", "max_tokens": 4}).encode()
+    asked = urllib.request.Request(base_url + "/completions", body, {"Authorization": f"Bearer {api_key}"})
+    with urllib.request.urlopen(asked) as answer:
+        return float("a" in json.loads(answer.read())["choices"][0]["text"])
 """
 
 STANDARD = {
@@ -179,6 +186,10 @@ def _indent(text: str) -> str:
 # Making small
 
 
+TINY_FORMS = {"agent": 'agent("tiny.py:ask", workers=2)'}
+"""What takes the place of declarations of these forms, whatever they declare."""
+
+
 def small(text: str, files: dict[str, str]) -> str:
     """The program with everything that costs time made tiny, and what is not there replaced."""
     random = r"random\((?:[^()]|\([^()]*\))*\)"
@@ -199,7 +210,7 @@ def small(text: str, files: dict[str, str]) -> str:
     ):
         text = re.sub(
             rf"^({kind} +\w+ *= *)(\w+\((?:[^()]|\([^()]*\))*\))",
-            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + tiny,
+            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + TINY_FORMS.get(m[2].partition("(")[0], tiny),
             text,
             flags=re.MULTILINE,
         )

@@ -137,15 +137,17 @@ def test_what_differs_between_two_plans(plans: tuple[str, str], capsys: pytest.C
     assert told(capsys, "diff", *plans) == (
         1,
         """\
+1 moved, 1 split changed
+
 pools
-  play: 2 devices from 0 -> nothing
+  - play
+
 work
-  actor.generate: play vllm tp2 -> learn vllm tp2 dp2
-groups
-  play.vllm: play vllm tp2 on 0-1: actor -> nothing
-  learn.vllm: nothing -> learn vllm tp2 dp2 on 0-3: actor
-blocks
-  rollout: 4 rows -> nothing
+  ~ actor.generate  moved from `play` (2 devices) to `learn` (4 devices)
+                    split tp2 -> tp2 dp2
+
+streams
+  - rollout
 """,
         "",
     )
@@ -166,8 +168,10 @@ def test_the_graphs_of_two_plans(folder: Path, plans: tuple[str, str], capsys: p
     (folder / "b.json").write_text((folder / "a.json").read_text().replace("max_tokens=8", "max_tokens=9"))
     code, out, _ = told(capsys, "diff", *plans)
     lines = out.splitlines()
-    assert (code, lines[0]) == (1, "graph")
-    changed = [line.strip() for line in lines[1:] if line[2] in "+-"]
+    assert (code, lines[0]) == (1, "all work as before, 1 change in the graph")
+    assert lines[2:] == ["graph", "  ~ rollout  max_tokens 8 -> 9"]
+    code, out, _ = told(capsys, "diff", *plans, "--message-format", "json")
+    changed = [line.strip() for line in json.loads(out)["diff"] if line[0] in "+-"]
     assert len(changed) == 2 and "max_tokens=8" in changed[0] and "max_tokens=9" in changed[1]
 
 
@@ -177,7 +181,44 @@ def test_what_is_expected_of_two_plans(
     document = json.loads((folder / "a.json").read_text())
     for name, seconds in zip(plans, (8.0, 7.0), strict=True):
         (folder / name).write_text(json.dumps({**document, "predicted": {"seconds": seconds, "gap": 0.25}}))
-    assert told(capsys, "diff", *plans) == (1, "predicted\n  seconds: 8 -> 7 (-12.5%)\n", "")
+    expected = "all work as before, 1.14x as fast\n\nstep\n  ~ a step  8 s -> 7 s (-12.5%) by the search\n"
+    assert told(capsys, "diff", *plans) == (1, expected, "")
+    # What no section shows is not left out without a word.
+    (folder / "b.json").write_text(json.dumps({**document, "predicted": {"seconds": 8.0, "gap": 0.25, "heat": 1.5}}))
+    code, out, _ = told(capsys, "diff", *plans)
+    assert (code, out) == (
+        1,
+        "all work as before, as fast\n\n1 other value differs: `--message-format json` has them\n",
+    )
+
+
+def test_what_differs_between_programs_and_schedules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "longer.rlf").write_text(PROGRAM.replace("max_tokens=8", "max_tokens=9"))
+    text = "all work as before, 1 change in the graph\n\ngraph\n  ~ rollout  max_tokens 8 -> 9\n"
+    code, out, err = told(capsys, "diff", "small.rlf", "longer.rlf")
+    assert (code, out) == (1, text) and err.count("warning[W0201]") == 2
+    (folder / "other.rls").write_text(SCHEDULE.replace("tp=2)", "tp=1)").replace("block=4", "block=8"))
+    expected = """\
+1 split changed
+
+work
+  ~ actor.generate  split tp2 -> dp2
+
+streams
+  ~ rollout  blocks of 4 rows -> blocks of 8 rows
+"""
+    assert told(capsys, "diff", "small.rls", "other.rls") == (1, expected, "")
+    assert told(capsys, "diff", "small.rlf", "small.rls", "other.rls") == (1, expected, "")
+    code, _, err = told(capsys, "diff", "small.rls")
+    assert code == 2 and "diff takes two files, or a program and two schedules" in err
+
+
+def test_colours_of_a_difference(
+    plans: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlgraph.cli.planfiles.wants_colours", lambda stream: True)
+    _, out, _ = told(capsys, "diff", *plans)
+    assert out.startswith("\x1b[1m1 moved, 1 split changed\x1b[0m\n\n\x1b[1mpools\x1b[0m\n  \x1b[31m-\x1b[0m play\n")
 
 
 def test_a_plan_file_fixes_program_and_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
@@ -128,18 +129,21 @@ class Compiled(Compilation):
         return svg_to_png(self.to_svg(picture=picture, embed=False), path=path)
 
     def to_html(self, picture: Picture | None = None) -> str:
-        """Return one self-contained page with the picture after every pass, that of the plan, and that of its
-        pipelines, if it has any.
+        """Return one self-contained page with the picture after every pass, that of the plan, those of its step by time
+        where that is predicted, and that of its pipelines, if it has any.
 
         `picture` is the one shown first, which is added to a page that lacks it.
         """
+        from rlgraph.explain.time_plan import predicted_step, time_plan
         from rlgraph.viz.html import to_html
 
         kind = self._kind(picture)
         plan = self.lanes() if self.planned or kind == "plan" else None
         charts = self._pipelines("s-", kind == "pipelines") if self.planned or kind == "pipelines" else ""
         stages = [(stage.name, stage.program) for stage in reversed(self.stages)]
-        return to_html(stages, self.source, plan, kind, charts)
+        step = predicted_step(self) if plan is not None else None
+        time, timeline = (time_plan(step), step.to_svg()) if step is not None else (None, "")
+        return to_html(stages, self.source, plan, kind, charts, time, timeline)
 
     def to_json(self) -> dict[str, Any]:
         """Return the graph as plain data."""
@@ -191,6 +195,8 @@ class Compiled(Compilation):
         keep_best: str | None = None,
         keep_samples: int | None = None,
         show_samples: int = 0,
+        track: Sequence[str] = (),
+        track_model: bool = False,
         max_restarts: int = RESTARTS,
         verify_weights: int = VERIFY_WEIGHTS,
         resume: str | Path | None = None,
@@ -223,6 +229,9 @@ class Compiled(Compilation):
         - `keep_best`: so does the one with the highest value of this metric ("kl:min": the lowest).
         - `keep_samples`: so many rows of a step are kept in `out`, the best and the worst among them; 32 if not given.
         - `show_samples`: so many of them are shown every so often.
+        - `track`: trackers to which the run is sent while it goes on ("wandb", "mlflow", "trackio", "tensorboard"); it
+          needs `out`.
+        - `track_model`: so are the trained models.
         - `max_restarts`: how often a run that is saved goes back to its last checkpoint where it has lost a process.
           Any run on Ray replaces processes that only sample, so often.
         - `verify_weights`: after the first of so many transfers of the same weights both ends are compared, with the
@@ -265,6 +274,8 @@ class Compiled(Compilation):
             keep_best=keep_best,
             keep_samples=keep_samples,
             show_samples=show_samples,
+            track=(track,) if isinstance(track, str) else tuple(track),
+            track_model=track_model,
             restarts=max_restarts,
             verify_weights=verify_weights,
             resume=resume,

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlgraph.backends.collects import run_collect
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports
+from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports, holds
+from rlgraph.ir.types import is_model
 from rlgraph.ops.node_op import LoopStepRule
 from rlgraph.ops.nodes import NODES
 
@@ -34,7 +35,20 @@ def run_minibatches(loop: Loop) -> Frame:
         for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
             body, places = frame.slice_rows(axis, np.sort(chosen), node.captured_values)
             parts.append((loop.run_body(body), places))
+            if holds("stop", loop, body):
+                # Where a loop may end early nothing of it is used after it but what is carried.
+                return frame
     return assemble_exports(node, frame, parts, axis)
+
+
+def run_if(loop: Loop) -> Frame:
+    """Run the region once where its condition holds; it exports nothing. Where not, all that is carried stays."""
+    if holds("when", loop, loop.frame):
+        return run_once(loop)
+    for value in loop.node.carried_outputs:
+        if is_model(value.type):
+            loop.host.note_unchanged(value.type.name, loop.frame.step)
+    return loop.frame
 
 
 def _on(steps: LoopStepRule) -> LoopPolicy:
@@ -45,6 +59,7 @@ def _on(steps: LoopStepRule) -> LoopPolicy:
 LOOPS: Mapping[str, LoopPolicy] = {
     "minibatch": LoopPolicy(run_minibatches),
     "collect": LoopPolicy(run_collect),
+    "if": LoopPolicy(run_if),
     **{name: _on(op.on_steps) for name, op in NODES.items() if op.on_steps},
 }
 """The policy of each loop, by its operation."""

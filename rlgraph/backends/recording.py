@@ -147,7 +147,7 @@ class Recorder:
         self,
         node: Node,
         step: Step,
-        turn: int | None,
+        turn: Turns,
         ids: Sequence[RowId],
         prompts: Sequence[Sequence[int]],
         made: Generation,
@@ -159,10 +159,13 @@ class Recorder:
             sequences.rows(), sequences.scored_tokens_by_row(), made.finished.tolist(), versions, strict=True
         )
         lines = []
-        for row, prompt, (tokens, response, finished, runs) in zip(ids, prompts, responses, strict=True):
+        turns = turns_of_rows(turn, len(ids))
+        for row, of_turn, prompt, (tokens, response, finished, runs) in zip(
+            ids, turns, prompts, responses, strict=True
+        ):
             record = {
                 "node": node.attr("key"),
-                "turn": turn,
+                "turn": of_turn,
                 "row": row,
                 "prompt": _hash(prompt),
                 "prompt_tokens": len(prompt),
@@ -187,6 +190,15 @@ class Recorder:
             raise RunError(unwritable_recording_diagnostic(self.folder, error)) from None
 
 
+Turns = int | None | Sequence[int]
+"""The turn of the episodes that rows are of, or that of each row; None: they are of none."""
+
+
+def turns_of_rows(turn: Turns, count: int) -> Sequence[int | None]:
+    """Return the turn of each row."""
+    return turn if isinstance(turn, Sequence) else [turn] * count
+
+
 _Key = tuple[str, int | None, RowId]
 """The node, the turn and the row of a response."""
 
@@ -206,7 +218,7 @@ class Replay:
         self._lock = Lock()
 
     def read_rows(
-        self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
+        self, node: Node, step: int, turn: Turns, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
     ) -> tuple[Generation, list[Runs]]:
         """Return the recorded responses to `prompts`, a list of tokens for each row, and the versions that made their
         tokens; log-probabilities as float64.
@@ -214,7 +226,8 @@ class Replay:
         Raises RunError for a row that was not recorded, or was asked something else, and where a file is damaged.
         """
         rows = self._rows_of(step)
-        records = [self._row(rows, node, step, turn, row, prompt) for row, prompt in zip(ids, prompts, strict=True)]
+        asked_rows = zip(turns_of_rows(turn, len(ids)), ids, prompts, strict=True)
+        records = [self._row(rows, node, step, of_turn, row, prompt) for of_turn, row, prompt in asked_rows]
         asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, records, strict=True)]
         made = Generation(
             Sequences.from_pairs(asked, [record["tokens"] for record in records]),

@@ -36,6 +36,10 @@ class LoopHost(Protocol):
         """Return which rows of a frame a node that chooses rows leaves, int64."""
         ...
 
+    def note_unchanged(self, model: str, step: Step) -> None:
+        """Note that a model stays as it is where a step might have changed it."""
+        ...
+
     def report_progress(self, text: str) -> None:
         """Tell observers of the run how far it is."""
         ...
@@ -76,13 +80,13 @@ def region_output(
     return NodeOutput(values, sorted(rows.values(), key=lambda axis_rows: axis_rows.axis.depth), dict(metrics))
 
 
-LOOKS = ("recent", "aged", "soonest")
-"""The operations by which a `collect` looks at rows that it has."""
+LOOKS = ("recent", "aged", "soonest", "when", "stop")
+"""The operations by which a loop looks at what it has: a `collect` at its rows, others at a condition."""
 
 
 def loop_body(node: Node) -> Graph:
     """Return what a loop runs: its region without the nodes that ask how old rows are, or which of them are taken,
-    since neither is asked of fresh rows."""
+    since neither is asked of fresh rows, and without conditions."""
     return replace(node.region, nodes=tuple(body_node for body_node in node.region.nodes if body_node.op not in LOOKS))
 
 
@@ -108,6 +112,13 @@ class Loop:
         for body in bodies:
             self.metrics.update(body.metrics)
         return bodies
+
+
+def holds(op: str, loop: Loop, frame: Frame) -> bool | None:
+    """Return whether the condition of a loop holds by the values of a frame; None where the loop has none. op: `when`
+    or `stop`."""
+    asked = next((node for node in loop.node.region.nodes if node.op == op), None)
+    return None if asked is None else bool(len(loop.host.choose_rows(asked, frame)))
 
 
 def runs_in_every_step(node: Node, step: Step) -> bool:

@@ -10,7 +10,6 @@ first one.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +80,10 @@ class RowReader(Protocol):
 
     def fetch_texts(self, table: Any) -> list[RowTexts]:
         """Return what a person reads of the rows of a table."""
+        ...
+
+    def values_and_texts(self, values: Sequence[Any], table: Any) -> tuple[list[Any], list[RowTexts]]:
+        """Return both, read together."""
         ...
 
 
@@ -248,13 +251,26 @@ def quantiles(values: Any) -> list[float]:
     return [round(float(number), 6) for number in np.quantile(numbers, QUANTILES)] if len(numbers) else []
 
 
+FEW = 4
+"""Texts of all rows are read with their scores where there are at most so many times those that are shown."""
+
+
 def _rows_of(table: SampledTable, frame: Frame, most: int, read: RowReader) -> tuple[list[Sample], dict[str, Any]]:
     named = {name: value for name, value in table.scores if value in frame.values}
-    ids, *numbers = read.fetch_values([frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())])
+    wanted = [frame.rows[table.axis].ids, *(frame.values[value] for value in named.values())]
+    count, texts = frame.row_count(table.axis), list[RowTexts]()
+    if count <= FEW * most:
+        # What is sent in vain costs less than to ask twice.
+        (ids, *numbers), texts = read.values_and_texts(wanted, frame.values[table.value])
+    else:
+        ids, *numbers = read.fetch_values(wanted)
     scores = dict(zip(named, numbers, strict=True))
     reward = None if table.reward not in scores else scores[table.reward].tolist()
     places = choose_shown_rows(ids, reward, most)
-    rows = read.fetch_texts(_picked(table, frame, np.array(places, dtype=np.int64)))
+    if texts:
+        rows = [texts[place] for place in places]
+    else:
+        rows = read.fetch_texts(_picked(table, frame, np.array(places, dtype=np.int64)))
     samples = []
     for place, row in zip(places, rows, strict=True):
         given = {name: float(values[place]) for name, values in scores.items()}
@@ -312,12 +328,11 @@ def choose_shown_rows(ids: Sequence[RowId], reward: Sequence[float] | None, most
         ranked = ranking(reward)
         share = max(1, most // 4)
         kept = dict.fromkeys([*ranked[:share], *ranked[::-1][:share]][:most])
-    marks: dict[tuple[Any, ...], bytes] = {}
-    for row in ids:
-        prompt = (row[0], row[2])
-        if prompt not in marks:
-            marks[prompt] = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
-    for place in sorted(range(count), key=lambda place: (marks[ids[place][0], ids[place][2]], place)):
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, row in enumerate(ids):
+        groups.setdefault((row[0], row[2]), []).append(place)
+    marks = {prompt: hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest() for prompt in groups}
+    for place in (place for prompt in sorted(groups, key=marks.__getitem__) for place in groups[prompt]):
         if len(kept) >= most:
             break
         kept[place] = None
@@ -327,8 +342,7 @@ def choose_shown_rows(ids: Sequence[RowId], reward: Sequence[float] | None, most
 def ranking(reward: Sequence[float | None]) -> list[int]:
     """Return the places of rewards, the best first; what is no number comes last. Equal ones stay in order."""
 
-    def reward_at(place: int) -> float:
-        number = reward[place]
-        return -math.inf if number is None or math.isnan(number) else number
-
-    return sorted(range(len(reward)), key=reward_at, reverse=True)
+    # An array of numbers and None has None as NaN.
+    numbers = np.asarray(reward, dtype=np.float64)
+    order: list[int] = np.argsort(-np.where(np.isnan(numbers), -np.inf, numbers), kind="stable").tolist()
+    return order

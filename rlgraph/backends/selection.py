@@ -43,5 +43,9 @@ def _picked(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     return NodeOutput({node.name: picked.values[node.inputs[0]]})
 
 
-_SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], NodeOutput]] = {"keep": _kept, "pick": _picked}
+_SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], NodeOutput]] = {
+    "keep": _kept,
+    "resample": _kept,
+    "pick": _picked,
+}
 """How each operation selects, by its name."""

@@ -44,6 +44,11 @@ class TimelineWatcher(Protocol):
 class Observer(TimelineWatcher, Protocol):
     """An observer of a run. Pools are named where there are several."""
 
+    @property
+    def draws_timeline(self) -> bool:
+        """Whether it wants `add_span` and `add_flow` of every process: there may be thousands in a step."""
+        ...
+
     def report_progress(self, what: str) -> None:
         """Tell what the run does now, or how far it is."""
         ...
@@ -65,6 +70,11 @@ class Observer(TimelineWatcher, Protocol):
         it has generated. It comes from any thread, every so often, and not from every engine."""
         ...
 
+    def processes_worked(self, node: Node, pool: str, received_bytes: int, peaks: Mapping[str, int]) -> None:
+        """Processes have done their part of a node's work. received_bytes: of rows that others sent them; `peaks`: the
+        most memory that each has used since it began."""
+        ...
+
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
@@ -76,6 +86,8 @@ class Observer(TimelineWatcher, Protocol):
 class SilentObserver:
     """An observer that does nothing."""
 
+    draws_timeline = True
+
     def report_progress(self, what: str) -> None: ...
 
     def show_note(self, text: str) -> None: ...
@@ -85,6 +97,8 @@ class SilentObserver:
     def node_done(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
 
     def node_progress(self, node: Node, done: int, total: int, unit: str, tokens: int, pool: str = "") -> None: ...
+
+    def processes_worked(self, node: Node, pool: str, received_bytes: int, peaks: Mapping[str, int]) -> None: ...
 
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -232,6 +246,11 @@ class StepRunner:
         for value in node.outputs:
             if is_model(value.type):
                 self.trace_notes.note_weights_changed(frame.step, value.type.name)
+
+    def note_unchanged(self, model: str, step: Step) -> None:
+        """Note that a model stays as it is where a step might have changed it. The step makes a version all the same:
+        which step makes which is read off the program."""
+        self.trace_notes.note_weights_changed(step, model, times=0)
 
     def report_progress(self, text: str) -> None:
         """Tell the observer how far the run is."""

@@ -13,7 +13,8 @@ A row is its identity: the data, the pass, the row, the sample. `versions` has f
 of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice is
 listed twice, by the weights that the body of the `train` is given. `recent` drops what a `collect` has carried over
 until it was too old. Samples that `first=` gives up never were rows.
-`changed` are the models that have new weights after the step, with how often they were updated in it. `ended` is there
+`changed` are the models that have a new version after the step, with how often they were updated in it: 0 where an
+`if` left that out, and the version has the weights of the one before. `ended` is there
 where a `collect` takes batches as they end: those whose end it saw in this step, one after the other, each by the data,
 the step that began it and its number there. A note of such a batch says so, `"batch": [2, 1]`; it may be in the trace
 of a later step than the one that began it.
@@ -82,10 +83,10 @@ class TraceNotes:
         with self._lock:
             self._notes += notes
 
-    def note_weights_changed(self, step: Step, model: str) -> None:
-        """Note that a model has new weights."""
+    def note_weights_changed(self, step: Step, model: str, times: int = 1) -> None:
+        """Note that a model has a new version: of new weights, or with times=0 of the same."""
         with self._lock:
-            self._changed[step.number, model] += 1
+            self._changed[step.number, model] += times
 
     def note_batches_ended(self, step: Step, data: str, batches: Iterable[Ended]) -> None:
         """Note the batches of a `collect` that takes them as they end, in the order in which they ended; [] counts,

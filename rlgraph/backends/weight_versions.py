@@ -110,11 +110,13 @@ class PastWeights:
     def copy_before_change(self, step: Step, state: Callable[[], State]) -> None:
         """Copy the weights, if needed, before a step changes them."""
         if self.changed < step.number:
-            self.changed = step.number
+            before, self.changed = self.changed, step.number
             if self.versions.reads_past_versions(self.model):
-                version, copied = self.versions.version_after(self.model, step.number - 1), state()
+                # Steps in between that might have changed them, and did not, made versions of the same weights.
+                first = self.versions.version_after(self.model, before)
+                versions, copied = range(first, self.versions.version_after(self.model, step.number - 1) + 1), state()
                 with self._lock:
-                    self._past[version] = copied
+                    self._past |= dict.fromkeys(versions, copied)
 
     def get(self, version: int) -> State | None:
         """Return the weights of a version; None: these are the present ones."""

@@ -19,6 +19,7 @@ from rlgraph.cli import (
     compiling,
     doctor,
     explain,
+    exporting,
     lengths,
     listing,
     new,
@@ -28,6 +29,7 @@ from rlgraph.cli import (
     samples,
     simulating,
     tracing,
+    tracking,
     watching,
 )
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
@@ -39,6 +41,7 @@ __all__ = [
     "compiling",
     "doctor",
     "explain",
+    "exporting",
     "lengths",
     "listing",
     "main",
@@ -50,6 +53,7 @@ __all__ = [
     "simulating",
     "run_command",
     "tracing",
+    "tracking",
     "watching",
 ]
 

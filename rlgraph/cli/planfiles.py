@@ -1,47 +1,87 @@
-"""`rlgraph diff`, which compares two plan files."""
+"""`rlgraph diff`, which compares two plans."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
-from rlgraph.cli.diagnostics import Format, echo_text
+from rlgraph.cli.base import FINE, WRONG, devices_option, message_format, reporting_errors, rlgraph
+from rlgraph.cli.diagnostics import Format, show_diagnostics, wants_colours
 from rlgraph.runs.jsonlines import print_record
+
+if TYPE_CHECKING:
+    from rlgraph.passes.compilation.plan_file import PlanFile
 
 
 @rlgraph.command()
-@click.argument("before", metavar="A.json")
-@click.argument("after", metavar="B.json")
+@click.argument("files", nargs=-1, required=True, metavar="[PROGRAM] A B")
+@click.option(
+    "--cluster",
+    metavar="TEXT",
+    help="Of programs and schedules: search for the best plan of both on NODESxDEVICES:NAME, or a .toml file.",
+)
+@devices_option
 @message_format
-def diff(before: str, after: str, form: Format) -> int:
-    """Say what differs between two plan files: where work runs, how it is held, what is expected, and the graph.
+def diff(files: tuple[str, ...], cluster: str | None, devices: int, form: Format) -> int:
+    """Say what changes from A to B: what moves, how it is split, what a step takes, and the graph.
 
-    Exit code 0 if nothing does, 1 if something does or one of them is wrong.
+    A and B are plan files (.json), programs (.rlf) or schedules (.rls), these of PROGRAM or of the program beside
+    them.
+
+    Exit code 0 if nothing changes, 1 if something does or one of them is wrong.
     """
     from rlgraph.runs.planfiles.diff import differences, graph_difference
-    from rlgraph.runs.planfiles.file import open_plan_file, read_plan_file
 
+    program = Path(files[0]) if len(files) == 3 else None
+    if len(files) not in (2, 3) or program is not None and not all(file.endswith(".rls") for file in files[1:]):
+        raise click.UsageError("diff takes two files, or a program and two schedules (.rls) of it")
+    plans = [file for file in files if file.endswith(".json")]
+    if plans and (cluster is not None or devices != 1):
+        option = "--devices" if cluster is None else "--cluster"
+        raise click.UsageError(f"`{option}` does not go with a plan file: its plan is fixed")
     with reporting_errors(form):
-        files = [read_plan_file(open_plan_file(path)) for path in (before, after)]
-    differing, graph = differences(*files), graph_difference(*files)
-    if form == "json":
-        for difference in differing:
-            print_record(
-                {
-                    "type": "difference",
-                    "section": difference.section,
-                    "name": difference.name,
-                    "before": difference.before,
-                    "after": difference.after,
-                }
-            )
-        if graph:
-            print_record({"type": "difference", "section": "graph", "diff": graph})
-    else:
-        for section in dict.fromkeys(difference.section for difference in differing):
-            echo_text(
-                "\n".join([section, *(f"  {difference}" for difference in differing if difference.section == section)])
-            )
-        if graph:
-            echo_text("\n".join(["graph", *(f"  {line}" for line in graph)]))
+        before, after = (_open(file, program, cluster, devices, form) for file in files[-2:])
+        if form == "human":
+            from rlgraph.explain.shown_changes import shown_changes
+
+            coloured = wants_colours(sys.stdout)
+            text = shown_changes(before, after, colours=coloured)
+            if text:
+                click.echo(text, color=coloured)
+            return WRONG if text else FINE
+        differing, graph = differences(before, after), graph_difference(before, after)
+    for difference in differing:
+        print_record(
+            {
+                "type": "difference",
+                "section": difference.section,
+                "name": difference.name,
+                "before": difference.before,
+                "after": difference.after,
+            }
+        )
+    if graph:
+        print_record({"type": "difference", "section": "graph", "diff": graph})
     return WRONG if differing or graph else FINE
+
+
+def _open(file: str, program: Path | None, cluster: str | None, devices: int, form: Format) -> PlanFile:
+    """Return the plan in a file, or of a program or a schedule. Raise ProgramError."""
+    from rlgraph.api import compile
+    from rlgraph.passes.compilation.read_program import open_program_file
+    from rlgraph.passes.compilation.schedule_files import program_beside
+    from rlgraph.runs.planfiles.file import open_plan_file, plan_file_of, read_plan_file
+
+    if file.endswith(".json"):
+        return read_plan_file(open_plan_file(file))
+    if file.endswith(".rls"):
+        compiled = compile(
+            program or program_beside(open_program_file(file)), schedule=Path(file), cluster=cluster, devices=devices
+        )
+    else:
+        compiled = compile(Path(file), cluster=cluster, devices=devices)
+    show_diagnostics(compiled.diagnostics, form)
+    return plan_file_of(compiled, Path())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import chdir, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,17 @@ from rlgraph.cli.base import (
     rlgraph,
 )
 from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
+from rlgraph.cli.option_groups import GroupedCommand
+from rlgraph.cli.run_files import is_on_command_line, with_run_file
+from rlgraph.cli.sweeping import refuse_with_sweep, run_sweep
 from rlgraph.runs.jsonlines import print_record
 from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions, backend_spec
+from rlgraph.runs.trackers.known import TRACKERS
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.folder import RunFolder
+    from rlgraph.runs.sweeps.points import SweptName
 
 _ADVICE = ". Compile the program again, with `{}` and `--emit plan`"
 """What to do where an option does not go with a plan file."""
@@ -78,15 +84,50 @@ show_samples_option = click.option(
     metavar="N",
     help="Show so many rows of a step every so often, the best and the worst, with their rewards.",
 )
+track_option = click.option(
+    "--track",
+    type=click.Choice([*TRACKERS]),
+    multiple=True,
+    help="Send configuration, metrics, samples and pictures there while it goes on.",
+)
+track_model_option = click.option(
+    "--track-model", is_flag=True, help="With --track: the trained models, too, as artifacts."
+)
 changed_option = click.option(
     "--changed", is_flag=True, help="The program, or files that it takes, may be others than were saved."
 )
 
 
-@rlgraph.command()
+_GROUPS = {
+    "What is run": ("set", "data", "reward", "steps", "seed", "sweep", "on-nonfinite", "replay", "resume", "changed"),
+    "Where it runs": (
+        *("backend", "address", "devices", "device", "threads", "token-budget", "block"),
+        *("timeout", "max-restarts", "debug"),
+    ),
+    "What is saved": ("out", "overwrite", "save-every", "keep", "keep-best", "keep-samples", "record"),
+    "What is shown": ("show-samples", "compare", "trace", "message-format", "help"),
+}
+"""The options of `rlgraph run` as its help groups them."""
+
+
+@rlgraph.command(cls=GroupedCommand, groups=_GROUPS)
 @click.argument("file", metavar="FILE")
 @click.argument("schedule", required=False, type=click.Path(path_type=Path), metavar="[SCHEDULE]")
 @add_set_options
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="NAME=V1,V2,...",
+    help="A run for every one of these values, as `--set` has them, and of several names for every combination; "
+    "`seed=0,1,2` are seeds. What is finished is not run again.",
+)
+@click.option(
+    "--compare",
+    "compared",
+    multiple=True,
+    metavar="METRIC",
+    help="With --sweep: what the table at its end shows; kl:min where the lowest is best.  [default: the first three]",
+)
 @click.option(
     "--backend",
     type=click.Choice([*BACKENDS]),
@@ -108,7 +149,8 @@ changed_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A folder, new or empty, for metrics and trained models.  [default: runs/NAME-1, -2, ...]",
+    help="A folder, new or empty, for metrics and trained models; with --sweep the folder around those of its runs.  "
+    "[default: runs/NAME-1, -2, ...; runs/NAME-sweep]",
 )
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
 @click.option("--device", metavar="NAME", help="Of the models: cpu, cuda, cuda:1.  [default: a GPU if there is one]")
@@ -147,6 +189,8 @@ changed_option = click.option(
 @keep_best_option
 @keep_samples_option
 @show_samples_option
+@track_option
+@track_model_option
 @restarts_option
 @verify_option
 @click.option(
@@ -162,22 +206,39 @@ changed_option = click.option(
 def run(
     context: click.Context,
     /,
+    **given: Any,
+) -> int:
+    """Train: run a program here, or on Ray as a schedule (.rls) or a plan file (.json) says.
+
+    FILE may be a run file (.toml), which has all of this in it; options win over it. Writes DIR/metrics.jsonl,
+    DIR/models/NAME for each trained model, and notes on how it was run: DIR/run.toml repeats it. Ctrl-C ends the run
+    and saves the models; a second one ends it at once.
+    """
+    if not given["file"].endswith(".toml"):
+        return _run(context, **given)
+    with reporting_errors(given["form"]):
+        given, folder = with_run_file(context, given)
+    if folder.resolve() != Path.cwd().resolve():
+        echo_text(f"paths of the run file begin in {folder}", err=True)
+    with chdir(folder):
+        return _run(context, **given)
+
+
+def _run(
+    context: click.Context,
     file: str,
-    schedule: Path | None,
+    schedule: Path | str | None,
     settings: tuple[str, ...],
     data: tuple[str, ...],
     rewards: tuple[str, ...],
+    sweep: tuple[str | SweptName, ...],
+    compared: tuple[str, ...],
     devices: int,
     out: Path | None,
     overwrite: bool,
     form: Format,
     **given: Any,
 ) -> int:
-    """Train: run a program here, or on Ray as a schedule (.rls) or a plan file (.json) says.
-
-    Writes DIR/metrics.jsonl, DIR/models/NAME for each trained model, and notes on how it was run. Ctrl-C ends
-    the run and saves the models; a second one ends it at once.
-    """
     from rlgraph.runs.folder import RunFolder
 
     # What is left are the fields of `RunOptions`.
@@ -186,8 +247,12 @@ def run(
     options = RunOptions(**given)
     if options.resume is None and options.changed:
         raise click.UsageError("`--changed` goes with `--resume`")
+    if compared and not sweep:
+        raise click.UsageError("`--compare` goes with `--sweep`")
+    if sweep:
+        refuse_with_sweep(options)
     if options.resume is not None:
-        conflicting = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _was_given(context, name)]
+        conflicting = [f"`--{name}`" for name in ("out", "overwrite", "seed") if is_on_command_line(context, name)]
         if conflicting:
             raise click.UsageError(
                 f"{conflicting[0]} does not go with `--resume`: a run goes on in its folder, with its seed"
@@ -197,7 +262,14 @@ def run(
     with reporting_errors(form):
         options.check_backend()
         changed = parse_settings(settings, file, data, rewards)
-        compiled = compile_or_load(file, changed, schedule, advice=_ADVICE, devices=devices)
+
+        def compiled_with(settings: Mapping[str, str]) -> Compiled:
+            return compile_or_load(file, dict(settings), schedule, advice=_ADVICE, devices=devices)
+
+        if sweep:
+            fixed = file.endswith(".json")
+            return run_sweep(sweep, changed, compiled_with, options, out, overwrite, compared, form, fixed=fixed)
+        compiled = compiled_with(changed)
         show_diagnostics(compiled.diagnostics, form)
         if options.resume is not None:
             return _resume_run(compiled, options, form)
@@ -214,6 +286,8 @@ def run(
 @keep_best_option
 @keep_samples_option
 @show_samples_option
+@track_option
+@track_model_option
 @restarts_option
 @verify_option
 @changed_option

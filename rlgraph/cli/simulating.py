@@ -9,6 +9,7 @@ import click
 
 from rlgraph.cli.base import (
     FINE,
+    INTERRUPTED,
     add_set_options,
     add_target_options,
     compile_or_load,
@@ -116,4 +117,7 @@ def simulate(
         for path in (trace, svg):
             if path:
                 echo_text(f"wrote {path}", err=True)
-    return FINE
+    if simulation.interrupted:
+        echo_text(f"interrupted: {simulation.steps} of {steps} steps were simulated", err=True)
+    # A script that hears of Ctrl-C too need not take a part of the steps for all of them.
+    return INTERRUPTED if simulation.interrupted else FINE

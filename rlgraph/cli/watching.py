@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 def watch(runs: tuple[Path, ...], export: Path | None, port: int | None, opens: bool, form: Format) -> int:
     """Show runs on a page, while they go on or afterwards: curves, samples, rewards, seconds, events.
 
-    RUN is a run's folder; several are shown side by side. The page is served on this machine alone, and its address
-    has a token. Ctrl-C ends it.
+    RUN is a run's folder, or that of a sweep; several runs are shown side by side. The page is served on this machine
+    alone, and its address has a token. Ctrl-C ends it.
     """
-    from rlgraph.runs.watching.run_reader import RunReader
+    from rlgraph.runs.watching.run_reader import RunReader, runs_of
 
     with reporting_errors(form):
-        readers = [RunReader(run) for run in dict.fromkeys(runs)]
+        readers = [RunReader(run) for run in dict.fromkeys(run for path in runs for run in runs_of(path))]
         if export is not None:
             return _export(readers, export, form)
         return _serve(readers, port, opens, form)

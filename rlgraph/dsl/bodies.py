@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlgraph.dsl import tree
+from rlgraph.dsl.conditions import emit_if, emit_stop
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.loops import assigned_names, emit_collect, emit_minibatch, emit_on_steps, emit_train
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import InvalidName, StatementError
-from rlgraph.dsl.statements import emit_assign, emit_keep, emit_minimize, emit_push, emit_store, emit_update
+from rlgraph.dsl.selecting import emit_keep, emit_resample
+from rlgraph.dsl.statements import emit_assign, emit_minimize, emit_push, emit_store, emit_update
 
 
 def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
     """Write the nodes of a body into the current block."""
     context.block.later = dict(assigned_names(body))
-    for statement in body:
+    for at, statement in enumerate(body):
         try:
+            if isinstance(statement, tree.Stop):
+                emit_stop(context, statement, body[at + 1 :])
+                return
             _statement(context, statement)
         except RecursionError:
             context.report(
@@ -39,7 +44,9 @@ def _forget(context: Context, statement: tree.Stmt) -> None:
 
 
 def _statement(context: Context, statement: tree.Stmt) -> None:
-    if context.block.training and isinstance(statement, (tree.Store, tree.Keep, tree.Push, tree.Update)):
+    if context.block.training and isinstance(
+        statement, (tree.Store, tree.Keep, tree.Resample, tree.Push, tree.Update, tree.If)
+    ):
         raise context.statement_error(
             "E0505",
             "this cannot stand in a `train` body",
@@ -57,6 +64,8 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
             emit_report(context, statement)
         case tree.Keep():
             emit_keep(context, statement)
+        case tree.Resample():
+            emit_resample(context, statement)
         case tree.Push():
             emit_push(context, statement)
         case tree.Update():
@@ -69,5 +78,7 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
             emit_collect(context, statement)
         case tree.OnSteps():
             emit_on_steps(context, statement)
+        case tree.If():
+            emit_if(context, statement)
         case tree.Return():
             raise context.statement_error("E0505", "`return` ends a `def`", statement.span)

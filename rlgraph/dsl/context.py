@@ -35,6 +35,20 @@ class Block:
     """Whether this is a loop's body, whose reports are about all the rows of the loop."""
     sliced: bool = False
     """Whether the body sees a slice of the rows."""
+    slices: bool = False
+    """Whether this is the body of a `minibatch` itself."""
+    scope_before: Mapping[str, Meaning] = field(default_factory=dict)
+    """What names mean at the beginning of the body."""
+    kept: set[str] = field(default_factory=set)
+    """The axes that a `keep` in a slice has left."""
+    whole_again: dict[str, Meaning] = field(default_factory=dict)
+    """What such a `keep` made of names that have all their rows again after the loop."""
+    collects: bool = False
+    """Whether this is the body of a `collect` itself."""
+    conditional: bool = False
+    """Whether the body runs only where a condition holds."""
+    stops: Span | None = None
+    """The `stop` that may end the loop whose body this is."""
     later: dict[str, Span] = field(default_factory=dict)
     """Names that are assigned further down, for a better message."""
     minimized: list[tuple[Expr, Span]] = field(default_factory=list)

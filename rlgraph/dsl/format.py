@@ -110,7 +110,7 @@ def _mark(row: FormattedLine, tokens: list[Token], at: int, depth: int) -> None:
         return
     if at == 1 and first in (*words.DECLARING, "pool"):
         row.word, row.word_blanks = str(first), _blanks(tokens, at)
-    begins_with_name = first.type == "NAME" or first in (*words.DECLARING, "pool")
+    begins_with_name = first.type == "NAME" or first in (*words.DECLARING, *words.SOFT)
     if (begins_with_name and token in ("=", ":=")) or (first == "place" and token == "on" and tokens[at - 1] != "."):
         row.kind, row.meant, row.split = str(token).lstrip(":"), _blanks(tokens, at), len(row.head)
 
@@ -143,8 +143,9 @@ def _ends_operand(tokens: list[Token], at: int) -> bool:
 
 
 def _is_function(tokens: list[Token], at: int) -> bool:
-    """Return whether this is the `where` of `where(condition, a, b)`, not that of `keep T where condition`."""
-    return tokens[at] == "where" and not (tokens[0] == "keep" and at == 2)
+    """Return whether this is the `where` of `where(condition, a, b)`, not that of `keep T where condition` or `stop
+    where condition`."""
+    return tokens[at] == "where" and (tokens[0], at) not in (("keep", 2), ("stop", 1))
 
 
 def _spelled(token: Token) -> str:

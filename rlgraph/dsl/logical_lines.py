@@ -308,6 +308,8 @@ def _is_header(line: LogicalLine) -> bool:
 
 def _lacks_colon(line: LogicalLine) -> bool:
     """Return whether a block may have been meant: then the parser asks for the `:`."""
+    if line.tokens[0] in words.SOFT and line.tokens[1:2] in (["="], [":="]):
+        return False  # It is a name.
     return line.tokens[0] in words.HEADERS and (line.tokens[0] != "schedule" or len(line.tokens) == 1)
 
 

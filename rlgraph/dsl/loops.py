@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
+from rlgraph.dsl.exports import LoopExporter
 from rlgraph.dsl.names import axis_named, model_named, names_used
 from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_state_value, unique_name
 from rlgraph.dsl.reports import emit_report
@@ -13,13 +14,10 @@ from rlgraph.dsl.scope import (
     ExternalName,
     InvalidName,
     Meaning,
-    NamedValues,
-    OptionalValue,
     StatementError,
     TableValue,
     UnavailableName,
     describe_meaning,
-    map_refs,
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
@@ -28,16 +26,11 @@ from rlgraph.ir.graph import (
     Constant,
     External,
     Graph,
-    Let,
     Node,
-    Ref,
     Value,
     captured_names,
-    substitute,
-    tensor_node,
-    used_names,
 )
-from rlgraph.ir.types import Axis, StateHandle, Table, Tensor, axis_of
+from rlgraph.ir.types import Axis, StateHandle, Table
 
 
 def emit_train(context: Context, statement: tree.Train) -> None:
@@ -80,7 +73,7 @@ def emit_train(context: Context, statement: tree.Train) -> None:
             raise StatementError
         loss.append(materialize(context, context.block.minimized[0][0], f"{model.name}.loss"))
 
-    _region(
+    write_region(
         context,
         "train",
         [model.name],
@@ -111,10 +104,10 @@ def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
         context, STATEMENTS["minibatch"], statement.options, statement.span, context.block.scope
     )
     options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
-    _region(
+    write_region(
         context,
         "minibatch",
-        _names_written(context, statement.body),
+        names_written(context, statement.body),
         lambda: context.emit_body(statement.body),
         options,
         statement.span,
@@ -126,7 +119,7 @@ def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
 def emit_collect(context: Context, statement: tree.Collect) -> None:
     """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
-    if context.block.training or context.block.sliced:
+    if context.block.training or context.block.sliced or context.block.conditional:
         raise context.statement_error(
             "E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step"
         )
@@ -150,10 +143,11 @@ def emit_collect(context: Context, statement: tree.Collect) -> None:
     writes = [
         name,
         f"{name}.surplus",
-        *(written for written in _names_written(context, statement.body) if written != name),
+        *(written for written in names_written(context, statement.body) if written != name),
     ]
 
     def emit_collect_body() -> None:
+        context.block.collects = True
         emit_data_read(context, name)
         context.emit_body(statement.body)
         table = context.block.scope[name]
@@ -163,7 +157,7 @@ def emit_collect(context: Context, statement: tree.Collect) -> None:
         if attrs.get("rest") == "longest":
             _by_length(context, statement, table.type.axis)
 
-    _region(context, "collect", writes, emit_collect_body, attrs, statement.span, defers=True)
+    write_region(context, "collect", writes, emit_collect_body, attrs, statement.span, defers=True)
 
 
 def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
@@ -232,9 +226,9 @@ def emit_on_steps(context: Context, statement: tree.OnSteps) -> None:
             emit_data_read(context, name)
         context.emit_body(statement.body)
 
-    writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
+    writes = [*unread, *(name for name in names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
-    _region(context, word, writes, emit_on_steps_body, {"steps": count}, statement.span, export=False)
+    write_region(context, word, writes, emit_on_steps_body, {"steps": count}, statement.span, export=False)
     for name in {name for name, _ in assigned_names(statement.body)} - set(outer):
         context.block.scope[name] = UnavailableName(
             f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span
@@ -262,7 +256,7 @@ def _data_columns(context: Context, outside: External) -> tuple[str, ...] | None
     return None if columns is None else tuple(columns)
 
 
-def _region(
+def write_region(
     context: Context,
     op: str,
     writes: Sequence[str],
@@ -274,13 +268,23 @@ def _region(
     defers: bool = False,
     sliced: bool = False,
     export: bool = True,
+    conditional: bool = False,
     loss: list[str] | None = None,
-) -> None:
-    """Check a body in its own block and write it as the region of one node."""
+) -> dict[str, Meaning]:
+    """Check a body in its own block and write it as the region of one node. Return what names mean at its end."""
     outer, columns = context.block, dict(context.phase.columns)
     region_inputs = tuple(next_state_value(context, name, outer.versions[name].type) for name in writes)
     versions = {**outer.versions, **dict(zip(writes, region_inputs, strict=True))}
-    inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
+    inner = Block(
+        dict(outer.scope),
+        versions,
+        training=training,
+        defers=defers,
+        sliced=sliced or outer.sliced,
+        slices=sliced,
+        scope_before=dict(outer.scope),
+        conditional=conditional or outer.conditional,
+    )
     context.block = inner
     try:
         body()
@@ -290,8 +294,10 @@ def _region(
     outer.scope.update(dict.fromkeys(new_words, InvalidName()))
     leading_outputs = loss or [inner.versions[name].name for name in writes]
     exports: dict[str, Value] = {}
-    exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
+    exporter = LoopExporter(context, inner, {value.name for value in region_inputs}, exports)
     for word, meaning in inner.scope.items():
+        if word in outer.scope and inner.whole_again.get(word) is meaning:
+            continue
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
             outer.scope[word] = exporter.export_meaning(word, meaning, span)
     copy_column_sources(context, exports)
@@ -306,9 +312,10 @@ def _region(
         emit_node(context, node)
     for deferred in inner.reports:
         emit_report(context, deferred)
+    return inner.scope
 
 
-def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
+def names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     """Return the things living across steps that a body changes, in the order of their declaration."""
     changed = set(_names_changed(body))
     for statement in tree.all_statements(body):
@@ -325,61 +332,6 @@ def _data_names(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
         for name, kind in context.block.versions.items()
         if name in named and isinstance(kind.type, StateHandle) and kind.type.kind == "cursor"
     ]
-
-
-class _Exporter:
-    """Gives the names of a loop's body their meaning after the loop.
-
-    Values with rows are exported. A single number is computed again from the exported rows, so that it is about all the
-    rows of the last pass and not about the last slice.
-    """
-
-    def __init__(self, context: Context, inner: Block, region_inputs: set[str], exports: dict[str, Value]) -> None:
-        self.context, self.exports = context, exports
-        self.region_inputs = region_inputs
-        self.makers = {value.name: node for node in inner.nodes for value in node.outputs}
-        self.nodes: list[Node] = []
-        self.cloned: dict[str, Ref] = {}
-
-    def export_meaning(self, word: str, meaning: Meaning, span: Span) -> Meaning:
-        if isinstance(meaning, TableValue) and meaning.name in self.makers:
-            value = self.export_value(meaning.name, meaning.type)
-            return TableValue(value.name, meaning.type)
-        if not isinstance(meaning, (Ref, OptionalValue, NamedValues)):
-            return meaning
-        try:
-            return map_refs(meaning, self.export_ref)
-        except LookupError:
-            return UnavailableName(f"`{word}` has a value in each turn of the loop, and none after it", span)
-
-    def export_ref(self, ref: Ref) -> Ref:
-        """Return the value after the loop. Raises LookupError if it has none."""
-        if ref.name in self.region_inputs:
-            raise LookupError(ref.name)
-        if ref.name not in self.makers:
-            return ref
-        if axis_of(ref.type) is not None:
-            return Ref(self.export_value(ref.name, ref.type).name, ref.type, ref.span)
-        if ref.name not in self.cloned:
-            node = self.makers[ref.name]
-            if not node.body:
-                raise LookupError(ref.name)
-            self.cloned[ref.name] = self.recompute_number(node, ref)
-        return self.cloned[ref.name]
-
-    def recompute_number(self, node: Node, ref: Ref) -> Ref:
-        """Return a number that is computed again from exported rows."""
-        expr = next(let.expr for let in node.body if let.name == ref.name)
-        # In the order in which they stand: a program is the same graph in every process.
-        expr = substitute(expr, {name: self.export_ref(Ref(name, kind)) for name, kind in used_names(expr).items()})
-        name = unique_name(self.context, ref.name)
-        self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
-        return Ref(name, ref.type, ref.span)
-
-    def export_value(self, name: str, kind: Tensor | Table) -> Value:
-        if name not in self.exports:
-            self.exports[name] = Value(unique_name(self.context, name), kind)
-        return self.exports[name]
 
 
 def assigned_names(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:

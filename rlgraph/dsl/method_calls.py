@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
+from rlgraph.dsl.outside_signatures import ENV_COLUMNS
 from rlgraph.dsl.reports import emit_report
-from rlgraph.dsl.rows import emit_buffer_sample
+from rlgraph.dsl.rows import emit_buffer_sample, option_names
 from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe_meaning
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
@@ -121,6 +124,23 @@ def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: 
     emit_report(context, tree.Report(tuple(items), expr.span))
 
 
+def _environment_columns(context: Context, expr: tree.Call, kind: Table) -> tuple[tuple[str, Tensor], ...]:
+    """Return the columns that episodes of an environment have besides, and the numbers that it returns for each."""
+    env = context.evaluate(expr.args[0])
+    assert isinstance(env, ExternalName)
+    record = env.outside.record
+    if record.name not in ENV_COLUMNS:
+        return ()
+    columns = tuple((name, Tensor(dtype, kind.axis)) for name, dtype in ENV_COLUMNS[record.name])
+    known = {*kind.column_types(), *dict(columns)}
+    for name in option_names(record.option("returns"))[1:]:
+        if name in known:
+            message = f"`{env.outside.name}` returns `{name}`, which episodes have already"
+            raise context.statement_error("E0858", message, expr.args[0].span, "give it another name in `returns`")
+        columns = (*columns, (name, Tensor("float", kind.axis)))
+    return columns
+
+
 def _generate_call(
     context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> TableValue:
@@ -184,6 +204,8 @@ def _generate_call(
     turn = new_inner_axis(context, "turn", label, row) if called.environment else None
     staleness = Staleness() if model.frozen else context.phase.staleness
     kind = Table(row, token, turn, True, staleness.span != "row", temperature, data)
+    if called.environment:
+        kind = replace(kind, extra=_environment_columns(context, expr, kind))
     attrs = {**options, "key": label}
     if isinstance(attrs.get("stop"), str):
         attrs["stop"] = (attrs["stop"],)

@@ -5,8 +5,11 @@ The checker, the language reference and the suggestions in diagnostics all read 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlgraph.dsl.signatures import Signature, signature_table
 from rlgraph.ir.attributes import REQUIRED, Attribute
+from rlgraph.ir.types import DType
 from rlgraph.ops.records import UNITS
 
 OVERLONG = ("error", "drop", "cut")
@@ -97,6 +100,7 @@ DATA["mix"] = Signature(
     of_its_kind=True,
 )
 
+BRANCHES = ("refuse", "skip")
 OUTCOMES = ("stop", "skip")
 _RESULTS = (
     Attribute(
@@ -171,7 +175,32 @@ ENVS = signature_table(
         "Functions, each `file.py:function`, that the model calls in its answers until one has no call.",
         repeats=True,
     ),
+    Signature(
+        "agent",
+        (Attribute("function", "text"),),
+        (
+            Attribute("timeout", "float", None, 0.0, None, "seconds for an episode, without those of the model"),
+            Attribute("workers", "int", None, 1, 256, "processes that play episodes beside each other"),
+            Attribute("failed", "float", None, doc="the reward of an episode in which it fails"),
+            Attribute(
+                "branches",
+                "word",
+                None,
+                doc="a request that does not go on from the last one: `refuse` it, or answer it and `skip` it in "
+                "training",
+                names=lambda: BRANCHES,
+            ),
+            _NAMED[0],
+        ),
+        "`file.py:function`, which asks the model itself, as a client of OpenAI's API.",
+        open=True,
+    ),
 )
+
+ENV_COLUMNS: Mapping[str, tuple[tuple[str, DType], ...]] = {
+    "agent": (("requests", "int"), ("refused", "int"), ("died", "bool"), ("stalled", "bool")),
+}
+"""The columns that episodes of a kind of environment have besides, by row."""
 
 BUFFERS = signature_table(
     Signature(

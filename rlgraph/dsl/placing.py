@@ -16,7 +16,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, make_mesh
 from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
 from rlgraph.ops import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import model_operations, user_code_usage
+from rlgraph.ops.program_work import agents, model_operations, user_code_usage
 
 WAYS = ("recompute", "attention", "adapters", "gather", "sleep")
 """The options that say how models are worked with."""
@@ -32,6 +32,7 @@ class PlaceChecker(Reporter):
         self.program, self.scope = program, scope
         self.uses = model_operations(program)
         self.code = user_code_usage(program)
+        self.agents = agents(program)
         self.pools: dict[str, PoolLine] = {}
         self.invalid_pools: set[str] = set()
         """Names of pools whose declarations are wrong."""
@@ -228,6 +229,10 @@ class PlaceChecker(Reporter):
                 hint = f"place `{work.model}` on a pool of devices"
                 message = f"`{pool.name}` has cpus, on which functions run: `{work.model}` is a model"
                 self.report("E0916", message, work.span, hint, declared)
+            elif pool.cpus and work.model in self.agents:
+                hint = "leave it out: `workers=` in its declaration says how many processes it has"
+                message = f"`{work.model}` is an agent, which runs where the model is that it asks"
+                self.report("E0859", message, work.span, hint, declared)
             elif pool.devices and work.model in self.code:
                 hint = "place it on a pool of cpus, as in `pool judges = 8 cpus`, or leave it out"
                 message = f"`{pool.name}` has devices, on which models run: `{work.model}` is the user's Python"

@@ -18,6 +18,13 @@ def emit_report(context: Context, statement: tree.Report) -> None:
         context.block.reports.append(statement)
         context.used.update(name.id for name in names_in(statement))
         return
+    if context.block.sliced and context.block.conditional:
+        raise context.statement_error(
+            "E0886",
+            "a metric of a loop is about all rows that it sees, and this would be about some of its slices",
+            statement.span,
+            "keep the number in a state, `last := ...`, and report that after the loop",
+        )
     names, inputs, failed = [], [], False
     for item in statement.items:
         try:

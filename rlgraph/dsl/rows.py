@@ -55,7 +55,7 @@ def emit_function_call(
     if over != NODES["call"].attribute_named("over").default:
         attrs = (*attrs, ("over", over))
     label, axis = unique_name(context, hint or func.name), table.type.axis
-    numbers, texts = (_names(func.record.option(option)) for option in ("returns", "texts"))
+    numbers, texts = (option_names(func.record.option(option)) for option in ("returns", "texts"))
     values = [Value(label, Tensor("float", axis))]
     values += [Value(unique_name(context, f"{label}.{name}"), Tensor("float", axis)) for name in numbers[1:]]
     values += [Value(unique_name(context, f"{label}.{name}"), Tensor("text", axis)) for name in texts]
@@ -74,7 +74,7 @@ def emit_function_call(
     return NamedValues(tuple(zip((*numbers, *texts), refs, strict=True))) if numbers else refs[0]
 
 
-def _names(option: Constant) -> tuple[str, ...]:
+def option_names(option: Constant) -> tuple[str, ...]:
     """Return the names in an option that is a text or a list of texts."""
     given = option if isinstance(option, tuple) else () if option is None else (option,)
     return tuple(str(name) for name in given)

@@ -246,6 +246,12 @@ STATEMENTS = signature_table(
     Signature(
         "phase", options=(Attribute("steps", "int", REQUIRED, 1, None, "how often it runs before the next phase"),)
     ),
+    Signature(
+        "resample",
+        _options("resample", "rows"),
+        _options("resample", "replace"),
+        "Rows that are drawn with weights, as often as they are drawn.",
+    ),
     Signature("update", options=_options("update")),
     Signature("sample", _options("sample")),
     Signature(

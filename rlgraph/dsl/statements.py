@@ -7,16 +7,13 @@ from dataclasses import replace
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import state_key_column
-from rlgraph.dsl.names import AXES, keyed_state, look_up_name, model_named
+from rlgraph.dsl.names import AXES, keyed_state, model_named
 from rlgraph.dsl.nodes import (
-    copy_column_sources,
     emit_node,
     has_gradient,
     materialize,
     materialize_meaning,
-    new_axis,
     next_state_value,
-    unique_name,
 )
 from rlgraph.dsl.scope import (
     ExternalName,
@@ -25,17 +22,14 @@ from rlgraph.dsl.scope import (
     OptionalValue,
     StateName,
     TableValue,
-    UnavailableName,
     describe_meaning,
-    map_refs,
     meaning_of,
-    refs_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean
-from rlgraph.ir.graph import Apply, Const, Constant, Expr, Let, Model, Node, Ref, Value, tensor_node
-from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
+from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, tensor_node
+from rlgraph.ir.types import Tensor, axes_of
 
 
 def emit_assign(context: Context, statement: tree.Assign) -> None:
@@ -241,127 +235,3 @@ def emit_minimize(context: Context, statement: tree.Minimize) -> None:
             f"call `{model}` inside the `train` body: what is computed above it is constant there",
         )
     context.block.minimized.append((expr, statement.span))
-
-
-def emit_keep(context: Context, statement: tree.Keep) -> None:
-    """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
-    meaning = look_up_name(context, statement.table)
-    if not isinstance(meaning, TableValue):
-        raise context.statement_error(
-            "E0604",
-            f"`keep` needs a table, and this is {describe_meaning(meaning)}",
-            statement.table.span,
-            "name the table whose rows are kept: `keep prompts where ...`",
-        )
-    if context.block.sliced:
-        raise context.statement_error(
-            "E0604",
-            "`keep` cannot stand in a `minibatch`: its parts are cut already",
-            statement.span,
-            "move it above the loop",
-        )
-    mask = evaluate_number(context, statement.condition)
-    axis = meaning.type.axis
-    if mask.type.axis is None or not axis.is_within(mask.type.axis):
-        table = statement.table.id
-        shown, hint = str(mask.type), f"reduce it with `by={table}`"
-        if mask.type.axis is None:
-            shown = "a single one for all of them"
-            hint = f"compare what each row has: one of its columns, or a reduction with `by={table}`"
-        raise context.statement_error(
-            "E0307",
-            f"`keep {table}` needs a condition for each row of `{table}`, and this is {shown}",
-            statement.condition.span,
-            hint,
-        )
-    name = materialize(context, mask, "kept")
-    new_axes: dict[str, Axis] = {}
-    inputs, outputs = [name], []
-    kept_values: dict[str, Value] = {}
-    present = _rows_given(mask)
-
-    def keep_value(old: str, kind: Tensor | Table) -> Value:
-        if old not in kept_values:
-            kept_values[old] = Value(unique_name(context, old), _kept_type(context, kind, axis, new_axes))
-            inputs.append(old)
-            outputs.append(kept_values[old])
-        return kept_values[old]
-
-    def keep_ref(ref: Ref) -> Ref:
-        if not _lies_on(ref, axis):
-            return ref
-        kept = keep_value(ref.name, ref.type)
-        return Ref(kept.name, kept.type)  # type: ignore[arg-type]
-
-    for word, value in list(context.block.scope.items()):
-        if isinstance(value, (OptionalValue, NamedValues)):
-            if any(_lies_on(ref, axis) for ref in refs_of(value)):
-                context.block.scope[word] = map_refs(_without(value, present), keep_ref)
-            continue
-        if not isinstance(value, (Ref, TableValue)):
-            continue
-        chosen = context.phase.chosen.get(value.name)
-        if not _lies_on(value, axis) and not (chosen and chosen.is_within(axis)):
-            continue
-        if isinstance(value, Ref) and value.type.dtype == "row":
-            reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
-            context.block.scope[word] = UnavailableName(reason, statement.span)
-            continue
-        kept_value = keep_value(value.name, value.type)
-        context.block.scope[word] = (
-            TableValue(kept_value.name, kept_value.type)
-            if isinstance(kept_value.type, Table)
-            else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
-        )
-    attrs: tuple[tuple[str, Constant], ...] = (("axis", axis.key),)
-    emit_node(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
-    copy_column_sources(context, kept_values)
-
-
-def _rows_given(condition: Expr) -> set[str]:
-    """Return the names of columns that are true for all rows for which a condition is."""
-    if isinstance(condition, Ref):
-        return {condition.name}
-    if isinstance(condition, Apply) and condition.op in ("and", "all"):
-        return set[str]().union(*map(_rows_given, condition.args))
-    return set()
-
-
-def _without(value: OptionalValue | NamedValues, present: set[str]) -> Ref | OptionalValue | NamedValues:
-    """Return a value that is not lacking because of columns that are true for all rows that stay."""
-    if isinstance(value, NamedValues):
-        values = tuple((n, _without(v, present) if isinstance(v, OptionalValue) else v) for n, v in value.values)
-        return NamedValues(values)  # type: ignore[arg-type]
-    assert isinstance(value.expr, Ref)
-    given = tuple(ref for ref in value.given if ref.name not in present)
-    return OptionalValue(value.expr, given) if given else value.expr
-
-
-def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:
-    """Return the type on the axes that `keep` leaves."""
-
-    def kept_axis(old: Axis) -> Axis:
-        if not old.is_within(axis):
-            return old
-        if old.key not in new_axes:
-            parent = kept_axis(old.parent) if old.parent else None
-            new_axes[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
-        return new_axes[old.key]
-
-    def kept_tensor(tensor: Tensor) -> Tensor:
-        return Tensor(tensor.dtype, kept_axis(tensor.axis) if tensor.axis else None)
-
-    if isinstance(kind, Tensor):
-        return kept_tensor(kind)
-    return replace(
-        kind,
-        axis=kept_axis(kind.axis),
-        token=kept_axis(kind.token) if kind.token else None,
-        turn=kept_axis(kind.turn) if kind.turn else None,
-        extra=tuple((name, kept_tensor(column)) for name, column in kind.extra),
-    )
-
-
-def _lies_on(value: Ref | TableValue, axis: Axis) -> bool:
-    value_axis = axis_of(value.type)
-    return value_axis is not None and value_axis.is_within(axis)

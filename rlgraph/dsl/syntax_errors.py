@@ -179,9 +179,14 @@ class _Unexpected:
         if self.first in words.PYTHON and self.at == 1 and not named:
             return self.make_diagnostic("E0113", words.PYTHON[self.first], self.first)
         for at in (self.at, self.at - 1):
-            if at == 0 or at >= len(self.tokens) or self.tokens[at].type != "NAME" or "NAME" in self.accepts:
+            if at == 0 or at >= len(self.tokens) or self.tokens[at].type not in ("NAME", "IF"):
                 continue
-            if self.tokens[at] in ("if", "else", "for", "lambda", "in", "is", "await"):
+            if self.tokens[at] == "if":
+                hint = "an `if` has lines of its own: choose a value with `where(condition, a, b)`"
+                return self.make_diagnostic("E0113", hint, self.tokens[at])
+            if "NAME" in self.accepts:
+                continue
+            if self.tokens[at] in ("else", "for", "lambda", "in", "is", "await"):
                 return self.make_diagnostic("E0113", words.PYTHON[self.tokens[at]], self.tokens[at])
         if self.at < len(self.tokens) and self.token == "not" and self.next_token_text(self.at) == "in":
             return self.make_diagnostic("E0113", words.PYTHON["in"], self.token)

@@ -198,6 +198,16 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Resample:
+    """The statement `resample TABLE(256, weight=abs(score))`."""
+
+    table: Name
+    args: tuple[Expr, ...]
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """The statement `update TARGET from SOURCE` or `update TARGET from SOURCE(ema=0.995)`."""
 
@@ -257,8 +267,26 @@ class OnSteps:
     span: Span = _span()
 
 
-Loop = Train | Minibatch | Collect | OnSteps
-Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Loop
+@dataclass(frozen=True, slots=True)
+class If:
+    """The block `if CONDITION: body`."""
+
+    condition: Expr
+    body: tuple[Stmt, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The statement `stop where CONDITION` of a `minibatch`."""
+
+    condition: Expr
+    span: Span = _span()
+
+
+Loop = Train | Minibatch | Collect | OnSteps | If
+"""The statements that have a body."""
+Stmt = Assign | Store | Minimize | Report | Keep | Resample | Push | Update | Return | Stop | Loop
 
 
 def all_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -336,10 +364,24 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """The block `change:`, whose statements replace those with the same target in the used program's step."""
+class Addition:
+    """The block `after ANCHOR: body` or `before ANCHOR: body` of a `change:`."""
 
+    word: str
+    anchor: str
+    """The statement that it stands beside, as it begins: `adv`, `minimize`, `train actor`."""
+    anchor_span: Span
     body: tuple[Stmt, ...]
+    span: Span = _span()
+    """The span of the header line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The block `change:`, whose statements replace those with the same target in the used program's step, and whose
+    additions stand beside statements of it."""
+
+    body: tuple[Stmt | Addition, ...]
     span: Span = _span()
 
 

@@ -118,7 +118,13 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
         return tree.Phase(str(c[1]), False, self._options("phase", c[2]), c[-1], self._span(c[:-2]))
 
     def change(self, c: list[Any]) -> tree.Change:
-        return tree.Change(c[-1], self._at(c[0]))
+        return tree.Change(tuple(c[4:-1]), self._at(c[0]))
+
+    def addition(self, c: list[Any]) -> tree.Addition:
+        return tree.Addition(str(c[0]), c[1].id, c[1].span, c[-1], self._span(c[:-2]))
+
+    def anchor(self, c: list[Any]) -> tree.Name:
+        return tree.Name(" ".join(map(str, c)), self._span(c))
 
     # Statements
 
@@ -151,6 +157,9 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
     def keep(self, c: list[Any]) -> tree.Keep:
         return tree.Keep(self._name(c[1]), c[3], self._line(c))
 
+    def resample(self, c: list[Any]) -> tree.Resample:
+        return tree.Resample(self._name(c[1]), c[2].args, c[2].options, self._line(c))
+
     def push(self, c: list[Any]) -> tree.Push:
         return tree.Push(self._name(c[1]), c[2].args, c[2].options, self._line(c))
 
@@ -169,6 +178,12 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
 
     def on_steps(self, c: list[Any]) -> tree.OnSteps:
         return tree.OnSteps(str(c[0]), c[1], c[-1], self._span(c[:-2]))
+
+    def condition(self, c: list[Any]) -> tree.If:
+        return tree.If(c[1], c[-1], self._span(c[:-2]))
+
+    def stop(self, c: list[Any]) -> tree.Stop:
+        return tree.Stop(c[2], self._line(c))
 
     # Schedules
 

@@ -1,7 +1,7 @@
 """Resolves `use "grpo.rlf"`: an algorithm as a difference from another one.
 
 The used file's declarations come first; those of the same name here take their place. A `change:` block replaces
-statements of the used steps that have the same target.
+statements of the used steps that have the same target, and adds others before or after one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import Reporter
-from rlgraph.errors import ProgramError, Related, Source, Span, did_you_mean
+from rlgraph.errors import ProgramError, Related, Source, Span, did_you_mean, quoted_list
 from rlgraph.files import PROGRAMS, failure_reason, read_bytes
 
 Read = Callable[[str], str]
@@ -154,64 +154,107 @@ def _target(statement: tree.Stmt) -> str | None:
             return "minimize"
         case tree.Keep(table=table):
             return f"keep {table.id}"
+        case tree.Resample(table=table):
+            return f"resample {table.id}"
         case tree.Update(target=target):
             return f"update {target.id}"
         case _:
             return None
 
 
+def _anchor(statement: tree.Stmt) -> str | None:
+    """Return what `after` and `before` call a statement."""
+    match statement:
+        case tree.Assign(target=name) | tree.Store(target=tree.Name(id=name)):
+            return name
+        case tree.Push(buffer=table):
+            return f"push {table.id}"
+        case tree.Train(model=table):
+            return f"train {table.id}"
+        case tree.Minibatch(table=table):
+            return f"minibatch {table.id}"
+        case tree.Collect(table=table):
+            return f"collect {table.id}"
+        case _:
+            return _target(statement)
+
+
 def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> list[tree.Decl]:
-    for statement in change.body:
-        if isinstance(statement, tree.Report):
-            base = [_with_metrics(item, statement) if isinstance(item, tree.Phase) else item for item in base]
-            continue
-        wanted = _target(statement)
-        places = [
-            s
-            for item in base
-            if isinstance(item, tree.Phase)
-            for s in tree.all_statements(item.body)
-            if _target(s) == wanted
-        ]
-        if wanted is None or len(places) != 1:
-            _report_no_target(statement, wanted, [s.span for s in places], reporter)
-            continue
-        base = [
-            replace(item, body=_swap(item.body, places[0], statement)) if isinstance(item, tree.Phase) else item
-            for item in base
-        ]
+    for item in change.body:
+        if isinstance(item, tree.Report):
+            base = [_with_metrics(old, item) if isinstance(old, tree.Phase) else old for old in base]
+        elif isinstance(item, tree.Addition):
+            base = _add(base, item, reporter)
+        else:
+            base = _replace(base, item, reporter)
     return base
 
 
-def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Span], reporter: Reporter) -> None:
+def _replace(base: list[tree.Decl], statement: tree.Stmt, reporter: Reporter) -> list[tree.Decl]:
+    """Return the declarations with a statement in the place of the one that has its target."""
+    wanted = _target(statement)
     if wanted is None:
         reporter.report(
             "E0803",
             "this statement cannot stand in `change:`",
             statement.span,
-            "`change:` replaces assignments, `minimize`, `keep`, `update` and `report`",
+            "`change:` replaces assignments, `minimize`, `keep`, `resample`, `update` and `report`; write others in a "
+            "block `after NAME:` or `before NAME:`",
         )
-        return
+        return base
+    places = [place for place in _statements(base) if _target(place) == wanted]
+    if len(places) != 1:
+        hint = "write the whole `step:` instead" if places else "add it in a block, as `after NAME:` or `before NAME:`"
+        _report_places(f"`{wanted} ...` to replace", places, statement.span, hint, reporter)
+        return base
+    return _with_bodies(base, lambda body: _swap(body, places[0], (statement,)))
+
+
+def _add(base: list[tree.Decl], addition: tree.Addition, reporter: Reporter) -> list[tree.Decl]:
+    """Return the declarations with the statements of an addition beside the one that it names."""
+    statements = [*_statements(base)]
+    places = [place for place in statements if _anchor(place) == addition.anchor]
+    if len(places) != 1:
+        known = dict.fromkeys(filter(None, map(_anchor, statements)))
+        hint = "name another statement beside it, or write the whole `step:`"
+        if not places:
+            hint = did_you_mean(addition.anchor, list(known)) or f"it has {quoted_list(list(known), 'and')}"
+        _report_places(f"`{addition.anchor}` to stand beside", places, addition.anchor_span, hint, reporter)
+        return base
+    [place] = places
+    new = (place, *addition.body) if addition.word == "after" else (*addition.body, place)
+    return _with_bodies(base, lambda body: _swap(body, place, new))
+
+
+def _statements(base: Sequence[tree.Decl]) -> list[tree.Stmt]:
+    """Return all statements of the steps."""
+    return [place for item in base if isinstance(item, tree.Phase) for place in tree.all_statements(item.body)]
+
+
+def _with_bodies(
+    base: Sequence[tree.Decl], change: Callable[[tuple[tree.Stmt, ...]], tuple[tree.Stmt, ...]]
+) -> list[tree.Decl]:
+    """Return the declarations with the bodies of the steps changed."""
+    return [replace(item, body=change(item.body)) if isinstance(item, tree.Phase) else item for item in base]
+
+
+def _report_places(what: str, places: Sequence[tree.Stmt], span: Span, hint: str, reporter: Reporter) -> None:
     shown = "no statement" if not places else f"{len(places)} statements"
-    related = tuple(Related(span, "one of them") for span in places)
-    reporter.report(
-        "E0803",
-        f"the used program has {shown} `{wanted} ...` to replace",
-        statement.span,
-        "write the whole `step:` instead",
-        related=related,
-    )
+    related = tuple(Related(place.span, "one of them") for place in places)
+    reporter.report("E0803", f"the used program has {shown} {what}", span, hint, related)
 
 
-def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tree.Stmt, ...]:
-    return tuple(
-        new
-        if statement is old
-        else replace(statement, body=_swap(statement.body, old, new))
-        if isinstance(statement, tree.Loop)
-        else statement
-        for statement in body
-    )
+def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
+    """Return a body with statements in the place of one."""
+    swapped: list[tree.Stmt] = []
+    for statement in body:
+        if statement is old:
+            swapped += new
+        elif isinstance(statement, tree.Loop):
+            swapped.append(replace(statement, body=_swap(statement.body, old, new)))
+        else:
+            swapped.append(statement)
+    return tuple(swapped)
 
 
 def _with_metrics(phase: tree.Phase, report: tree.Report) -> tree.Phase:

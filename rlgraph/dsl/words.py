@@ -13,25 +13,28 @@ TOP = ("algorithm", "use", *DECLARING, "def", "step", "phase", "change", "schedu
 BLOCKS = ("train", *(name for name, op in NODES.items() if op.loop))
 """Words that begin a block inside a step."""
 
-STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")
+STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "resample", "push", "update", "stop")
 """Words that begin a line inside a step."""
+
+ADDITIONS = ("after", "before")
+"""Words that begin a block inside a `change:`, beside its statements."""
 
 PLACEMENTS = ("pool", "place", "stream", "admit", "tail", "fuse", "send", "refresh")
 """Words that begin a line of a schedule."""
 
-HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
+HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS, *ADDITIONS)
 """Words whose line ends in `:`, with an indented block below."""
 
 INSIDE = ("async", "where", "from", "on", "to", "devices", "cpus", "and", "or", "not", "true", "false", "True", "False")
 """Words that stand inside a line."""
 
 SOFT = frozenset(
-    (*PLACEMENTS, "devices", "cpus", "on", "to", "from")
+    (*PLACEMENTS, *ADDITIONS, "stop", "resample", "devices", "cpus", "on", "to", "from")
     + ("algorithm", "use", "phase", "change", "schedule", "param", "model", "func", "env", "buffer", "state")
 )
 """Words that are names wherever the grammar has no use for them as words."""
 
-KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))
+KEYWORDS = frozenset((*TOP, *STATEMENTS, *ADDITIONS, *PLACEMENTS, *INSIDE, "return"))
 """All words of the language."""
 
 RESERVED = KEYWORDS - SOFT
@@ -41,14 +44,16 @@ HOMES = {
     **{word: "at the left margin, outside the step" for word in TOP},
     **{word: "inside `step:` or a block of it" for word in STATEMENTS},
     **{word: "in a schedule, under `schedule NAME` or `schedule:`" for word in PLACEMENTS},
+    **{word: "in `change:`, as `after NAME:` with a block" for word in ADDITIONS},
+    "if": "inside `step:` or a block of it; `where(condition, a, b)` chooses by row",
+    "stop": "inside a `minibatch`, as `stop where condition`",
     "return": "at the end of a `def`",
 }
 """The place where a line that begins with the word belongs."""
 
 PYTHON = {
-    "if": "there is no `if`: choose by row with `where(condition, a, b)`, or `keep T where condition`",
-    "elif": "there is no `elif`: choose by row with `where(condition, a, b)`",
-    "else": "there is no `else`: choose by row with `where(condition, a, b)`",
+    "elif": "there is no `elif`: write an `if` of its own, or choose by row with `where(condition, a, b)`",
+    "else": "there is no `else`: write `if not condition:`, or choose by row with `where(condition, a, b)`",
     "for": "there is no `for`: operations work on all rows at once, `minibatch T(parts=4):` loops over rows",
     "while": "there is no `while`: the step repeats by itself, `collect T(512):` repeats a part of it",
     "import": 'there is no `import`: `func f = python("file.py:f")` brings in a Python function',
@@ -61,7 +66,7 @@ PYTHON = {
     "raise": "there is no `raise`: drop rows with `keep T where condition`",
     "assert": "there is no `assert`: drop rows with `keep T where condition`, or `report` a number",
     "pass": "there is no `pass`: leave the empty block out",
-    "break": "there is no `break`: drop rows with `keep T where condition`",
+    "break": "there is no `break`: `stop where condition` ends a `minibatch`",
     "continue": "there is no `continue`: drop rows with `keep T where condition`",
     "del": "there is no `del`: the compiler frees a value after its last use",
     "global": "there is no `global`: `state x = 0.0` lives across steps, and `x := ...` stores in it",
@@ -134,7 +139,7 @@ OTHER_NAMES = {
     "groupby": "reductions group: `mean(x, by=TABLE)`",
     "cosine": "a learning rate's schedule is an option: `train M(lr=cosine(1e-6, steps=1000)):`",
     "linear": "a learning rate's schedule is an option: `train M(lr=linear(1e-6, steps=1000)):`",
-    "stop": "`--steps` ends a run; `keep TABLE where condition` drops rows, and a `train` on none changes nothing",
+    "stop": "`stop where condition` ends a `minibatch`; `--steps` ends a run",
     "match": 'write `matches(TEXT, "PATTERN")`, or `contains(TEXT, "PART")`',
     "regex": 'write `matches(TEXT, "PATTERN")`',
     "search": 'write `matches(TEXT, "PATTERN")`',

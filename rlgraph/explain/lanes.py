@@ -18,6 +18,7 @@ from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.text.program_text import node_lines
 from rlgraph.ir.types import StateHandle
+from rlgraph.ir.work_names import work_key
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
@@ -88,6 +89,9 @@ class _LanesBuilder:
         used = sum(pool.devices for pool in self.plan.pools)
         if self.predicted:
             yield from step_lines(self.plan.cluster, used, self.predicted)
+            if self.busy:
+                work_s = format_seconds(sum(self.busy.values()))
+                yield f"seconds in boxes are of work, {work_s} in all; those of the step are on the clock"
         else:
             yield count_phrase(used, "device")
         yield from fused_pipeline_lines(self.plan, self.predicted)
@@ -193,6 +197,7 @@ class _LanesBuilder:
             text,
             source_lines(node),
             node.span.source.path,
+            key=work_key(node.name, node.op),
         )
 
     def box_labels(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
@@ -269,7 +274,8 @@ class _LanesBuilder:
                 continue
             at = next(at for at, work in enumerate(stage.works) if work.id == goal)
             text = f"{sent.title}: {sent.source} -> {sent.target}"
-            work = LaneWork(self.new_box_id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
+            lane, key = self.lane_of[sent.target], f"{sent.model} -> {sent.target}"
+            work = LaneWork(self.new_box_id(), lane, sent.title, caption, "next", role, text=text, key=key)
             stage.works.insert(at, work)
             stage.ways.append(LaneEdge("", work.id, self.lane_of[sent.source], line="weights", role=role))
             stage.ways.append(LaneEdge(work.id, goal, work.lane, line="weights", role=role))

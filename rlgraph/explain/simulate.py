@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from rlgraph.backends.device_queues import device_set
@@ -26,6 +27,7 @@ from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.overlap_simulation import SimulationProgress
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, default_constants
 from rlgraph.passes.cost.deployment import ModelConfig
@@ -45,7 +47,8 @@ def simulate(
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Return a simulation of the plan of a compiled program, in virtual time. Raise ProgramError.
+    """Return a simulation of the plan of a compiled program, in virtual time. Raise ProgramError. Ctrl-C ends it with
+    the steps that are done.
 
     - `compiled`: the program, from `rlgraph.compile` or `rlgraph.load_plan`.
     - `cluster`: what it runs on, such as "16x8:a100-80gb"; if not given, the one that the plan was made for, or CPUs of
@@ -77,8 +80,11 @@ def simulate(
         constants = compiled.target.constants
     constants = constants or default_constants(cluster.islands[0].device.kind)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
-    result = simulate_plan(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
-    if steps == 1:
+    with closing(SimulationProgress("simulating")) as progress:
+        result = simulate_plan(
+            compiled, plan, cluster, predictor, workload, steps, seed, constants.source, progress=progress
+        )
+    if steps == 1 or result.interrupted:
         return result
     free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
     return replace(result, cycle=longest_cycle_seconds(free))
@@ -93,10 +99,18 @@ def simulate_plan(
     steps: int = 1,
     seed: int = 0,
     source: str = "",
+    *,
+    progress: SimulationProgress | None = None,
 ) -> Simulation:
-    """Simulate steps of a plan with any predictor of the seconds."""
-    backend = SimBackend(compiled.program, plan, predictor, workload, seed)
-    run = simulate_steps(backend, steps)
+    """Simulate steps of a plan with any predictor of the seconds. progress: shows how far it is, and lets Ctrl-C end it
+    with the steps that are done."""
+    backend = SimBackend(compiled.program, plan, predictor, workload, seed, observer=progress)
+
+    def step_done(done: int, whole: int) -> None:
+        if progress is not None:
+            progress.show_steps_done(done, whole, backend.now())
+
+    run = simulate_steps(backend, steps, step_done, keep=progress is not None)
     works, (first, after) = backend.works, run.works
     began, ended = run.began, run.ends[-1]
     rows, tokens, trained = (sum(step[name] for step in run.step_metrics) for name in ("rows", "tokens", "trained"))
@@ -123,6 +137,7 @@ def simulate_plan(
         mean_untrained_rows(works, began, ended),
         source=source,
         roles=roles_by_model(compiled.program),
+        interrupted=run.interrupted,
     )
 
 

@@ -65,6 +65,8 @@ class Simulation:
     """The source of the cost model's constants."""
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
     """The roles of the models by name, for their colours."""
+    interrupted: bool = False
+    """Whether Ctrl-C has ended it before all steps were done."""
 
     @property
     def steps(self) -> int:

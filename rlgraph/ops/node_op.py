@@ -44,9 +44,9 @@ class NodeOp:
     chooses: int | None = None
     """The index of the input that says which rows an operation selects."""
     has_region: bool = False
-    loop: Literal["slices", "rounds", "steps"] | None = None
-    """How often it runs its region: for each slice of its axis, until its axis has enough rows, or on some steps. A
-    region without a loop runs once."""
+    loop: Literal["slices", "rounds", "steps", "condition"] | None = None
+    """How often it runs its region: for each slice of its axis, until its axis has enough rows, on some steps, or once
+    where a number says so. A region without a loop runs once."""
     on_steps: LoopStepRule | None = None
     """When a loop on some steps runs; its statement is `WORD COUNT:`, and the attribute `steps` has the count."""
     has_body: bool = False

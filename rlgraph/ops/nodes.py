@@ -9,10 +9,12 @@ answer questions about a node:
     op.trains            an optimizer step of a model                              train
     op.with_model        any of these three: work that a plan gives to a group
     op.updates           the model has other weights afterwards                    train update
-    op.selects           its outputs are inputs or parts of them, without a copy   column keep pick recent aged soonest
-    op.chooses           the index of the input that says which rows stay, or None keep pick recent aged soonest
+    op.selects           its outputs are inputs or parts of them, without a copy   column keep pick resample recent ...
+    op.chooses           the index of the input that says which rows stay, or None keep pick resample recent ...
+                         of a condition the one row that says yes, or none         when stop
     op.region            it has a graph
-    op.loop              what that graph is run for: "slices", "rounds" or "steps" minibatch collect every
+    op.loop              what that graph is run for: "slices", "rounds", "steps"   minibatch collect every
+                         or where a number says so: "condition"                    if
     op.body              its work is given as expressions                          tensor
     op.pure              the same inputs give the same outputs, without side effects: equal nodes can be merged
     op.counts            it counts rows without reading them                       size

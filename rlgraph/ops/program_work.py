@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rlgraph.ir.graph import Graph, Program
+from rlgraph.ir.graph import External, Graph, Program
 from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, user_code_of
 
@@ -22,6 +22,16 @@ def user_code_usage(program: Program) -> dict[str, bool]:
     """Return for each of the user's functions and environments whether the program runs it."""
     run = {user_code_of(node) for _, node in program.walk()}
     return {outside.name: outside.name in run for outside in program.outside if outside.kind in ("func", "env")}
+
+
+ASK_MODELS = ("agent",)
+"""The forms of environments that ask a model by themselves, of the process that samples."""
+
+
+def agents(program: Program) -> dict[str, External]:
+    """Return the environments of a program that ask a model by themselves, by name."""
+    kinds = {outside.name: outside for outside in program.outside if outside.kind == "env"}
+    return {name: outside for name, outside in kinds.items() if outside.record.name in ASK_MODELS}
 
 
 def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:

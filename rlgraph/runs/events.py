@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.jsonlines import encode_nonfinite, encode_nonfinite_value
+from rlgraph.runs.step_measures import StepMeasures
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -129,6 +130,11 @@ class StepDone(Event):
     so they may add up to more than the step's own."""
     result: StepResult
     """The step with its samples, its scores' spread and its trace."""
+    measures: StepMeasures = field(default_factory=StepMeasures)
+    """What came in for each piece of work, which weights travelled, who waited for whom, and peaks of memory."""
+    ages: Mapping[str, int] = field(default_factory=dict)
+    """How many rows the step trained on, by how many versions their weights were behind; empty where rows are never
+    behind."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the step without its samples, which have a file of their own."""
@@ -140,7 +146,25 @@ class StepDone(Event):
             "seconds": self.seconds,
             "work_s": {name: round(seconds, 6) for name, seconds in self.work_s.items()},
             "scores": {name: [*map(encode_nonfinite_value, spread)] for name, spread in self.result.spreads.items()},
+            **self._measured(),
         }
+
+    def _measured(self) -> dict[str, Any]:
+        """Return what else was measured; what there is nothing of is left out."""
+        measures = self.measures
+        waits = {
+            pool: {whom: round(seconds, 4) for whom, seconds in waited.items()}
+            for pool, waited in measures.waits.items()
+        }
+        sent = {way: [round(seconds, 6), size] for way, (seconds, size) in measures.weights_sent.items()}
+        told = {
+            "received_bytes": measures.received_bytes,
+            "weights_sent": sent,
+            "waits_s": waits,
+            "memory_bytes": measures.memory,
+            "ages": self.ages,
+        }
+        return {name: value for name, value in told.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)

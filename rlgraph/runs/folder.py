@@ -2,13 +2,16 @@
 
 program.rlf      the program as it was run; `plan.json` where that was a plan file
 run.json         how it was run: what was set in it, seed, steps, versions
+run.toml         the same as a run file, which repeats the run
 graph.txt        its graph after the last pass
+plan_picture.json  what works where, with the predicted seconds and bytes, as the page of `rlgraph watch` draws it
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
 events.jsonl     what happened: each step's seconds by work, checkpoints, warnings, how the run ended
 samples.jsonl    some rows of every step, as a person reads them, with the numbers that they were given
 trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
-tensorboard/     the same, where the package `tensorboard` is installed
+trackers/        what was sent to trackers; beside it folders that these write, as `tensorboard/`
 models/NAME/     the trained models, as `from_pretrained` reads them
+best/NAME/       with `--keep-best`: the trained models of the best checkpoint, as `from_pretrained` reads them
 checkpoints/     what the run can be resumed from
 """
 
@@ -28,13 +31,29 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMis
 from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
+from rlgraph.runs.plan_picture import PICTURE
 from rlgraph.runs.samples import SAMPLES, cut_samples_after
-from rlgraph.runs.tensorboard_file import TensorBoardFile
+from rlgraph.runs.trackers.known import TRACKER_FOLDERS
 
 METRICS, TRACE, EVENTS, GRAPH = "metrics.jsonl", "trace.jsonl", "events.jsonl", "graph.txt"
-PROGRAM, PLAN, HOW = "program.rlf", "plan.json", "run.json"
-CHECKPOINTS = "checkpoints"
-OURS = (PROGRAM, PLAN, HOW, GRAPH, METRICS, TRACE, EVENTS, SAMPLES, "tensorboard", "models", CHECKPOINTS)
+PROGRAM, PLAN, HOW, REPEATS = "program.rlf", "plan.json", "run.json", "run.toml"
+CHECKPOINTS, MODELS, BEST_MODELS = "checkpoints", "models", "best"
+OURS = (
+    PROGRAM,
+    PLAN,
+    HOW,
+    REPEATS,
+    GRAPH,
+    PICTURE,
+    METRICS,
+    TRACE,
+    EVENTS,
+    SAMPLES,
+    MODELS,
+    BEST_MODELS,
+    CHECKPOINTS,
+    *TRACKER_FOLDERS,
+)
 DEFAULT_PARENT = Path("runs")
 
 
@@ -59,8 +78,6 @@ class RunFolder:
         self._beside: dict[str, IO[str]] = {}
         """The files beside the metrics that have lines of every step, by name."""
         self._made = made
-        self._first = 1
-        self._board: TensorBoardFile | None = None
 
     @classmethod
     def make_numbered(cls, name: str) -> RunFolder:
@@ -130,12 +147,23 @@ class RunFolder:
                     cut(self._beside[name], step)
         except OSError as error:
             raise _unusable(self.path, failure_reason(error)) from None
-        self._first = step + 1
         return [decode_nonfinite(record) for record in records]
 
-    def write_run_inputs(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
-        """Write what is run: the text of a program or of a plan file, its graph, and how it is run."""
+    def write_run_inputs(
+        self,
+        text: str,
+        graph: str,
+        how: Mapping[str, object],
+        *,
+        plan: bool = False,
+        picture: str = "",
+        repeats: str = "",
+    ) -> None:
+        """Write what is run: the text of a program or of a plan file, its graph, and how it is run. picture: that of
+        its plan, if there is one. repeats: the run file, if there is one."""
         written = {PLAN if plan else PROGRAM: text, GRAPH: graph, HOW: json.dumps(how, indent=2) + "\n"}
+        written |= {PICTURE: picture} if picture else {}
+        written |= {REPEATS: repeats} if repeats else {}
         try:
             # Each is replaced whole or not at all: a resumed run has them already, and could not be resumed without.
             for name, text in written.items():
@@ -157,11 +185,6 @@ class RunFolder:
                 self._beside[name] = _copied(file, self.path / name)
         for name, text in self._texts.items():
             write_text_atomically(self.path / name, text)
-        if self._board is not None:
-            self._board.close()
-            self._board = TensorBoardFile.open(self.path / "tensorboard", 1)
-            for record in _records(self._metrics):
-                self._board.write_step(record)
         self.note(
             f"`{gone}` is not there any more: it was removed or moved while the run wrote into it; `{self.path}` has "
             "the metrics of all steps again, and gets what is written from here on, without the checkpoints before"
@@ -183,9 +206,6 @@ class RunFolder:
                 self._append_beside(name, lines)
             self._metrics.write(json.dumps(encode_nonfinite(record), allow_nan=False) + "\n")
             self._metrics.flush()
-            if self._board is None:
-                self._board = TensorBoardFile.open(self.path / "tensorboard", self._first)
-            self._board.write_step(record)
         except OSError as error:
             raise RunError(
                 Diagnostic(
@@ -220,7 +240,7 @@ class RunFolder:
             self.recreate_if_missing()
         losses = self.losses
         for name, model in models.items():
-            final, draft = (self.path / "models" / called for called in (name, f".{name}"))
+            final, draft = (self.path / MODELS / called for called in (name, f".{name}"))
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 model.save(draft)
@@ -228,7 +248,7 @@ class RunFolder:
                 if not odd:
                     update_adapter_base_path(draft, final)
                     flush_folder(draft)
-                    _replace(draft, final)
+                    replace_folder(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 message = f"`{name}` cannot be saved in `{final}`: {_reason(error)}"
                 hint = error.diagnostics[0].hint if isinstance(error, RlgraphError) else ""
@@ -254,8 +274,6 @@ class RunFolder:
         for file in (self._metrics, *self._beside.values()):
             with suppress(OSError):
                 file.close()
-        if self._board is not None:
-            self._board.close()
 
     def discard_run(self) -> None:
         """Remove everything that was written, because nothing was run."""
@@ -327,11 +345,6 @@ def _copied(file: IO[str], path: Path) -> IO[str]:
     return copy
 
 
-def _records(metrics: IO[str]) -> list[dict[str, Any]]:
-    metrics.seek(0)
-    return [decode_nonfinite(json.loads(line)) for line in metrics]
-
-
 def _lines(path: Path) -> IO[str]:
     """Open a file with a line for each step, to append to it."""
     return path.open("r+", encoding="utf-8", errors=_BYTES)
@@ -395,7 +408,7 @@ def _odd(folder: Path) -> str:
     return ""
 
 
-def _replace(draft: Path, final: Path) -> None:
+def replace_folder(draft: Path, final: Path) -> None:
     """Move a draft to its final place. A resumed run's folder may have an older one of that name, which is removed."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)

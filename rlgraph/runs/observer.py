@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.ir.graph import Node
+from rlgraph.ir.work_names import work_key
 from rlgraph.ops import NODES
 from rlgraph.runs.events import (
     Event,
@@ -26,7 +27,9 @@ from rlgraph.runs.events import (
     WorkStarted,
 )
 from rlgraph.runs.options import LOCAL
-from rlgraph.runs.progress import Display, work_name
+from rlgraph.runs.progress import Display
+from rlgraph.runs.row_ages import RowAges
+from rlgraph.runs.step_measures import THIS_PROCESS, StepMeter
 from rlgraph.runs.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -85,17 +88,18 @@ class RunObserver:
         *,
         stream: EventStream | None = None,
         show_samples: int = 0,
+        ages: RowAges | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """stream: where events go; to the display alone if not given. show_samples: how many samples of a step the
-        display shows every so often. now: returns the seconds by which that is decided."""
+        display shows every so often. ages: counts those of rows, where they have some. now: returns the seconds by
+        which it is decided when samples are shown."""
         self._show_samples, self._clock = show_samples, now
         self._samples_shown_s: float | None = None
         self._last = 0
         self.display, self.interrupts, self.trace = shown, interrupts, trace
         self.stream = stream or EventStream([shown])
-        self._work_s: dict[str, float] = {}
-        """The seconds of the work that was done since the last step was over."""
+        self._meter, self._ages = StepMeter(), ages
         self._open: list[tuple[Node, float]] = []
         """The nodes at work in this process with their start times, the innermost last."""
         self._inner_s: list[float] = []
@@ -121,6 +125,7 @@ class RunObserver:
         with self._lock:
             # After half of an update a model would be neither old nor new.
             self.interrupts.updates += NODES[node.op].updates
+            self._meter.work_started(pool, self._now())
             if not pool:
                 self._open.append((node, self._now()))
                 self._inner_s.append(0.0)
@@ -136,9 +141,7 @@ class RunObserver:
                     self._inner_s[-1] += seconds
                 args = {"tokens": tokens} if tokens else {}
                 self.add_span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
-            # After an update a model has a number in its name: `train actor@2`.
-            name = work_name(node).partition("@")[0]
-            self._work_s[name] = self._work_s.get(name, 0.0) + max(seconds - inner_s, 0.0)
+            self._meter.work_done(work_key(node.name, node.op), max(seconds - inner_s, 0.0), pool, self._now())
             self.publish(WorkDone(step=self._number, node=node, seconds=seconds, tokens=tokens, pool=pool))
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()
@@ -148,9 +151,16 @@ class RunObserver:
             WorkProgress(step=self._number, node=node, done=done, total=total, unit=unit, tokens=tokens, pool=pool)
         )
 
+    def processes_worked(self, node: Node, pool: str, received_bytes: int, peaks: Mapping[str, int]) -> None:
+        with self._lock:
+            self._meter.rows_received(work_key(node.name, node.op), received_bytes)
+            self._meter.memory_peaks(pool, peaks)
+
     def weights_sent(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
+        with self._lock:
+            self._meter.weights_sent(model, destination, seconds, sent_bytes)
         self.publish(
             WeightsSent(
                 step=self._number,
@@ -184,7 +194,11 @@ class RunObserver:
         now = self._now()
         self.add_span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
         with self._lock:
-            work_s, self._work_s = self._work_s, {}
+            if self._meter.has_one_process:
+                from rlgraph.backends.worker.memory import peak_memory_bytes
+
+                self._meter.memory_peaks(LOCAL.name, {THIS_PROCESS: peak_memory_bytes()})
+            measures = self._meter.take()
         self._began, self._number = now, step.number + 1
         self.publish(
             StepDone(
@@ -192,8 +206,10 @@ class RunObserver:
                 phase=step.phase,
                 seconds=step.seconds,
                 metrics=record or {},
-                work_s=work_s,
+                work_s=measures.work_s,
                 result=step,
+                measures=measures,
+                ages={} if self._ages is None or step.trace is None else self._ages.add_step(step.trace),
             )
         )
         if self._show_samples and step.samples and self._samples_are_due(step.number):
@@ -213,7 +229,16 @@ class RunObserver:
         if self.interrupts.again or not self.interrupts.updates:
             self.interrupts.raise_if_signalled()
 
+    def go_on_after(self, trace: Path) -> None:
+        """Count the ages of rows behind those steps of a resumed run whose trace this is."""
+        if self._ages is not None:
+            self._ages.go_on_after(trace)
+
     # The trace
+
+    @property
+    def draws_timeline(self) -> bool:
+        return self.trace is not None
 
     def add_span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install_command
+from rlgraph.runs.trackers.known import require_trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,10 @@ class RunOptions:
     """The number of samples of a step that are kept in the folder; None means `KEEP_SAMPLES`."""
     show_samples: int = 0
     """The number of samples of a step that are shown every so often."""
+    track: tuple[str, ...] = ()
+    """The names of trackers to which the run is sent."""
+    track_model: bool = False
+    """Whether the trained models are sent, too."""
 
     @property
     def kept_sample_count(self) -> int:
@@ -167,3 +172,4 @@ class RunOptions:
             message = "a run without checkpoints has no best one"
             raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, "say how often to save one: `--save-every 20`"))
         require_installed(LOCAL if self.debug else spec)
+        require_trackers(self.track, self.track_model)

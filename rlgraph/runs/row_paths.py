@@ -63,8 +63,9 @@ class RowPaths:
                 yield node.attr("key"), (node, model.name)
 
     def is_repeatable(self, table: str) -> bool:
-        """Return whether a table's rows come from a buffer, so that a row may come several times."""
-        return any(NODES[node.op].input_index("buffer") is not None for node, _ in row_history(table, self.makers))
+        """Return whether a table's rows come from a buffer or are drawn, so that a row may come several times."""
+        made_by = [NODES[node.op] for node, _ in row_history(table, self.makers)]
+        return any(op.input_index("buffer") is not None or (op.random and op.chooses is not None) for op in made_by)
 
     def collects_with_surplus(self) -> Iterator[tuple[Node, dict[str, Node]]]:
         """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
@@ -93,7 +94,7 @@ class RowPaths:
                 for region in node.regions:
                     yield from self._inside(region, (*loops, node))
                 continue
-            always = not any(NODES[loop.op].loop == "steps" for loop in loops)
+            always = not any(NODES[loop.op].loop in ("steps", "condition") or _may_stop(loop) for loop in loops)
             for table in dict.fromkeys(table_of(inner) for inner in node.region.nodes if NODES[inner.op].scores):
                 kind, way = self.types.get(table), self._way(table)
                 if way is not None and isinstance(kind, Table) and not self.is_repeatable(table):
@@ -117,6 +118,11 @@ class RowPaths:
             elif op.loop == "rounds":
                 collect = node
         return None
+
+
+def _may_stop(loop: Node) -> bool:
+    """Return whether a loop may end before it has seen all rows."""
+    return any(node.op == "stop" for node in loop.region.nodes)
 
 
 def collected_data(collect: Node) -> str:

@@ -27,13 +27,18 @@ from rlgraph.runs.checkpoint.resuming import (
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
 from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
-from rlgraph.runs.folder import RunFolder, recording_folder
+from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.options import RunOptions, installed_versions
+from rlgraph.runs.plan_picture import picture_text
 from rlgraph.runs.progress import Display, QuietDisplay
 from rlgraph.runs.recorder import Recorder
+from rlgraph.runs.row_ages import row_ages
+from rlgraph.runs.run_file import run_file_text
 from rlgraph.runs.timeline import Timeline, check_writable
+from rlgraph.runs.trackers.known import require_folder
+from rlgraph.runs.trackers.live import LiveTracking
 from rlgraph.runs.trained_models import TrainedModel
 
 if TYPE_CHECKING:
@@ -81,6 +86,7 @@ def run(
     """Run a program with its options; see `Compiled.run`."""
     options.check_backend()
     user_event_readers(on_event)
+    require_folder(options.track, out or options.resume)
     if options.resume is None:
         folder = RunFolder.claim_folder(Path(out), overwrite) if out is not None else None
     else:
@@ -109,6 +115,10 @@ def run_in_folder(
     guests, broken = user_event_readers(on_event)
     recorder = None if folder is None else Recorder(folder, options.kept_sample_count)
     stream = EventStream([shown] if recorder is None else [recorder, shown], guests)
+    tracking = None
+    if folder is not None and options.track:
+        tracking = LiveTracking(folder, options.track, options.track_model, stream.publish)
+        stream.readers.append(tracking)
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
         while True:
@@ -122,6 +132,8 @@ def run_in_folder(
                 where = "begins anew" if last is None else f"goes on from step {last}"
                 more = f"{left} more time{'s' * (left != 1)} if need be" if left else "for the last time"
                 recorder.folder, broken = folder, []
+                if tracking is not None:
+                    tracking.folder = folder
                 text = f"the run {where} by itself, {more}"
                 stream.publish(Restarted(step=last or 0, error=str(lost.error), text=text))
     finally:
@@ -152,7 +164,14 @@ def _once(
     result = Run(folder=folder.path if folder else None)
     with InterruptHandler(shown) as interrupts:
         timeline = Timeline() if options.trace else None
-        watch = RunObserver(shown, interrupts, timeline, stream=stream, show_samples=options.show_samples)
+        watch = RunObserver(
+            shown,
+            interrupts,
+            timeline,
+            stream=stream,
+            show_samples=options.show_samples,
+            ages=row_ages(compiled.program),
+        )
         if folder:
             folder.note = watch.show_note
         for text in notes:
@@ -218,7 +237,12 @@ def _claimed(
             plan = compiled.file is not None
             differs = [] if checkpoint is None else outside_digests.change_notes(checkpoint.outside, taken)
             how = {**_how(compiled, options), "differs": differs}
-            folder.write_run_inputs(compiled.source.text, compiled.text(), how, plan=plan)
+            picture = picture_text(compiled, options.backend)
+            copy = folder.path / (PLAN if plan else PROGRAM)
+            repeats = run_file_text(compiled.source, copy, where_it_ran(compiled), compiled.set, options)
+            folder.write_run_inputs(
+                compiled.source.text, compiled.text(), how, plan=plan, picture=picture, repeats=repeats
+            )
         yield checkpoint, taken
 
 
@@ -248,6 +272,7 @@ def _steps(
             restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.show_note)
             done = checkpoint.step
             result.metrics += folder.cut_after_step(done)
+            watch.go_on_after(folder.path / TRACE)
         elif again and folder:
             folder.cut_after_step(0)
         saver = None
@@ -310,9 +335,7 @@ def _rescue(result: Run, folder: RunFolder | None, watch: RunObserver, saver: Sa
     if saver:
         with _noted_failures(watch):
             saver.save()
-    left = {
-        name: model for name, model in _trained(result).items() if folder.path / "models" / name not in result.saved
-    }
+    left = {name: model for name, model in _trained(result).items() if folder.path / MODELS / name not in result.saved}
     for name, model in left.items():
         # A model that cannot be saved does not keep the others from being saved.
         with _noted_failures(watch):
@@ -358,7 +381,7 @@ def _how(compiled: Compilation, options: RunOptions) -> dict[str, object]:
     recorded = {"record": options.record and str(options.record.resolve())}
     return {
         "program": compiled.source.path,
-        **_schedule(compiled),
+        **where_it_ran(compiled),
         "set": dict(compiled.set),
         **chosen,
         **recorded,
@@ -367,8 +390,8 @@ def _how(compiled: Compilation, options: RunOptions) -> dict[str, object]:
     }
 
 
-def _schedule(compiled: Compilation) -> dict[str, object]:
-    """Return where the program ran: the schedule's file or its text, and the number of devices without one."""
+def where_it_ran(compiled: Compilation) -> dict[str, object]:
+    """Return where a program runs: the schedule's file or its text, and the number of devices without one."""
     span = compiled.schedule.span
     if not span.line or span.source.path == compiled.source.path:
         return {"schedule": None, "devices": compiled.devices}

@@ -1,5 +1,6 @@
 """This package calls the user's Python on rows, as reward functions or environments, in processes of its own."""
 
+from rlgraph.user_code.agent_environments import Agent, AgentCall, EndedByUs
 from rlgraph.user_code.environment_kinds import check_environment_declaration, open_environment
 from rlgraph.user_code.environments import Environment, EnvironmentSpec, Episode, ToolCall
 from rlgraph.user_code.function_declarations import FunctionSpec, check_function_declaration
@@ -7,6 +8,9 @@ from rlgraph.user_code.reward_functions import RewardFunction, open_reward_funct
 from rlgraph.user_code.worker import Ask, CodeFailure, RemoteWorker, Workers
 
 __all__ = [
+    "Agent",
+    "AgentCall",
+    "EndedByUs",
     "Ask",
     "RemoteWorker",
     "Environment",

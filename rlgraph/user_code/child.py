@@ -201,6 +201,25 @@ class Child:
         if hasattr(environment, "close"):
             self.await_value(environment.close())
 
+    def solve(
+        self, name: str, arguments: dict[str, Any], returns: tuple[str, ...], variables: dict[str, str]
+    ) -> list[float]:
+        """Return the numbers that an agent returns for an episode; zeros where it returns nothing.
+
+        returns: their names; empty: it returns one, or a dict with a `reward`. variables: those of the environment that
+        tell clients where the model is.
+        """
+        os.environ.update(variables)
+        for name_ in ("NO_PROXY", "no_proxy"):
+            direct = [*filter(None, os.environ.get(name_, "").split(","))]
+            os.environ[name_] = ",".join(dict.fromkeys([*direct, "127.0.0.1"]))
+        value = self.await_value(getattr(self.load(), name)(**arguments))
+        result = row_result(value, ("reward",) if isinstance(value, dict) and not returns else returns)
+        if result[0] == "wrong":
+            raise WrongValue(result[1], None, result[2])
+        numbers: list[float] = result[1] if result[0] == "value" else [0.0] * max(1, len(returns))
+        return numbers
+
     def tool_schema(self, name: str) -> dict[str, Any]:
         """Return what a chat template is given of a function: its name, what it does, its parameters."""
         from transformers.utils.chat_template_utils import get_json_schema

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from rlgraph.user_code.child import Observation
 from rlgraph.user_code.spec import CallSpec
 from rlgraph.user_code.worker import Worker, run_in_parallel
+
+if TYPE_CHECKING:
+    from rlgraph.user_code.agent_environments import Agent
 
 T = TypeVar("T")
 
@@ -62,6 +65,8 @@ class Environment:
     """The role of what it says."""
     reads_special: bool = False
     """Whether actions are shown to it with their special tokens."""
+    agent: Agent | None = None
+    """A function that plays whole episodes and asks the model itself, in place of `begin`."""
 
     def __call__(self, name: object) -> Episode:
         """Return an episode for the row called `name`.

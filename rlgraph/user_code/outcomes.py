@@ -52,7 +52,7 @@ class Judgement:
 
 def result_contract(spec: CallSpec) -> ResultContract:
     """Return what a declaration says of results. Raises ProgramError."""
-    numbers, texts = _names(spec, "returns"), _names(spec, "texts")
+    numbers, texts = named_texts(spec, "returns"), named_texts(spec, "texts")
     twice = next((name for name in (*numbers, *texts) if (*numbers, *texts).count(name) > 1), "")
     if twice:
         raise ProgramError(Diagnostic(BAD_ARGUMENT, f"'{twice}' is returned twice", spec.argument_span("returns")))
@@ -62,7 +62,8 @@ def result_contract(spec: CallSpec) -> ResultContract:
     return ResultContract(numbers, texts, _outcome(spec, "none"), _outcome(spec, "failed"))
 
 
-def _names(spec: CallSpec, option: str) -> tuple[str, ...]:
+def named_texts(spec: CallSpec, option: str) -> tuple[str, ...]:
+    """Return the names that an option says, one or several. Raises ProgramError."""
     given = spec.options.get(option) or ()
     names = (given,) if isinstance(given, str) else tuple(given)
     odd = next((name for name in names if not isinstance(name, str) or not name.isidentifier()), None)

@@ -34,11 +34,17 @@ class CallParameters:
 
 
 def python_reference_faults(
-    spec: CallSpec, folders: SearchFolders, known: Collection[str] = (), *, alone: bool = False
+    spec: CallSpec,
+    folders: SearchFolders,
+    known: Collection[str] = (),
+    *,
+    alone: bool = False,
+    given: Collection[str] = (),
 ) -> list[Diagnostic]:
     """Return what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
 
-    known: the options that are rlgraph's. alone: it is called with the other options and nothing else.
+    known: the options that are rlgraph's. alone: it is called with the other options and what is `given`, and nothing
+    else.
     """
     try:
         reference = single_text_argument(
@@ -64,10 +70,10 @@ def python_reference_faults(
     parameters = _parameters([maker for name, maker in _defined(module.body) if name in (target.name, "*")])
     if parameters is None:
         return []
-    given = [name for name in spec.options if name not in known]
+    options = [name for name in spec.options if name not in known]
     return [
         *unknown_option_errors(spec, known, parameters.named, target.name),
-        *(missing_argument_errors(target, parameters.required, given) if alone else ()),
+        *(missing_argument_errors(target, parameters.required, (*options, *given)) if alone else ()),
     ]
 
 

@@ -35,6 +35,9 @@ class PoolLane:
     full: float = 0.0
     """The fraction of the memory that this is."""
     deployed: tuple[DeployedModel, ...] = ()
+    measured_memory: tuple[str, ...] = ()
+    """What its processes have used at most; empty where nothing was measured."""
+    measured_full: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ class LaneWork:
     rows: tuple[int, ...] = ()
     """The lines of the program's text that it was made of."""
     file: str = ""
+    measured: str = ""
+    """The seconds that it took; `seconds` are then those that were predicted."""
+    measured_share: float = 0.0
+    measured_note: str = ""
+    """What else was measured, as bytes."""
+    key: str = ""
+    """What a run calls it: `train actor`; of weights that arrive `actor -> play`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,27 +69,47 @@ def edge_label(way: LaneEdge) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(lines), way.sizes
 
 
+def memory_bars(lane: PoolLane) -> list[tuple[float, tuple[str, ...]]]:
+    """Return the bars of a lane's memory, each with the lines below it; 0 for lines without a bar."""
+    bars = [(lane.full, lane.memory), (lane.measured_full, lane.measured_memory)]
+    return [(full, lines) for full, lines in bars if lines]
+
+
 def lane_head_size(lane: PoolLane) -> tuple[float, float]:
     """Return the width and the height of the head of a lane."""
     width_needed = text_width(lane.name, TITLE) + 16 + text_width(lane.note, NOTE)
-    width_needed = max([width_needed, *(text_width(line, SMALL) for line in lane.memory)])
+    width_needed = max([width_needed, *(text_width(line, SMALL) for line in (*lane.memory, *lane.measured_memory))])
     for model in lane.deployed:
         width_needed = max(width_needed, SWATCH + text_width(model.title, NAME) + 16 + text_width(model.seconds, NOTE))
         width_needed = max([width_needed, *(SWATCH + text_width(line, SMALL) for line in model.how)])
     height_needed = PAD + TITLE.height
-    height_needed += BAR + 8 + len(lane.memory) * SMALL.height if lane.memory else 0
+    for full, lines in memory_bars(lane):
+        height_needed += (BAR + 8 if full else 0) + len(lines) * SMALL.height
     height_needed += sum(8 + NAME.height + len(model.how) * SMALL.height for model in lane.deployed)
     return width_needed, height_needed + PAD - 4
 
 
 def work_box_size(work: LaneWork) -> tuple[float, float]:
     """Return the width and the height of a box."""
+    lines = work_lines(work)
+    styles = (NAME, *[NOTE] * len(lines))
     width_needed = max(
-        text_width(work.title, NAME) + (16 + text_width(work.seconds, NOTE) if work.seconds else 0),
-        text_width(work.note, NOTE),
+        text_width(left, style) + (16 + text_width(right, NOTE) if right else 0)
+        for (left, right), style in zip(lines, styles, strict=False)
     )
-    height_needed = 14 + NAME.height + (NOTE.height if work.note else 0) + (7 if work.share else 0)
+    shares = work.share or work.measured_share
+    height_needed = 14 + NAME.height + (len(lines) - 1) * NOTE.height + (7 if shares else 0)
     return max(width_needed, 60) + 24, height_needed
+
+
+def work_lines(work: LaneWork) -> list[tuple[str, str]]:
+    """Return the lines of a box, each with what stands at its left and at its right: what was measured stands first,
+    and what was predicted below it, by name."""
+    lines = [(work.title, work.measured or work.seconds)]
+    predicted = f"predicted {work.seconds}" if work.measured and work.seconds else ""
+    if work.note or predicted:
+        lines.append((work.note, predicted))
+    return [*lines, (work.measured_note, "")] if work.measured_note else lines
 
 
 def lay_out_lanes(picture: Lanes) -> LanesDrawing:

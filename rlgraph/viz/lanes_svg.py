@@ -8,7 +8,19 @@ from rlgraph.passes.cost.peak_memory import TIGHT
 from rlgraph.viz import svg_elements
 from rlgraph.viz.escape import escape
 from rlgraph.viz.lanes import Lanes, LaneWork, PoolLane
-from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, EdgePath, LanesDrawing, Place, edge_label, lay_out_lanes
+from rlgraph.viz.lanes_layout import (
+    BAR,
+    MARGIN,
+    PAD,
+    SWATCH,
+    EdgePath,
+    LanesDrawing,
+    Place,
+    edge_label,
+    lay_out_lanes,
+    memory_bars,
+    work_lines,
+)
 from rlgraph.viz.legend import MODELS, LegendEntry, pack_entries
 from rlgraph.viz.theme import (
     BARRIER,
@@ -80,10 +92,11 @@ class _Pen(svg_elements.Pen):
         self.write_text(lane.name, left, y, TITLE, INK, "title")
         self.write_text(lane.note, right, y, NOTE, MUTED, "note", "end")
         y += TITLE.height - TITLE.size
-        if lane.memory:
-            self.draw_bar(left, y + 4, right - left, BAR, lane.full, BARRIER if lane.full > TIGHT else "#667085")
-            y += BAR + 8
-            for line in lane.memory:
+        for full, lines in memory_bars(lane):
+            if full:
+                self.draw_bar(left, y + 4, right - left, BAR, full, BARRIER if full > TIGHT else "#667085")
+                y += BAR + 8
+            for line in lines:
                 y += SMALL.height
                 self.write_text(line, left, y - 3, SMALL, MUTED, "note")
         for model in lane.deployed:
@@ -119,14 +132,22 @@ class _Pen(svg_elements.Pen):
         fill = Paint(PAPER, paint.edge, "", "") if work.kind == "next" else paint
         self.draw_rect(x, y, wide, tall, 7, fill, name, broken)
         y += 7 + NAME.size
-        self.write_text(work.title, x + 12, y, NAME, paint.text, "name")
-        if work.seconds:
-            self.write_text(work.seconds, x + wide - 12, y, NOTE, paint.text, "name", "end")
-        if work.note:
+        (title, seconds), *notes = work_lines(work)
+        self.write_text(title, x + 12, y, NAME, paint.text, "name")
+        if seconds:
+            self.write_text(seconds, x + wide - 12, y, NAME if work.measured else NOTE, paint.text, "name", "end")
+        for left, right in notes:
             y += NOTE.height
-            self.write_text(work.note, x + 12, y, NOTE, MUTED, "note")
-        if work.share:
-            self.draw_bar(x + 12, y + 8, wide - 24, 3, work.share, paint.edge)
+            self.write_text(left, x + 12, y, NOTE, MUTED, "note")
+            if right:
+                self.write_text(right, x + wide - 12, y, NOTE, MUTED, "note", "end")
+        if work.share or work.measured_share:
+            long = wide - 24
+            self.draw_bar(x + 12, y + 8, long, 3, work.measured_share if work.measured else work.share, paint.edge)
+            if work.measured and work.share:
+                # Where the bar would end if the prediction were right.
+                mark = Paint(MUTED, "none", "", "")
+                self.draw_rect(x + 12 + long * min(work.share, 1.0) - 1, y + 5.5, 2, 8, 0, mark, "predicted-share")
         self.out.append("</g>")
 
     # Ways
@@ -203,6 +224,8 @@ def _legend(picture: Lanes) -> list[LegendEntry]:
         entries.append(LegendEntry("box", "Python function", KINDS["call"], name="k-call"))
     if any(way.line == "weights" for stage in picture.stages for way in stage.ways):
         entries.append(LegendEntry("weights", "weights", plain))
-    if any(work.share for work in works):
-        entries.append(LegendEntry("share", "share of the step", plain))
+    if any(work.share or work.measured_share for work in works):
+        predicted = any(work.share for work in works if work.measured)
+        text = "share of the step; the mark: as predicted" if predicted else "share of the step"
+        entries.append(LegendEntry("share", text, plain))
     return entries

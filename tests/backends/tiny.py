@@ -76,6 +76,10 @@ def data_folder(path: Path) -> Path:
         "dapo-math-17k": prompts,
         "tasks": [{**row, "first": text} for row, text in zip(prompts, first, strict=True)],
         "sft": [{"prompt": p, "response": a} for p, a in zip(PROMPTS, ANSWERS, strict=True)],
+        "kto": [
+            {"prompt": p, "completion": a, "other": ANSWERS[i - 1], "label": i % 3 != 1}
+            for i, (p, a) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
+        ],
         "preferences": [
             # No two alike: whose score is the greater would be a matter of rounding.
             {"prompt": p, "chosen": a, "rejected": ANSWERS[i - 1]}

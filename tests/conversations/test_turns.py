@@ -15,7 +15,6 @@ from rlgraph.backends.engines.turns import without_end_of_turn
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.user_code import Environment
 from tests.conversations.files import says, user
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
@@ -189,10 +188,8 @@ def test_an_empty_observation_is_an_empty_turn_and_no_messages_let_the_model_go_
 def test_an_end_that_was_sampled_is_not_written_again() -> None:
     """An episode of a run, answer by answer, is the rendering of its conversation."""
     code, asked = codec(OWN), [user("Guess.")]
-    node, begin = cast(Node, None), cast(Any, None)
-    growing = GrowingEpisode(
-        node, "row 0", code, code.encode_prompt(asked), asked, {}, True, Environment(begin, workers=())
-    )
+    node = cast(Node, None)
+    growing = GrowingEpisode(node, "row 0", code, code.encode_prompt(asked), asked, True, (), {}, False)
     for action in ("4", "5"):
         ids = code.encode_response(action)
         assert growing.add_action(ids, [0.0] * len(ids), [(0, len(ids))]) == action

@@ -393,6 +393,9 @@ def test_a_word_of_schedules_and_declarations_is_a_name_where_no_line_begins_wit
 def QQ(QQ):
     return QQ + 1
 step:
+    a = b
+    b = a
+    c = a
     QQ = a(QQ, QQ=QQ, b=QQ) + QQ.QQ
     keep QQ where QQ > 0
     report QQ

@@ -111,7 +111,8 @@ def test_the_picture_has_a_bar_for_each_entry(together: Compiled, apart: Compile
 def test_a_page_has_them_beside_the_plan_and_the_dataflow(together: Compiled) -> None:
     page = together.to_html()
     kinds = re.findall(r'data-kind="(\w+)"', page)
-    assert kinds == ["plan", "pipelines"] and "<option>plan</option><option>pipelines</option>" in page
+    assert kinds == ["plan", "time", "timeline", "pipelines"]
+    assert page.index("<option>plan</option>") < page.index("<option>pipelines</option>")
     assert "<option>pipelines</option><option>plan</option>" in together.to_html("pipelines")
     assert len(page) - len(_without(page)) < 80_000
     ids = re.findall(r' id="([^"]+)"', page)

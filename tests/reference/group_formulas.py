@@ -340,3 +340,82 @@ def corrected(
     }
     step.values = {"adv": adv, "weight": flat(weight)}
     return step
+
+
+def tba(actor: Model, ref: Model, groups: list[Group], *, lag: int, beta: float, lr: float, parts: int) -> Step:
+    """arXiv 2503.18929, equation 5: (log Z + lp - ref - R / beta)^2 over answers, log Z = mean over the group of
+    ref + R / beta - lp, a constant; sampled by the weights of `lag` steps before."""
+    begin(actor)
+    step = Step()
+    logz: list[float] = []
+    for part in slices(len(groups), parts):
+        terms: list[Tensor] = []
+        for g in part:
+            goals = [sum(frozen_logprobs(ref, row)) + row.score / beta for row in groups[g]]
+            lps = [sum(actor.logprobs(row), torch.zeros(())) for row in groups[g]]
+            logz.append(mean([goal - lp.item() for goal, lp in zip(goals, lps, strict=True)]))
+            terms += [(logz[-1] + lp - goal) ** 2 for goal, lp in zip(goals, lps, strict=True)]
+        step.trained("actor", actor.train(sum(terms) / len(terms), lr))
+    rows = [row for group in groups for row in group]
+    step.metrics = {
+        "reward": mean([row.score for row in rows]),
+        "logz": mean(logz),
+        "age": float(min(len(actor.versions) - 1, lag)),
+    }
+    return step
+
+
+def prime(
+    actor: Model,
+    ref: Model,
+    prm: Model,
+    groups: list[Group],
+    *,
+    eps: float,
+    beta: float,
+    lr: float,
+    lr_prm: float,
+    parts: int,
+) -> Step:
+    """arXiv 2502.01456, equations 3 to 6: groups with a share of right answers in [0.2, 0.8]; the reward model's
+    q = beta (log prm - log ref) is trained by the cross-entropy of sigmoid(sum q), then gives a reward to each token;
+    A_t = sum_{s >= t} (q_s - mean of the other answers' mean q) + R - mean of the other answers' R."""
+    begin(actor)
+    sample(actor, groups)
+    step = Step()
+    groups = [group for group in groups if 0.2 <= mean([row.score for row in group]) <= 0.8]
+    rows = [row for group in groups for row in group]
+    known = {id(row): frozen_logprobs(ref, row) for row in rows}
+    guesses = [beta * (sum(prm.logprobs(row), torch.zeros(())) - sum(known[id(row)])) for row in rows]
+    entropy = [
+        -(row.score * torch.log(torch.sigmoid(x)) + (1 - row.score) * torch.log(torch.sigmoid(-x)))
+        for row, x in zip(rows, guesses, strict=True)
+    ]
+    step.trained("prm", prm.train(sum(entropy) / len(entropy), lr_prm))
+    process = {
+        id(row): [beta * (p - q) for p, q in zip(frozen_logprobs(prm, row), known[id(row)], strict=True)]
+        for row in rows
+    }
+    adv: dict[int, list[float]] = {}
+    for group in groups:
+        whole, scores = [mean(process[id(row)]) for row in group], [row.score for row in group]
+        for i, row in enumerate(group):
+            base, others = mean(whole[:i] + whole[i + 1 :]), mean(scores[:i] + scores[i + 1 :])
+            to_come = rewards_to_come([q - base for q in process[id(row)]], 1.0)
+            adv[id(row)] = [gain + row.score - others for gain in to_come]
+    for part in slices(len(groups), parts):
+        terms = [
+            [
+                -clipped(torch.exp(lp - mu), a, eps, eps)
+                for lp, mu, a in zip(actor.logprobs(row), row.mu, adv[id(row)], strict=True)
+            ]
+            for g in part
+            for row in groups[g]
+        ]
+        step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {
+        "reward": mean([mean([row.score for row in group]) for group in groups]),
+        "accuracy": mean([float((x > 0).item() == (row.score > 0.5)) for row, x in zip(rows, guesses, strict=True)]),
+        "process": mean(flat([process[id(row)] for row in rows])),
+    }
+    return step

@@ -115,3 +115,32 @@ def xpo(
     step.trained("actor", actor.train(loss / len(new), lr))
     step.metrics = {"wins": mean([float(won) for won in wins]), "margin": shares(margins)[0], "reward": mean(score)}
     return step
+
+
+def kto(
+    actor: Model,
+    ref: Model,
+    answers: list[Row],
+    others: list[Row],
+    liked: list[bool],
+    *,
+    beta: float,
+    bad: float,
+    lr: float,
+) -> Step:
+    """arXiv 2402.01306, equation 8: v = 1 - sigmoid(beta (h - z)) of what is liked, 1 - sigmoid(beta (z - h)) of the rest,
+    h = lp - ref of an answer, z = max(0, the mean of h over answers to other prompts), a constant."""
+    begin(actor)
+    step = Step()
+    drifts = [sum(frozen_logprobs(actor, row)) - sum(frozen_logprobs(ref, row)) for row in others]
+    z = max(0.0, mean(drifts))
+    gains, losses = list[Tensor](), list[Tensor]()
+    for row, good in zip(answers, liked, strict=True):
+        gains.append(sum(actor.logprobs(row)) - sum(frozen_logprobs(ref, row)))
+        losses.append(
+            1 - torch.sigmoid(beta * (gains[-1] - z)) if good else bad * (1 - torch.sigmoid(beta * (z - gains[-1])))
+        )
+    loss = average(losses)
+    step.trained("actor", actor.train(loss, lr))
+    step.metrics = {"drift": z, "gain": shares(gains)[0], "loss": loss.item()}
+    return step

@@ -135,3 +135,21 @@ def test_the_sampler_is_corrected(folder: Path, name: str) -> None:
         changed += sum(weight == bound for weight in step.values["weight"])
         plain += sum(weight != bound for weight in step.values["weight"])
     assert changed > 3 and plain > 3, "both branches are in use"
+
+
+def test_tba(folder: Path) -> None:
+    replay = replayed("tba", folder, {"prompts": source("gsm8k", 6), "beta": "0.5"})
+    for seen in replay.steps:
+        groups = groups_of(seen.table("rollout"), seen.values["score"])
+        models = (replay.models[name] for name in ("actor", "ref"))
+        replay.same(seen, group_formulas.tba(*models, groups, lag=2, beta=0.5, lr=0.02, parts=4))
+
+
+def test_prime(folder: Path) -> None:
+    changes = {"prompts": source("gsm8k", 7), "beta": "0.5", "learn": "0.03", "prm": 'causal_lm(base, dtype="float64")'}
+    replay = replayed("prime", folder, changes)
+    for seen in replay.steps:
+        groups = groups_of(seen.table("rollout"), seen.scores[0])
+        models = (replay.models[name] for name in ("actor", "ref", "prm"))
+        step = group_formulas.prime(*models, groups, eps=0.2, beta=0.5, lr=0.02, lr_prm=0.03, parts=4)
+        replay.same(seen, step)

@@ -61,3 +61,18 @@ def test_xpo(folder: Path) -> None:
         replay.same(seen, step)
         wins.append(step.metrics["wins"])
     assert 0 < sum(wins) < len(wins), "either one wins"
+
+
+def test_kto(folder: Path) -> None:
+    changes = {**ACTOR, "rows": source("kto", 7), "rate": "0.02", "bad": "1.5"}
+    replay = Replay(shipped("kto"), folder, changes)
+    drifts, liked = [], []
+    for seen in replay.steps:
+        answers, others = (rows_of(seen.table(name)) for name in ("answer", "other"))
+        labels = [bool(row["label"]) for row in seen.table("answer").data]
+        models = (replay.models[name] for name in ("actor", "ref"))
+        step = preference_formulas.kto(*models, answers, others, labels, beta=0.1, bad=1.5, lr=0.02)
+        replay.same(seen, step)
+        drifts.append(step.metrics["drift"])
+        liked += labels
+    assert any(liked) and not all(liked) and max(drifts) > 0 == min(drifts), "the estimate is used, and cut"

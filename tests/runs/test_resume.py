@@ -392,17 +392,6 @@ def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[s
     assert code == 2 and "E0833]: a run without checkpoints has no best one" in err
 
 
-def test_tensorboard_forgets_what_is_done_again(folder: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    ran(3, "a", save_every=2)
-    disk.remove_folder(Path("a/checkpoints/step-000000003"))
-    ran(4, resume="a")
-    events = loader.EventAccumulator("a/tensorboard")
-    events.Reload()
-    assert [event.step for event in events.Scalars("reward")] == [1, 2, 3, 4]
-    assert [step["step"] for step in numbers("a")] == [1, 2, 3, 4]
-
-
 def test_a_recording_goes_on(folder: Path) -> None:
     ran(4, "whole", record="whole-rec")
     ran(3, "a", save_every=2, record="rec")

@@ -54,8 +54,7 @@ def test_what_a_run_leaves(here: Path) -> None:
         '{"step": 2, "seconds": 0.5, "reward": "NaN", "best": "Infinity"}',
     ]
     assert json.loads((here / "a/b/run.json").read_text()) == {"seed": 1}
-    plain = [name for name in inside(here / "a/b") if not name.startswith("tensorboard")]
-    assert plain == [
+    assert inside(here / "a/b") == [
         "graph.txt",
         "metrics.jsonl",
         "models",
@@ -70,18 +69,6 @@ def test_a_step_is_on_the_disk_at_once(here: Path) -> None:
     folder = RunFolder.claim_folder(Path("a"))
     folder.append_step({"step": 1})
     assert (here / "a/metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_tensorboard_reads_the_events(here: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    folder = RunFolder.claim_folder(Path("a"))
-    for step in (1, 2):
-        folder.append_step({"step": step, "phase": "step", "seconds": 1.0, "reward": step / 4})
-    folder.close()
-    events = loader.EventAccumulator(str(here / "a/tensorboard"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["seconds", "reward"]
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(1, 0.25), (2, 0.5)]
 
 
 def test_every_run_has_a_folder_of_its_own(here: Path) -> None:
@@ -248,13 +235,13 @@ def begun(path: str) -> tuple[RunFolder, list[str]]:
 )
 def test_a_folder_that_is_taken_away_is_made_again(gone: Callable[[Path], object], here: Path) -> None:
     folder, notes = begun("runs/a")
-    before = {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")}
+    before = {*inside(here / "runs/a")}
     gone(here / "runs/a")
     folder.append_step({"step": 2}, {"step": 2})
     folder.append_step({"step": 3}, {"step": 3})
     assert lines(here / "runs/a") == [1, 2, 3]
     assert len((here / "runs/a/trace.jsonl").read_text().splitlines()) == 3
-    assert {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")} == before
+    assert {*inside(here / "runs/a")} == before
     assert len(notes) == 1 and notes[0].startswith("`runs/a` is not there any more: it was removed or moved")
     shutil.rmtree(here / "runs")
     assert folder.save({"actor": Weights()}) == [Path("runs/a/models/actor")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.errors import Source
 from rlgraph.explain.simulate import simulate
+from rlgraph.explain.time_plan import predicted_step, time_plan
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.text.program_text import node_lines
 from rlgraph.passes.pipelines.fuse import best_rule_schedule
@@ -24,6 +26,7 @@ from rlgraph.viz.html import to_html
 from rlgraph.viz.pipeline import draw_pipeline
 from rlgraph.viz.scene import to_scene
 from rlgraph.viz.svg_elements import with_fonts
+from rlgraph.viz.time_plan import to_svg as time_svg
 from tests.viz.browser import CHROMIUM, Browser
 from tests.viz.programs import AWKWARD, program
 
@@ -148,6 +151,104 @@ def test_a_page_shows_the_plan_or_the_dataflow(browser: Browser, tmp_path: Path)
 LR = {"train critic": "5e-6", "train actor": "1e-6"}
 
 
+def key(browser: Browser, name: str) -> None:
+    for kind in ("keyDown", "keyUp"):
+        text = {"text": name} if len(name) == 1 else {}
+        browser.order("Input.dispatchKeyEvent", type=kind, key=name, **(text if kind == "keyDown" else {}))
+
+
+CHOSEN = "document.querySelector('.node.chosen')?.id"
+SEEN = """((id) => { const box = document.getElementById(id).getBoundingClientRect(), area =
+  document.getElementById("stage").getBoundingClientRect();
+  return box.left >= area.left && box.right <= area.right && box.top >= area.top && box.bottom <= area.bottom; })"""
+
+
+def test_boxes_are_searched_walked_and_linked(browser: Browser, tmp_path: Path) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / "ppo.rlf", schedule=ALGORITHMS / "ppo.rls")
+    (tmp_path / "page.html").write_text(compiled.to_html())
+    browser.open(tmp_path / "page.html")
+    title = "document.querySelector('#told h2').textContent"
+    key(browser, "/")
+    assert browser.run("document.activeElement.id") == "find"
+    browser.run("document.activeElement.value = 'train'")
+    browser.run("document.activeElement.dispatchEvent(new Event('input'))")
+    first = browser.run(CHOSEN)
+    key(browser, "Enter")
+    assert browser.run(CHOSEN) != first and "train" in browser.run(title)
+    assert browser.run(f"{SEEN}({CHOSEN})") is True
+    assert browser.run("document.getElementById('found').textContent").endswith("boxes")
+    key(browser, "Escape")
+    assert browser.run("document.querySelectorAll('.node.hit').length") == 0
+    # An arrow goes on to a box that lies there, and the address names it.
+    before = browser.run(f"document.getElementById({CHOSEN}).getBoundingClientRect().y")
+    chosen = browser.run(CHOSEN)
+    key(browser, "ArrowUp")
+    assert browser.run(CHOSEN) != chosen and browser.run("location.hash") == f"#{browser.run(CHOSEN)}"
+    assert browser.run(f"document.getElementById({CHOSEN}).getBoundingClientRect().y") < before
+    # Links lead to a box of any picture, by its id or by its title.
+    browser.run("location.hash = 'train critic'")
+    browser.run("new Promise((done) => setTimeout(() => done(true), 0))")
+    assert browser.run(title) == "train critic"
+    graph = next(box.id for box in to_scene(compiled.program).walk_boxes() if box.kind == "train")
+    browser.open((tmp_path / "page.html").absolute().as_uri() + f"?again#g0-{graph}")
+    assert browser.run(CHOSEN) == f"g0-{graph}" and browser.run("document.getElementById('kind').value") == "dataflow"
+    assert browser.run(f"{SEEN}({CHOSEN})") is True
+    key(browser, "p")
+    assert browser.run("getComputedStyle(document.querySelector('aside')).display") == "none"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_at_first_sight_labels_can_be_read_and_the_program_is_whole(
+    width: int, height: int, browser: Browser, tmp_path: Path
+) -> None:
+    compiled = rlgraph.compile(ALGORITHMS / "ppo.rlf", schedule=ALGORITHMS / "ppo.rls")
+    (tmp_path / "page.html").write_text(compiled.to_html())
+    size = {"deviceScaleFactor": 1, "mobile": False}
+    browser.order("Emulation.setDeviceMetricsOverride", width=width, height=height, **size)
+    try:
+        browser.open(tmp_path / "page.html")
+        scale = browser.run(
+            "new DOMMatrix(getComputedStyle(document.querySelector('.picture:not([hidden])')).transform).a"
+        )
+        assert scale >= (0.7 if width < 700 else 0.9)
+        wide = "[document.documentElement.scrollWidth, document.getElementById('source').scrollWidth - document.getElementById('source').clientWidth]"
+        page, cut = browser.run(wide)
+        assert page <= width and cut <= 0
+        # All of it on request.
+        key(browser, "0")
+        shape, stage = browser.run(
+            "['.picture:not([hidden]) svg', '#stage'].map((s) => document.querySelector(s).getBoundingClientRect()"
+            ".toJSON())"
+        )
+        assert shape["right"] <= stage["right"] + 1 and shape["bottom"] <= stage["bottom"] + 1
+    finally:
+        browser.order("Emulation.setDeviceMetricsOverride", width=1400, height=1000, **size)
+
+
+@cache
+def planned() -> Compiled:
+    """A program with a plan whose seconds are predicted."""
+    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster="1x8:h100-80gb")
+
+
+def test_a_step_is_shown_by_time_in_both_directions(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(planned().to_html())
+    browser.open(tmp_path / "page.html")
+    kinds = browser.run("[...document.getElementById('kind').options].map((option) => option.value)")
+    assert kinds[:3] == ["plan", "time", "timeline"]
+    step = predicted_step(planned())
+    assert step is not None
+    works = time_plan(step).works
+    longest = max(works, key=lambda work: work.end - work.start)
+    short = next(work for work in works if work.title == "value")
+    boxes = [f"#t-{work.id} rect" for work in (longest, short)]
+    heights = [browser.run(f"Number(document.querySelector('{box}').getAttribute('height'))") for box in boxes]
+    ratio = (longest.end - longest.start) / (short.end - short.start)
+    assert heights[0] / heights[1] == pytest.approx(ratio, rel=0.02)
+    texts = browser.run("[...document.querySelectorAll('[data-kind=plan] text')].map((text) => text.textContent)")
+    assert any("seconds in boxes are of work" in text for text in texts)
+
+
 # Texts
 
 # What a text runs over: the edge of a shape, or another text. All in the picture's own units.
@@ -201,6 +302,13 @@ def test_every_text_of_a_plan_fits(name: str, browser: Browser, tmp_path: Path) 
     assert overlaps(browser, tmp_path / "plan.svg") == []
 
 
+def test_every_text_of_a_step_by_time_fits(browser: Browser, tmp_path: Path) -> None:
+    step = predicted_step(planned())
+    assert step is not None
+    (tmp_path / "time.svg").write_text(with_fonts(time_svg(time_plan(step))))
+    assert overlaps(browser, tmp_path / "time.svg") == []
+
+
 def fused(name: str, folder: Path, schedule: str) -> Compiled:
     """A program with a schedule, on two nodes."""
     (folder / f"{name}.rls").write_text(schedule)
@@ -237,7 +345,7 @@ def test_a_page_shows_the_pipelines(browser: Browser, tmp_path: Path) -> None:
     browser.run(pick % "pipelines")
     assert browser.run(shown) == ["pipelines"]
     assert browser.run("getComputedStyle(document.getElementById('after')).display") == "none"
-    number = "getComputedStyle(document.querySelector('.written text')).fill"
+    number = "getComputedStyle(document.querySelector('.picture:not([hidden]) .written text')).fill"
     lane = "getComputedStyle(document.querySelector('.picture:not([hidden]) .lane')).fill"
     light = [browser.run(number), browser.run(lane)]
     browser.dark(True)

@@ -19,7 +19,7 @@ from tests.viz.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
-TABS = ("curves", "samples", "rewards", "time", "events")
+TABS = ("curves", "samples", "rewards", "plan", "time", "events")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_samples_are_stepped_through_ordered_and_searched(browser: Browser, page
     browser.open(page)
     show(browser, "samples")
     assert texts(browser, ".sample .prompt pre") == ["What is 30+1?", "What is 30+0?"]
-    assert texts(browser, "#sample-note") == ["Step 30 of 1 to 30, 2 rows kept"]
+    assert texts(browser, "#sample-note") == ["Step 30 of 1 to 30, 2 rows kept; this file has 60 of 60 rows"]
     browser.run("byId('step-before').click()")
     assert texts(browser, ".sample .prompt pre") == ["What is 29+1?", "What is 29+0?"]
     put(browser, "order", "worst", "change")
@@ -115,7 +115,7 @@ def test_samples_are_stepped_through_ordered_and_searched(browser: Browser, page
     assert browser.run("document.title") == "grpo-1, grpo-2" and browser.run("document.images.length") == 0
     browser.run("byId('search').value = 'nowhere'")
     key(browser, "Enter")
-    assert texts(browser, "#sample-note") == ["Nothing found among those in this file"]
+    assert texts(browser, "#sample-note") == ["Nothing found among the 24 of 24 rows"]
 
 
 def test_seconds_stand_beside_those_predicted_and_events_have_their_texts(browser: Browser, page: Path) -> None:
@@ -128,7 +128,33 @@ def test_seconds_stand_beside_those_predicted_and_events_have_their_texts(browse
     assert kinds[0] in ("finished", "note") and sorted(kinds) == ["finished", "note", "note", "started", "started"]
     assert any(text.startswith("a <b>note</b> </script>") for text in texts(browser, "#events td"))
     show(browser, "rewards")
-    assert texts(browser, "#rewards h2") == ["score \u00b7 grpo-1", "score \u00b7 grpo-2"]
+    assert texts(browser, "#rewards h2")[:2] == ["score \u00b7 grpo-1", "score \u00b7 grpo-2"]
+
+
+def test_the_plan_has_what_was_measured(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    show(browser, "plan")
+    drawn = texts(browser, "#plan .plan:first-of-type text")
+    assert "1.5 s" in drawn and "received 2MB" in drawn and "measured 3MB, 250 ms" in drawn
+    rows = texts(browser, "#plan .beside tbody tr")
+    assert "learngenerate rollout (play)1.5 s" in rows and any("4 others" in row for row in rows)
+    # A box says more when it is chosen, by the keyboard too.
+    browser.run("document.querySelector('#plan .node').focus()")
+    key(browser, "Enter")
+    assert browser.run("document.querySelector('#plan .told').hidden") is False
+    show(browser, "rewards")
+    assert texts(browser, ".ages h2")[:2] == ["Ages of rows by step \u00b7 grpo-1", "Ages of all rows \u00b7 grpo-1"]
+    assert texts(browser, ".ages tbody tr:first-child")[0] == "0 versions606.45%"
+
+
+def test_ticks_of_numbers_that_hardly_differ_are_told_apart(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for low, high in ((1234.001, 1234.009), (1e-7, 1e-7), (3, 3), (0.1234561, 0.1234569), (5e6, 5e6 + 2)):
+        ticks = browser.run(
+            f"[...frame(400, 190, [1, 2], [{low}, {high}], false, '').svg.querySelectorAll('text[text-anchor=end]')]"
+            ".map((t) => t.textContent)"
+        )
+        assert len(ticks) > 2 and len(set(ticks)) == len(ticks), ticks
 
 
 def test_the_page_is_used_by_keyboard(browser: Browser, page: Path) -> None:
@@ -136,7 +162,7 @@ def test_the_page_is_used_by_keyboard(browser: Browser, page: Path) -> None:
     key(browser, "3")
     assert browser.run("byId('rewards').hidden") is False
     key(browser, "ArrowRight")
-    assert browser.run("[byId('time').hidden, document.activeElement.id]") == [False, "tab-time"]
+    assert browser.run("[byId('plan').hidden, document.activeElement.id]") == [False, "tab-plan"]
     key(browser, "1")
     key(browser, "/")
     assert browser.run("document.activeElement.id") == "filter"
@@ -168,6 +194,7 @@ OUTSIDE = """(() => {
   for (const e of document.querySelectorAll("main *, header *")) {
     if (!e.checkVisibility() || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
     if (e.closest("svg")) {
+      if (e.closest(".plan")) continue;
       const text = e.getBoundingClientRect(), box = e.closest(".card").getBoundingClientRect();
       if (text.left < box.left || text.right > box.right || text.bottom > box.bottom) poor.push([e.textContent, "svg"]);
     } else if (e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== "inline") {

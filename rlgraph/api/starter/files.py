@@ -28,11 +28,13 @@ def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]
     asked = ASKED.format(left, right)
     prompt = [{"role": "user", "content": asked}] if chats else asked
     row: dict[str, Any] = {name: prompt for name in needs.prompts}
-    # Of several answers to a prompt the first is the good one.
+    truth = (left + right) % 2 == 0
+    wrong = int(bool(needs.truths) and not truth)
+    # Of several answers to a prompt the first is the good one, unless the row says that it is not.
     for place, name in enumerate(needs.answers):
-        answer = str(left + right + place)
+        answer = str(left + right + place + wrong)
         row[name] = [{"role": "assistant", "content": answer}] if chats else answer
-    row |= dict.fromkeys(needs.numbers, left + right)
+    row |= dict.fromkeys(needs.numbers, left + right) | dict.fromkeys(needs.truths, truth)
     if needs.graded:
         row.setdefault("answer", str(left + right))
     return row | {name: str(left + right) for name in needs.texts if name not in row}

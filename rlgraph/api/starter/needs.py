@@ -24,6 +24,8 @@ class DataNeeds:
     """Columns of whole answers, in the order in which the program takes them."""
     numbers: list[str] = field(default_factory=list)
     """Columns that are calculated with."""
+    truths: list[str] = field(default_factory=list)
+    """Columns that say yes or no of a row, of its answer where it has one."""
     texts: list[str] = field(default_factory=list)
     """Other columns."""
     graded: bool = False
@@ -88,9 +90,10 @@ def _look(
     elif node.op == "tensor":
         for let in node.body:
             for part in operations_in(let.expr):
-                for argument in part.args:
+                for place, argument in enumerate(part.args):
                     if isinstance(argument, Ref) and not TENSOR[part.op].texts:
-                        _turn_into("numbers", argument.name, columns, data)
+                        role = "truths" if part.op == "where" and place == 0 else "numbers"
+                        _turn_into(role, argument.name, columns, data)
     elif node.op == "call":
         functions[str(node.attr("func"))] = tuple(node.attr("names", ()))
         if source := _source(node.inputs[0], types, data):

@@ -224,6 +224,10 @@ class DistributedBackend(StepRunner):
         holdings = (holding for holding in self.plan.holdings if self.plan.group(holding.group).pool == group.pool)
         return None if any(holding.offload for holding in holdings) else self.plan.tail_of(node.name.split(".")[0])
 
+    def note_unchanged(self, model: str, step: Step) -> None:
+        super().note_unchanged(model, step)
+        self.weights.note_unchanged(model, step)
+
     def publish_weights(self, model: str) -> None:
         """Send a new version of a model to the groups that sample with it."""
         self.weights.refresh_samplers(model)

@@ -93,6 +93,11 @@ class WeightLedger:
             self.updates[model] += 1
             self._change(model, step)
 
+    def note_unchanged(self, model: str, step: Step) -> None:
+        """Note that the version which a step makes of a model may be the one before it."""
+        with self._lock:
+            self._end_version(model, step)
+
     def note_restored(self, model: str, updates: int, past: Collection[int]) -> None:
         """Note that the owner of a model has the weights of another run, and these earlier versions; other groups do
         not."""
@@ -113,9 +118,13 @@ class WeightLedger:
             self._arrivals.clear()
 
     def _change(self, model: str, step: Step) -> None:
-        self._ends.setdefault((model, self.versions.version_at(model, step)), self._changes[model])
+        self._end_version(model, step)
         self._changes[model] += 1
         self._hold(model, self.plan.owner(model), None, self._changes[model])
+
+    def _end_version(self, model: str, step: Step) -> None:
+        """Note the count with which the version ends that a step begins with."""
+        self._ends.setdefault((model, self.versions.version_at(model, step)), self._changes[model])
 
     def pop_step_costs(self, step: Step, over: Step) -> dict[str, float]:
         """Return what the transfers of a step cost. over: after this step no weights are asked for that only it and

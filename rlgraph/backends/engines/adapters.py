@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -213,14 +213,20 @@ def load_adapter(folder: str) -> dict[str, Tensor]:
     return {name: tensors[key] for key, name in file_and_model_tensor_names(tensors)}
 
 
+def check_start(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], folder: str) -> None:
+    """Raise EngineError where the tensors of an adapter's folder are not of these names and shapes."""
+    for name in shapes.keys() ^ tensors.keys():
+        where = "the folder" if name in tensors else "the model"
+        raise EngineError(f"the adapter in {folder!r} is another model's: only {where} has {name}")
+    for name, shape in shapes.items():
+        if tuple(shape) != tuple(tensors[name].shape):
+            both = " and ".join(" x ".join(map(str, side)) for side in (shape, tensors[name].shape))
+            raise EngineError(f"the adapter in {folder!r} is another model's: {name} is {both} there")
+
+
 @torch.no_grad()
 def _load_into(parameters: Mapping[str, Tensor], folder: str) -> None:
     tensors = load_adapter(folder)
-    for name in parameters.keys() ^ tensors.keys():
-        where = "the folder" if name in tensors else "the model"
-        raise EngineError(f"the adapter in {folder!r} is another model's: only {where} has {name}")
+    check_start({name: parameter.shape for name, parameter in parameters.items()}, tensors, folder)
     for name, tensor in parameters.items():
-        if tensor.shape != tensors[name].shape:
-            shapes = " and ".join(" x ".join(map(str, side.shape)) for side in (tensor, tensors[name]))
-            raise EngineError(f"the adapter in {folder!r} is another model's: {name} is {shapes} there")
         tensor.copy_(tensors[name])

@@ -150,6 +150,9 @@ class LocalBackend(StepRunner):
     def fetch_texts(self, table: TableData) -> list[RowTexts]:
         return row_texts(table, self.session.decode_rows)
 
+    def values_and_texts(self, values: Sequence[Any], table: TableData) -> tuple[list[Any], list[RowTexts]]:
+        return self.fetch_values(values), self.fetch_texts(table)
+
     def do_node_work(self, node: Node, frame: Frame) -> NodeOutput:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)

@@ -13,6 +13,7 @@ from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Coming, Things
+from rlgraph.backends.ray.agent_placement import agent_placement_errors
 from rlgraph.backends.ray.cluster import start_processes
 from rlgraph.backends.ray.cluster_checkpoints import ClusterCheckpoints
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
@@ -27,7 +28,7 @@ from rlgraph.backends.saved_models import PendingSave, SavedModel
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.worker.session import Settings
-from rlgraph.errors import RunError
+from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Program, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.passes.rewrites.accumulate import with_accumulation
@@ -65,6 +66,8 @@ class RayBackend(DistributedBackend):
         cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
+        if split := agent_placement_errors(program, plan):
+            raise ProgramError(split)
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()
         self.processes = start_processes(

@@ -338,26 +338,36 @@ class Dispatcher:
     ) -> None:
         """Tell the observer which process worked when, and where its rows came from."""
         node, group, works = order.node, order.group, self.works.setdefault(order.step.number, {})
+        draws, peaks, received_bytes = self.observer.draws_timeline, dict[str, int](), 0
         for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
-            senders = delivery.senders()
-            made = [axis_rows for receipt in receipts for axis_rows in receipt.rows]
-            rows = max((axis_rows.row_count for axis_rows in (*delivery.rows, *made)), default=0)
+            senders, rows = delivery.senders() if draws else (), 0
+            if draws:
+                made = [axis_rows for receipt in receipts for axis_rows in receipt.rows]
+                rows = max((axis_rows.row_count for axis_rows in (*delivery.rows, *made)), default=0)
             for address, answer in zip(who, receipts, strict=True):
+                process = f"{group.name} {address[1]}"
+                peaks[process] = answer.peak_bytes
+                received_bytes += sum(answer.received_bytes)
+                works[address, number] = 0
+                if not draws:
+                    continue
+                beside = {"beside": answer.other_rows} if answer.other_rows else {}
                 work = self.observer.add_span(
                     group.pool,
-                    f"{group.name} {address[1]}",
+                    process,
                     node.name,
                     node.op,
                     answer.start,
                     answer.end,
                     rows=rows,
                     tokens=answer.tokens,
-                    **({"beside": answer.other_rows} if answer.other_rows else {}),
+                    **beside,
                 )
                 works[address, number] = work
                 for source, size_bytes in zip(senders, answer.received_bytes, strict=True):
                     if source in works:
                         self.observer.add_flow(works[source], work, "rows", size_bytes)
+        self.observer.processes_worked(node, group.pool, received_bytes, peaks)
 
     def messages_for_replica(
         self, order: NodeRequest, copy: int, frame: Frame | None, wanted: RequestNeeds

@@ -145,9 +145,12 @@ def _trace(
                 [*(axis_rows.row_count for sent in parcel.parts for axis_rows in sent.delivery.rows), *made], default=0
             )
             start, end = rank_receipts[0].start, max(receipt.end for receipt in rank_receipts)
-            work = dispatch.observer.add_span(
-                parcel.group.pool, f"{parcel.group.name} {address[1]}", title, op, start, end, rows=rows, tokens=0
-            )
+            process = f"{parcel.group.name} {address[1]}"
+            work = dispatch.observer.add_span(parcel.group.pool, process, title, op, start, end, rows=rows, tokens=0)
+            for index, receipt in zip(parcel.at, rank_receipts, strict=True):
+                dispatch.observer.processes_worked(
+                    orders[index].node, parcel.group.pool, sum(receipt.received_bytes), {process: receipt.peak_bytes}
+                )
             for index, sent, receipt in zip(parcel.at, parcel.parts, rank_receipts, strict=True):
                 works[address, numbers[index]] = work
                 for source, size_bytes in zip(sent.delivery.senders(), receipt.received_bytes, strict=True):

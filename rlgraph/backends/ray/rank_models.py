@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import PartialUpdate
+from rlgraph.backends.engines.folder_writers import AdapterFolder, ModelFolder, open_folder
 from rlgraph.backends.engines.offload import OffloadRecord
 from rlgraph.backends.engines.roles import Offloads, Saves
 from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityLog
 from rlgraph.backends.ray.arrivals import WeightArrivals
-from rlgraph.backends.ray.folder_writers import AdapterFolder, ModelFolder, empty_tensors, open_folder
+from rlgraph.backends.ray.folder_writers import empty_tensors
 from rlgraph.backends.ray.transfer_ends import Links, WeightsReport, report_weights
 from rlgraph.backends.saved_models import SavedModel
 from rlgraph.backends.step import Step

@@ -118,6 +118,8 @@ class Receipt:
     """For a request that races, the tokens of each row's longest answer; 0 if the row was given up."""
     abandoned_parts: tuple[int, ...] = ()
     """The parts that were given up: nothing more is reported of the request."""
+    peak_bytes: int = 0
+    """The most memory that the process has used since it began; 0 where that is not told."""
     failures: tuple[FirstFailure, ...] = ()
     """The first failures of functions that the run goes on without."""
 

@@ -24,20 +24,29 @@ class ShownRowReader:
     def fetch_values(self, values: Sequence[Any]) -> list[Any]:
         """Return values with all that other processes have of them. Raises RunError."""
         wishes, wanted = _wishes([value for value in values if isinstance(value, RowRefs)])
-        packed = [self.processes.pack_rows(holder, [asked])[0] for holder, asked in wishes.items()]
-        wires = self.processes.get(packed, CallContext(tuple(wishes), "the numbers of samples"))
-        pieces = {holder: [from_wire(sent) for *_, sent in wire] for holder, wire in zip(wishes, wires, strict=True)}
-        read = iter(wanted)
-        return [_joined(value, next(read), pieces) if isinstance(value, RowRefs) else value for value in values]
+        wires = self.processes.get(self._packed(wishes), CallContext(tuple(wishes), "the numbers of samples"))
+        return _read_values(values, wishes, wanted, wires)
 
     def fetch_texts(self, table: RowRefs) -> list[RowTexts]:
         """Return what a person reads of the rows of a table; they are decoded where they are. Raises RunError."""
         wishes, [places] = _wishes([table])
-        calls = [self.processes.call(holder, Worker.row_texts, asked) for holder, asked in wishes.items()]
-        answers = self.processes.get(calls, CallContext(tuple(wishes), "the texts of samples"))
-        texts = dict(zip(wishes, answers, strict=True))
-        rows = [row for holder, at in places for row in texts[holder][at]]
-        return [rows[place] for place in _order(table)]
+        answers = self.processes.get(self._decoded(wishes), CallContext(tuple(wishes), "the texts of samples"))
+        return _read_texts(table, wishes, places, answers)
+
+    def values_and_texts(self, values: Sequence[Any], table: RowRefs) -> tuple[list[Any], list[RowTexts]]:
+        """Return both; all processes are asked at once, and waited for once. Raises RunError."""
+        wishes, wanted = _wishes([value for value in values if isinstance(value, RowRefs)])
+        text_wishes, [places] = _wishes([table])
+        asked = [*self._packed(wishes), *self._decoded(text_wishes)]
+        answers = self.processes.get(asked, CallContext((*wishes, *text_wishes), "samples"))
+        wires, texts = answers[: len(wishes)], answers[len(wishes) :]
+        return _read_values(values, wishes, wanted, wires), _read_texts(table, text_wishes, places, texts)
+
+    def _packed(self, wishes: dict[Address, list[Wish]]) -> list[Any]:
+        return [self.processes.pack_rows(holder, [asked])[0] for holder, asked in wishes.items()]
+
+    def _decoded(self, wishes: dict[Address, list[Wish]]) -> list[Any]:
+        return [self.processes.call(holder, Worker.row_texts, asked) for holder, asked in wishes.items()]
 
 
 _At = list[tuple[Address, int]]
@@ -68,3 +77,19 @@ def _order(value: RowRefs) -> np.ndarray:
     order = np.empty(value.piece.shape[0], dtype=np.int64)
     order[value.piece.argsort(kind="stable")] = np.arange(order.shape[0])
     return order
+
+
+def _read_values(
+    values: Sequence[Any], wishes: dict[Address, list[Wish]], wanted: list[_At], wires: Sequence[Any]
+) -> list[Any]:
+    pieces = {holder: [from_wire(sent) for *_, sent in wire] for holder, wire in zip(wishes, wires, strict=True)}
+    read = iter(wanted)
+    return [_joined(value, next(read), pieces) if isinstance(value, RowRefs) else value for value in values]
+
+
+def _read_texts(
+    table: RowRefs, wishes: dict[Address, list[Wish]], places: _At, answers: Sequence[list[list[RowTexts]]]
+) -> list[RowTexts]:
+    texts = dict(zip(wishes, answers, strict=True))
+    rows = [row for holder, at in places for row in texts[holder][at]]
+    return [rows[place] for place in _order(table)]

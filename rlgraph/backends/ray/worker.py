@@ -30,6 +30,7 @@ from rlgraph.backends.ray.row_refs import Key, recorded_process_name
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
+from rlgraph.backends.worker.memory import peak_memory_bytes
 from rlgraph.backends.worker.nodes import run_node
 from rlgraph.backends.worker.row_choice import chosen_row_indices
 from rlgraph.backends.worker.sampling import longest_answer_lengths, run_generate_in_parts, sampled_token_count
@@ -433,7 +434,8 @@ class Worker(RankRows):
             notes = self.take_step_notes(frame.step, keeps)
         failures = self.session.failures.pop_new()
         if not keeps:
-            return Receipt(start, time.time(), tokens=tokens, received_bytes=came, failures=failures)
+            peak = peak_memory_bytes()
+            return Receipt(start, time.time(), tokens=tokens, received_bytes=came, peak_bytes=peak, failures=failures)
         rows, named, sizes = self.store_outputs(number, node, frame, made)
         receipt = Receipt(
             start,
@@ -445,6 +447,7 @@ class Worker(RankRows):
             tokens=tokens,
             received_bytes=came,
             notes=notes,
+            peak_bytes=peak_memory_bytes(),
             failures=failures,
         )
         return replace(receipt, other_rows=frame.admission.concurrent_calls) if frame.admission else receipt

@@ -168,7 +168,7 @@ class FakeValues:
     def choose_rows(self, order: NodeRequest) -> np.ndarray:
         """Choose rows: a share of them for `keep`, one of each group for `pick`, for `recent` those that are, for
         `aged` all of them, the oldest first, and for `soonest` all of them, those first whose longest is the
-        shortest."""
+        shortest. Conditions hold, and no loop stops."""
         node, frame = order.node, order.frame
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
@@ -192,6 +192,11 @@ class FakeValues:
             tokens = [(name, frame.values[name].response) for name in node.inputs]
             ended = [(name, np.where(lengths > 0, lengths, np.inf)) for name, lengths in tokens]
             return np.argsort(frame.max_per_row(node.attr("axis"), ended), kind="stable")
+        if node.op == "resample":
+            return self.drawn_rows(node, frame)
+        if node.op in ("when", "stop"):
+            # What depends on numbers that nobody computes is taken to happen, so that no work is left out.
+            return np.arange(int(node.op == "when"))
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.ancestor_rows(table.key, chosen.key), minlength=frame.row_count(chosen.key))
@@ -201,6 +206,19 @@ class FakeValues:
         places = frame.values[node.inputs[1]].uniform_quantiles(self.random_key(node, frame.step)) * counts
         positions: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
         return positions
+
+    def drawn_rows(self, node: Node, frame: Frame) -> np.ndarray:
+        """Return which rows `resample` draws: each is as likely as any other of its group."""
+        axis, group = node.attr("axis"), node.attr("group")
+        above = np.zeros(frame.row_count(axis), dtype=np.int64) if group is None else frame.ancestor_rows(axis, group)
+        rng, drawn = random.Random(self.random_key(node, frame.step)), list[int]()
+        for place in np.unique(above):
+            members = np.flatnonzero(above == place).tolist()
+            count = node.attr("rows")
+            drawn += (
+                rng.choices(members, k=count) if node.attr("replace") else rng.sample(members, min(count, len(members)))
+            )
+        return np.sort(np.array(drawn, dtype=np.int64))
 
 
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> FakeRows:

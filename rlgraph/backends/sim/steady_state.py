@@ -33,6 +33,8 @@ class SimulatedSteps:
     """Steps before them."""
     steady: bool | None
     """Whether their two halves take the same time; None: they are too few to tell."""
+    interrupted: bool = False
+    """Whether Ctrl-C has ended them before all were done."""
 
     @property
     def mean_step_seconds(self) -> float:
@@ -41,20 +43,30 @@ class SimulatedSteps:
 
 
 def simulate_steps(
-    backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None
+    backend: SimBackend,
+    steps: int,
+    ended: Callable[[int, int], object] = lambda done, whole: None,
+    keep: bool = False,
 ) -> SimulatedSteps:
     """Run so many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended:
-    is told after each step how many are done, and of how many."""
+    is told after each step how many are done, and of how many. keep: Ctrl-C ends them with those that are done, if one
+    is."""
     phase = main_phase(backend.program)
     before = steps_before_middle(phase)
     coming = ((phase, number) for number in count(1))
-    ends, told = [], []
-    with closing(backend.iter_step_frames(coming)) as running:
-        # Steps ahead of the last one are in flight as in the middle of a run; one more tells what its end waits for.
-        for _, extra in islice(running, before + steps + 1):
-            ends.append((backend.now(), len(backend.works)))
-            told.append(extra)
-            ended(len(ends), before + steps + 1)
+    done, interrupted = list[tuple[tuple[float, int], Mapping[str, float]]](), False
+    try:
+        with closing(backend.iter_step_frames(coming)) as running:
+            # Steps ahead of the last one are in flight as in the middle of a run; one more tells what its end waits
+            # for.
+            for _, extra in islice(running, before + steps + 1):
+                done.append(((backend.now(), len(backend.works)), extra))
+                ended(len(done), before + steps + 1)
+    except KeyboardInterrupt:
+        if not keep or len(done) < before + 2:
+            raise
+        steps, interrupted = len(done) - before - 1, True
+    ends, told = [end for end, _ in done], [extra for _, extra in done]
     seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
     skipped = warm_up_step_count(seconds) if steps >= FEWEST else None
     warm_up = before + (skipped or 0)
@@ -66,6 +78,7 @@ def simulate_steps(
         (first, after),
         warm_up,
         None if steps < FEWEST else skipped is not None,
+        interrupted,
     )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
 from rlgraph.backends.weight_versions import merge_version_runs
+from rlgraph.backends.worker.agent_episodes import play_agent
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.sampler import (
@@ -25,6 +28,7 @@ from rlgraph.backends.worker.sampler import (
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import Session, SessionModel
+from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import SAID
 from rlgraph.ops import attribute_value
@@ -50,37 +54,16 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     ids = ids_of_samples(parents, count)
     weights, version = weights_to_sample_with(node, frame, session, model)
     environment = session.environments[node.attr("env")]
-    started = encode_prompts(node, model, prompts, parents, data, environment.tools)
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
-    codec, by_template = model.engine.codec, attribute_value(node, "turns") == "chat"
-    episodes = [
-        GrowingEpisode(
-            node,
-            row_label(row),
-            codec,
-            list(started[place // count]),
-            asked[place],
-            rows[place],
-            by_template,
-            environment,
+    more: Mapping[str, Tensor] = {}
+    if environment.agent is not None:
+        played = play_agent(node, frame, session, model, weights, version, ids, rows, asked, environment.agent)
+        episodes, asked, more = played.lines, played.asked, played.columns
+    else:
+        started = encode_prompts(node, model, prompts, parents, data, environment.tools)
+        episodes = _step_environment(
+            node, frame, session, model, weights, version, ids, rows, asked, started, environment
         )
-        for place, row in enumerate(ids)
-    ]
-    games = [environment(row_label(row)) for row in ids]
-    try:
-        first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
-        for said, episode in zip(first, episodes, strict=True):
-            episode.add_first_observation(said)
-        for turn in range(node.attr("max_turns")):
-            open_ = [
-                place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
-            ]
-            if not open_:
-                break
-            _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
-    finally:
-        for game in games:
-            game.close()
     if node.name not in session.checked:
         session.checked.add(node.name)
         for episode in episodes[:CHECKED]:
@@ -106,9 +89,59 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         "calls": torch.tensor([len(calls) for calls in made_calls], dtype=torch.long),
         "failed": torch.tensor([sum(call.failed for call in calls) for calls in made_calls], dtype=torch.long),
         SAID: [e.function_arguments() for e in episodes],
+        **more,
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
     return table_output(node, parents, ids, table, count)
+
+
+def _step_environment(
+    node: Node,
+    frame: Frame,
+    session: Session,
+    model: SessionModel,
+    weights: State | None,
+    version: int,
+    ids: tuple[RowId, ...],
+    rows: Sequence[Mapping[str, Any]],
+    asked: Sequence[Any],
+    started: Sequence[Sequence[int]],
+    environment: Environment,
+) -> list[GrowingEpisode]:
+    """Return the episodes of an environment that answers each action. asked, started: what each row is asked, and for
+    each of the data rows its tokens."""
+    codec, by_template = model.engine.codec, attribute_value(node, "turns") == "chat"
+    count = node.attr("n")
+    episodes = [
+        GrowingEpisode(
+            node,
+            row_label(row),
+            codec,
+            list(started[place // count]),
+            asked[place],
+            by_template,
+            [*environment.tools, *tools_of(rows[place])],
+            template_options_of(rows[place]),
+            environment.reads_special,
+        )
+        for place, row in enumerate(ids)
+    ]
+    games = [environment(row_label(row)) for row in ids]
+    try:
+        first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
+        for said, episode in zip(first, episodes, strict=True):
+            episode.add_first_observation(said)
+        for turn in range(node.attr("max_turns")):
+            open_ = [
+                place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
+            ]
+            if not open_:
+                break
+            _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
+    finally:
+        for game in games:
+            game.close()
+    return episodes
 
 
 def _turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,10 @@ from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.turns import without_end_of_turn
 from rlgraph.backends.weight_versions import Runs
 from rlgraph.backends.worker.session import engine_run_error
-from rlgraph.conversations import Message, parse_content, template_options_of, tools_of
+from rlgraph.conversations import Message, parse_content
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.user_code import Environment, ToolCall
+from rlgraph.user_code import ToolCall
 from rlgraph.user_code.child import Observation
 
 
@@ -27,16 +28,18 @@ class GrowingEpisode:
         codec: Codec,
         prompt: list[int],
         asked: Any,
-        row: Mapping[str, Any],
         chat: bool,
-        environment: Environment,
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        reads_special: bool,
     ) -> None:
-        """prompt: the tokens of what is asked; chat: whether messages are replied to with messages."""
+        """prompt: the tokens of what is asked; chat: whether messages are replied to with messages; tools, options:
+        what the chat template is given besides; reads_special: whether actions are shown with their special tokens."""
         self.node = node
         self.name = name
         self.codec = codec
-        self.row = row
-        self.environment = environment
+        self.given = tools, options
+        self.reads_special = reads_special
         self.asked: list[Message] | None = None if isinstance(asked, str) or not chat else _messages(asked)
         """What the episode begins with, where its turns are written by the chat template."""
         self.begun = 0
@@ -66,7 +69,7 @@ class GrowingEpisode:
         first = _as_messages(said)
         self.asked += first
         self.begun = len(first)
-        self.tokens = self._encoded(lambda: self.codec.encode_prompt(self.asked or (), *self._given()))
+        self.tokens = self._encoded(lambda: self.codec.encode_prompt(self.asked or (), *self.given))
         self.written, self.scored = list(self.tokens), [False] * len(self.tokens)
 
     def add_action(self, ids: list[int], logprobs: list[float], versions: Runs) -> str:
@@ -77,7 +80,7 @@ class GrowingEpisode:
         self.versions += versions
         text = self.codec.decode(ids)
         self.actions.append({"role": "assistant", "content": text})
-        return self.codec.decode_with_special(ids) if self.environment.reads_special else text
+        return self.codec.decode_with_special(ids) if self.reads_special else text
 
     def add_tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
         """Add the calls of tools in the last action."""
@@ -112,7 +115,7 @@ class GrowingEpisode:
         if asked is None:
             piece = behind = self.codec.encode_text(self._text(said))
         else:
-            piece = self._encoded(lambda: self.codec.encode_between_answers(asked, replies, *self._given()))
+            piece = self._encoded(lambda: self.codec.encode_between_answers(asked, replies, *self.given))
             behind = without_end_of_turn(piece, self.tokens)
         if len(behind) >= self.tokens_left(most):
             self.over = True
@@ -121,11 +124,26 @@ class GrowingEpisode:
         self.written += piece
         self._add(behind)
 
+    def observe_tokens(self, ids: Sequence[int], most: int) -> None:
+        """Add tokens that others than the model wrote, as `observe` adds a text."""
+        if len(ids) >= self.tokens_left(most):
+            self.over = True
+            return
+        self._add(list(ids))
+
+    def fork(self) -> GrowingEpisode:
+        """Return a copy that goes on otherwise."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(other, name, list(value))
+        return other
+
     def check_special_tokens(self) -> None:
         """Raise RunError where the chat template writes the whole conversation with other special tokens."""
         asked = self.asked
         if asked is not None and self.replies:
-            self._encoded(lambda: self.codec.check_episode(self.written, asked, self.replies, *self._given()))
+            self._encoded(lambda: self.codec.check_episode(self.written, asked, self.replies, *self.given))
 
     def tokens_left(self, most: int) -> int:
         """Return how many tokens may still come; none when it is over."""
@@ -142,11 +160,6 @@ class GrowingEpisode:
         message = f"the environment answers {self.name} with messages, and the episode is a text: {said!r:.60}"
         hint = "return the text alone, or make the prompt a list of messages and leave out `turns=text`"
         raise RunError(Diagnostic("E0861", message, self.node.span, hint))
-
-    def _given(self) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-        """Return what the chat template is given besides: the tools of the environment and of the row, and the row's
-        options."""
-        return [*self.environment.tools, *tools_of(self.row)], template_options_of(self.row)
 
     def _encoded(self, encode: Callable[[], Any]) -> Any:
         try:

@@ -299,6 +299,7 @@ WORK: dict[str, Work] = {
     "expect": run_expect_lengths,
     "learn": run_learn_lengths,
     "keep": run_keep,
+    "resample": run_keep,
     "pick": run_pick,
     "uniform": run_uniform,
     "lookup": run_state_lookup,

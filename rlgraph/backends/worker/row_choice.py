@@ -10,6 +10,7 @@ import torch
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.worker.columns import Who, column_tensor
+from rlgraph.backends.worker.draws import draw
 from rlgraph.backends.worker.sampling import rows_of_inner_axes, table_type
 from rlgraph.backends.worker.session import Session
 from rlgraph.errors import Diagnostic, RunError
@@ -18,13 +19,15 @@ from rlgraph.ir.types import Axis, Table, axis_of
 
 
 def run_keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
+    """Choose the rows of an axis where a condition holds, or that are drawn; they are the rows of new axes."""
     return select_rows(node, frame, chosen_row_indices(node, frame, session))
 
 
 def chosen_row_indices(node: Node, frame: Frame, session: Session) -> np.ndarray:
     """Return which rows a node takes that only selects some, int64."""
     axis, places = _CHOOSE[node.op](node, frame, session)
+    if axis is None:
+        return places
     if session.notes.wanted:
         row_ids, chosen = frame.rows[axis].known_ids, set(places.tolist())
         dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
@@ -41,6 +44,40 @@ def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
         mask = column_tensor(mask, node.inputs[0], row_namer(frame, node.inputs[0]), node.span, torch.float64)
     kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.ancestor_rows(node.attr("axis"), axis.key)])
     return node.attr("axis"), kept
+
+
+def _resampled_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return an axis, and which of its rows are drawn, as often as they are, int64."""
+    axis, group = node.attr("axis"), node.attr("group")
+    value, weight_axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
+    assert weight_axis is not None
+    who = row_namer(frame, node.inputs[0])
+    if isinstance(value, list):
+        value = column_tensor(value, node.inputs[0], who, node.span, torch.float64)
+    given = np.asarray(value, dtype=np.float64)
+    wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
+    if wrong.size:
+        message = f"{who(int(wrong[0]))} has the weight {given[wrong[0]]:g}, which no row can be drawn with"
+        raise RunError(
+            Diagnostic("E0896", message, node.span, "weights are numbers from 0 on: take `abs(x)` or `max(x, 0)`")
+        )
+    weights = given[frame.ancestor_rows(axis, weight_axis.key)]
+    above = np.zeros(len(weights), dtype=np.int64) if group is None else frame.ancestor_rows(axis, group)
+    ids = frame.rows[axis].known_ids
+    drawn = [np.arange(0)]
+    for place in np.unique(above):
+        members = np.flatnonzero(above == place)
+        name = "the batch" if group is None else frame.rows[group].row_name(int(place))
+        if not weights[members].any():
+            message = f"all rows of {name} have the weight 0: none can be drawn"
+            hint = "add a little to each, `weight=w + 1e-6`, or drop such groups above with `keep`"
+            raise RunError(Diagnostic("E0897", message, node.span, hint))
+        # In the order of their identities, which no block and no plan changes.
+        members = members[sorted(range(len(members)), key=lambda at: repr(ids[members[at]]))]
+        names = [ids[member] for member in members]
+        key = f"{node.attr('key')}/{name if group else ''}"
+        drawn.append(members[draw(weights[members], names, node.attr("rows"), node.attr("replace"), key, frame.step)])
+    return axis, np.sort(np.concatenate(drawn))
 
 
 def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
@@ -70,6 +107,11 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
     lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
     longest = frame.max_per_row(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
     return axis, np.argsort(longest, kind="stable")
+
+
+def _condition(node: Node, frame: Frame, session: Session) -> tuple[None, np.ndarray]:
+    """Return no axis, and one place where a condition holds, none where it does not, int64."""
+    return None, np.arange(int(bool(frame.values[node.inputs[0]])))
 
 
 def run_pick(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -112,11 +154,14 @@ def row_namer(frame: Frame, name: str) -> Who:
     return frame.rows[axis.key].row_name if axis else lambda place: f"row {place}"
 
 
-_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {
+_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str | None, np.ndarray]]] = {
     "keep": _kept_places,
+    "resample": _resampled_places,
     "pick": _picked_places,
     "recent": _recent_places,
     "aged": _aged_places,
     "soonest": _soonest_places,
+    "when": _condition,
+    "stop": _condition,
 }
 """Which rows each operation chooses, by its name."""

@@ -17,7 +17,7 @@ from rlgraph.backends.engines.records import Admission, Generation, Sampling, St
 from rlgraph.backends.engines.roles import StreamsRows, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.recording import Replay
+from rlgraph.backends.recording import Replay, Turns
 from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Step
 from rlgraph.backends.weight_versions import Runs
@@ -114,7 +114,7 @@ class Sampler:
     step: Step
     session: Session
     model: SessionModel
-    turn: int | None
+    turn: Turns
     count: int
     """Responses to each list of tokens."""
     sampling: Sampling
@@ -177,6 +177,7 @@ class Sampler:
         """Return which responses are kept, and these. Of samples that end first the recording has no others."""
         step, kept = self.step.number, torch.arange(len(ids))
         if self.sampling.samples_wanted:
+            assert not isinstance(self.turn, Sequence), "an episode's turns are all wanted"
             recorded = torch.tensor([replay.has_row(self.node, step, self.turn, row) for row in ids])
             if bool((recorded.view(-1, self.count).sum(1) == self.sampling.samples_wanted).all()):
                 kept = recorded.nonzero()[:, 0]

@@ -22,6 +22,7 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.weight_versions import PastWeights, WeightVersions
+from rlgraph.backends.worker.agent_server import AgentServer
 from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
@@ -173,6 +174,10 @@ class Session:
         self.readers: dict[str, BatchReader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
+        self.never_finished: dict[str, int] = {}
+        """For each agent of which no episode has come to its end, how many have failed."""
+        self._agent_server: AgentServer | None = None
+        self._opening = threading.Lock()
         self.history = LengthHistory()
         self.first: dict[str, Any] = {}
         """Values of things that live across steps, as they are before the first one, by name."""
@@ -313,9 +318,21 @@ class Session:
         codec = self.models[owner].engine.codec
         return [codec.decode(row) for row in rows]
 
+    @property
+    def agent_server(self) -> AgentServer:
+        """The server that agents ask, which is started when it is first needed."""
+        with self._opening:
+            if self._agent_server is None:
+                self._agent_server = AgentServer()
+            return self._agent_server
+
     def close(self) -> None:
-        """End the processes of functions and environments."""
+        """End the processes of functions and environments, and the server for them."""
         self.workers.close()
+        with self._opening:
+            if self._agent_server is not None:
+                self._agent_server.close()
+                self._agent_server = None
 
 
 def _spec(outside: External, overrides: Mapping[str, Any]) -> CallSpec:

@@ -38,7 +38,7 @@ def try_turns(
         row = first_row(readers, use.source)
         prompt = None if row is None else value_or_none(row[1], use.column)
         environment = environments.get(use.node.attr("env"))
-        if row is None or prompt is None:
+        if row is None or prompt is None or (environment is not None and environment.agent is not None):
             continue
         chats = attribute_value(use.node, "turns") == "chat" and isinstance(prompt, list)
         fault = None

@@ -18,14 +18,14 @@ Strings are as in a line; numbers are in bytes, bytes per second, FLOP/s, second
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlgraph.catalog.clusters.devices import FIELDS, device_names_by_alias
 from rlgraph.catalog.clusters.text import DescribedCluster, DescribedNodeGroup, PlacedWord
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors.toml_text import TomlText
 from rlgraph.files import failure_reason, read_bytes
 
 BAD_FIELD = "E0924"
@@ -74,33 +74,11 @@ def _source(path: str) -> Source:
     raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, hint))
 
 
-class _File:
-    """A parsed TOML file, with the places of its keys."""
+class _File(TomlText):
+    """A cluster's file, read piece by piece."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
-        try:
-            self.content: dict[str, Any] = tomllib.loads(source.text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise self._broken(str(error)) from None
-        except ValueError:
-            raise self._too_long() from None
-
-    def _broken(self, error: str) -> ProgramError:
-        place = re.search(r" \(at line (\d+), column (\d+)\)", error)
-        line, column = (int(place[1]), int(place[2])) if place else (max(1, self.source.text.count("\n")), 1)
-        reason = re.sub(r" \(at .*\)", "", error)
-        span = Span(self.source, line, column, line, column + 1)
-        message = f"this is no TOML: {reason[:1].lower()}{reason[1:]}"
-        return self.make_error(UNREADABLE, message, "texts stand in quotes", span)
-
-    def _too_long(self) -> ProgramError:
-        """Return the error for an integer of more digits than Python reads, whose place Python does not tell."""
-        longest = max(re.finditer(r"\d[\d_]*", self.source.text), key=lambda match: len(match[0]))
-        line = self.source.text.count("\n", 0, longest.start()) + 1
-        column = longest.start() - self.source.text.rfind("\n", 0, longest.start())
-        span = Span(self.source, line, column, line, column + len(longest[0]))
-        return self.make_error(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
+        super().__init__(source, UNREADABLE, BAD_FIELD)
 
     def read_tables(self, name: str) -> list[dict[str, Any]]:
         tables = self.content.get(name, [])
@@ -142,15 +120,6 @@ class _File:
             (PlacedWord(key, self.key_span(key, *where)), self.required_word(key, table, where)) for key in table
         )
 
-    def check_known_fields(
-        self, table: Mapping[str, Any], fields: Collection[str], where: tuple[str, int] = ("", 0)
-    ) -> None:
-        for name in table:
-            if name not in fields:
-                listing = ", ".join(f"`{field}`" for field in fields)
-                hint = did_you_mean(name, fields) or f"here stand {listing}"
-                raise self.make_error(BAD_FIELD, f"there is no field `{name}`", hint, self.key_span(name, *where))
-
     def required_word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> PlacedWord:
         word = self.optional_word(name, table, where)
         if word is None:
@@ -166,26 +135,3 @@ class _File:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         text = f"{value!r}{BASE[kind]}" if number and kind else str(value)
         return PlacedWord(text, self.key_span(name, *where))
-
-    def key_span(self, key: str, table: str = "", number: int = 0) -> Span:
-        """Return the place of a key in the `number`-th table of a name; without a key, the place of the table's
-        head."""
-        inside, seen = not table, -1
-        for line, text in enumerate(self.source.text.splitlines(), 1):
-            if head := re.match(r"\s*\[\[?(.*?)\]", text):
-                seen += _plain(head[1]) == _plain(table)
-                inside = _plain(head[1]) == _plain(table) and seen == number
-                matches = (inside and not key) or (not table and _plain(head[1]) == key)
-            else:
-                matches = inside and bool(key) and _plain(re.split("[=.#]", text)[0]) == key
-            if matches:
-                begin = len(text) - len(text.lstrip()) + 1
-                return Span(self.source, line, begin, line, len(text.split("#")[0].rstrip()) + 1)
-        return Span(self.source, 0, 0, 0, 0)
-
-    def make_error(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
-        return ProgramError(Diagnostic(code, message, span or Span(self.source, 0, 0, 0, 0), hint))
-
-
-def _plain(head: str) -> str:
-    return re.sub(r"[\"'\s]", "", head)

@@ -57,7 +57,7 @@ def streaming_key(choice: PlacementChoice) -> object:
 def simulate_step_seconds(choice: PlacementChoice, steps: int = FEWEST) -> float | None:
     """Return the seconds of a step in the middle of a run of so many steps. None if it cannot be simulated, or if
     Ctrl-C ended the simulation, which is printed."""
-    with closing(_Progress()) as progress:
+    with closing(SimulationProgress()) as progress:
         try:
             return simulate_steps(make_simulator(choice, progress), steps, progress.show_steps_done).mean_step_seconds
         except ProgramError:
@@ -79,19 +79,20 @@ def make_simulator(choice: PlacementChoice, observer: Observer | None = None) ->
     return SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=observer)
 
 
-class _Progress(SilentObserver):
+class SimulationProgress(SilentObserver):
     """Shows the progress of a simulation in a line."""
 
-    def __init__(self) -> None:
-        self.line, self.steps = ProgressLine("simulating what overlaps"), "no step done yet"
+    def __init__(self, name: str = "simulating what overlaps") -> None:
+        self.line, self.steps = ProgressLine(name), "no step done yet"
 
     def node_started(self, node: Node, pool: str = "") -> None:
         """Refresh the line."""
         self.line.show(self.line.elapsed_seconds(), lambda: self.steps)
 
-    def show_steps_done(self, done: int, whole: int) -> None:
-        """Note that so many of the steps are done."""
-        self.steps = f"{done} of {whole} steps"
+    def show_steps_done(self, done: int, whole: int, seconds: float | None = None) -> None:
+        """Note that so many of the steps are done. seconds: of all of them so far."""
+        so_far = "" if seconds is None else f", {format_seconds(seconds / done)} a step"
+        self.steps = f"{done} of {whole} steps{so_far}"
 
     def progress_text(self) -> str:
         """Return the progress as text."""

@@ -37,6 +37,11 @@ def check_schedule_file(
     return []
 
 
+def program_beside(schedule: OpenedProgram) -> Path:
+    """Return the path of the program that a schedule is for, in the schedule's folder. Raises ProgramError."""
+    return _sibling(_head(parse(schedule.source), schedule), schedule.folder)
+
+
 def with_schedule(program: Checked, schedule: OpenedProgram) -> Checked:
     """Return a program with a schedule. Raises ProgramError with all mistakes in the schedule."""
     file = parse(schedule.source)
@@ -67,9 +72,13 @@ def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], 
         program = _program(path, settings)
         if program.program.name == head.name:
             return program
+    return _program(_sibling(head, folder), settings)
+
+
+def _sibling(head: tree.Schedule, folder: Path) -> Path:
     sibling = folder / f"{head.name}.rlf"
     if sibling.is_file():
-        return _program(sibling, settings)
+        return sibling
     raise ProgramError(
         Diagnostic(
             "E0808",

@@ -257,7 +257,9 @@ class _LayerShard:
         columns = max(shape.ffn * max(1, experts), shape.shared_ffn, shape.dense_ffn)
         # Tensor-parallel ranks add up their outputs in one more stream.
         streams = (4 + experts) / self.token_shard_count
-        network = (streams + (self.tp > 1)) * hidden + (4 if experts else 3) * columns / self.tp
+        # Beside the outputs of gate and up are those of their adapters, and the sums, or as much.
+        matrices = 4 if experts else 6 if shape.adapters else 3
+        network = (streams + (self.tp > 1)) * hidden + matrices * columns / self.tp
         attention = 3 * hidden / self.token_shard_count + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         if self.cp > 1:
             # Keys and values of all ranks, both as received and in the rows' order.

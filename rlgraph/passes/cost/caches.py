@@ -139,6 +139,7 @@ class _Growing(MemoryModel):
         weights = (
             rank_parameter_count(config, self.deployment) * config.item_bytes
             + rank_adapter_parameter_count(config, self.deployment) * config.trained_item_bytes
+            + config.narrow_copy_bytes
         )
         resident = BytesByUse((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]

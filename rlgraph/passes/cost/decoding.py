@@ -90,7 +90,7 @@ def prefill_cost(
         read = Tokens(
             prompts + repeats, read.tokens + repeats * tokens, read.squares + repeats * squares, prompts + repeats
         )
-    peak = deployment.island.device.matmul_flops(config.dtype) * rates.compute
+    peak = deployment.island.device.matmul_flops(config.product_dtype) * rates.compute
     inner, _ = deployment.tp_and_pp_links(constants)
     size = read.tokens * shape.hidden * config.item_bytes
     calls = max(1.0, read.tokens / at_once)
@@ -218,7 +218,7 @@ class DecodeStepCost:
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
         self.cache = token_bytes * context / bandwidth
         flops = work.decode_flops_per_token(shape, context, deployment.engine_spec.absorbs_latent)
-        self.compute = flops / deployment.tp / (device.matmul_flops(config.dtype) * rates.compute)
+        self.compute = flops / deployment.tp / (device.matmul_flops(config.product_dtype) * rates.compute)
         inner, _ = deployment.tp_and_pp_links(constants)
         self.sent = (
             2 * shape.layers * inner.all_reduce_bandwidth_seconds(shape.hidden * config.item_bytes, deployment.tp)
@@ -232,7 +232,7 @@ class DecodeStepCost:
         if adapted := _adapted_matrices(config, deployment):
             self.weights += work.adapter_parameter_count(shape) * config.item_bytes / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (
-                device.matmul_flops(config.dtype) * rates.compute
+                device.matmul_flops(config.product_dtype) * rates.compute
             )
             self.overhead += rates.adapted * adapted
         self.row = rates.row + rates.hidden * shape.layers * shape.hidden

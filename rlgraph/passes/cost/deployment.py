@@ -34,6 +34,18 @@ class ModelConfig:
     base: str = ""
     """The first model with the same weights, where these are frozen but for adapters; empty where the weights
     change."""
+    autocast: str | None = None
+    """What products before the head are computed in; None: the dtype of the weights."""
+
+    @property
+    def product_dtype(self) -> str:
+        """Return the dtype of products before the head."""
+        return self.autocast or self.dtype
+
+    @property
+    def narrow_copy_bytes(self) -> int:
+        """Return the bytes of the copies of its matrices in the dtype of their products."""
+        return work.layer_matrix_parameters(self.shape) * ITEM_BYTES[self.autocast] if self.autocast else 0
 
     @property
     def item_bytes(self) -> int:

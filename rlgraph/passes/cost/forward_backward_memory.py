@@ -13,7 +13,12 @@ from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.passes.cost.memory import KEPT, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
 from rlgraph.passes.cost.micro_batching import micro_batching
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes_per_weight
-from rlgraph.passes.cost.weights import rank_adapter_parameter_count, rank_parameter_count, rank_trained_parameter_count
+from rlgraph.passes.cost.weights import (
+    rank_adapter_parameter_count,
+    rank_parameter_count,
+    rank_trained_parameter_count,
+    stage_trained_count,
+)
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -44,8 +49,14 @@ class _Fed(MemoryModel):
         self.held = (
             self.weights * config.item_bytes
             + rank_adapter_parameter_count(config, deployment) * config.trained_item_bytes
+            + config.narrow_copy_bytes * self.keeps_copies
         )
         self.state = optimizer_bytes_per_weight(config.optimizer, config.trained_item_bytes)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether copies of its matrices in the dtype of their products stay: an update makes others."""
+        return True
 
     @property
     def replica_load_key(self) -> object:
@@ -64,6 +75,10 @@ class TrainingMemory(_Fed):
     """The memory of training a model, with its optimizer state, which replicas may shard: ZeRO's first stage (arXiv
     1910.02054). Where gradients stay, a load has the in-flight micro-batches of the first stage and of the last one, in
     place of their number; else it also has whether there is another replica to all-reduce gradients with: 1 or 2."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        return self.config.shape.adapters is not None
 
     @property
     def replica_load_key(self) -> object:
@@ -94,7 +109,7 @@ class TrainingMemory(_Fed):
         resident = BytesByUse((("weights", self.held),)) + _gathered(config, deployment, micro)
         sharded = deployment.engine_spec.shards_optimizer
         # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.
-        stage = work.stage_parameter_count(config.shape, config.kind, deployment.pp) / deployment.tp
+        stage = stage_trained_count(config, deployment)
         stepped = stage / deployment.ep / deployment.cp if sharded else weights
         optimizer = BytesByUse((("optimizer", stepped * (state.master + state.moments)),))
         per_block = _activations(config, deployment, micro, self.feeding.uneven)
@@ -115,6 +130,7 @@ class TrainingMemory(_Fed):
             resident += gradient_sum
             passes = _shared_passes if deployment.fsdp > 1 else _passes
             active = passes(config, deployment, per_block, blocks, gradients, self.parted)
+            active += BytesByUse((("weights", config.narrow_copy_bytes * (not self.keeps_copies)),))
             active = larger_total(active, _update(config, deployment, weights, more == 2.0) + gradient_sum.scaled(-1))
         return (
             MemoryNeeds(resident, active, optimizer, shared_out)
@@ -169,8 +185,9 @@ class ForwardMemory(_Fed):
 
 
 def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> BytesByUse:
-    """Return the buffer in which tensor-parallel ranks gather the tokens that they split, for a product; it stays."""
-    if not deployment.engine_spec.memory.splits_tokens or deployment.tp == 1:
+    """Return the buffer in which tensor-parallel ranks gather the tokens that they split, for a product; it stays. The
+    products of weights that are not trained have none."""
+    if not deployment.engine_spec.memory.splits_tokens or deployment.tp == 1 or config.shape.adapters:
         return BytesByUse()
     return BytesByUse((("buffers", micro.tokens * config.shape.hidden * config.item_bytes),))
 

@@ -189,15 +189,18 @@ def latency_model(
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
     fed = deployment.packs_rows, deployment.prefix_sharing
     row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tuple(batches))
-    flops, tokens, blocks = row.layers_flops / deployment.pp + row.head_flops, row.tokens, row.blocks
+    tokens, blocks, device = row.tokens, row.blocks, deployment.island.device
     layers = shape.layers / deployment.pp
     inner, stage_link = deployment.tp_and_pp_links(constants)
     tokens /= deployment.cp
     size = tokens * shape.hidden * config.item_bytes
     sent = layers * reduces * inner.all_reduce_bandwidth_seconds(size, deployment.tp)
+    # Where ranks split tokens, too, what is between A and B of adapters travels apart from inputs and outputs.
+    apart = 2 if shape.adapters and deployment.engine_spec.memory.splits_tokens else 1
     rounds = (
         layers
         * reduces
+        * apart
         * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
     )
     if deployment.ep > 1:
@@ -220,8 +223,9 @@ def latency_model(
         both = 1 if kind == "forward" else 2
         on, hop = both * size / stage_link.bandwidth, both * stage_link.latency
         sent, rounds = sent + deployment.chunks_per_stage * on, rounds + deployment.chunks_per_stage * hop
-    device = deployment.island.device
-    compute = flops / deployment.tp / deployment.cp / (device.matmul_flops(config.dtype) * rates.compute)
+    products = row.layers_flops / deployment.pp / device.matmul_flops(config.product_dtype)
+    products += row.head_flops / device.matmul_flops(config.dtype)
+    compute = products / deployment.tp / deployment.cp / rates.compute
     moved = (
         passes
         * constants.traffic

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
-from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.links import replicas_link
 from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
-from rlgraph.passes.cost.weights import rank_trained_parameter_count
+from rlgraph.passes.cost.weights import rank_trained_parameter_count, stage_trained_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def optimizer_step_cost_model(
     """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
     weights = rank_trained_parameter_count(config, deployment)
-    stage = work.stage_parameter_count(config.shape, config.kind, deployment.pp) / deployment.tp
+    stage = stage_trained_count(config, deployment)
     device = deployment.island.device
     # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
     # all-reduce all gradients.
@@ -80,11 +79,11 @@ def optimizer_step_cost_model(
     step = optimizer_bytes_per_weight(config.optimizer)
     waits = 1 - rates.hides
     # Weights travel while the next pass is computed, as gradients do during the last one.
-    gathered = config.item_bytes * (waits if device.kind in deployment.engine_spec.gathers_later else 1)
+    gathered = config.trained_item_bytes * (waits if device.kind in deployment.engine_spec.gathers_later else 1)
     sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
-    whole = weights * (step.gradient + (config.item_bytes if split else step.memory_traffic_bytes))
+    whole = weights * (step.gradient + (config.trained_item_bytes if split else step.memory_traffic_bytes))
     shared = stage / deployment.ep / deployment.cp * step.memory_traffic_bytes if split else 0.0
     reached = device.stream_bandwidth * rates.memory
     return OptimizerStepCostModel(

@@ -163,7 +163,7 @@ class _TaskList:
             shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
         elif op.on_steps:
             times /= op.on_steps.period(node.attr("steps"))
-        else:
+        elif op.loop == "rounds":
             times *= self.collect_rounds(node, scope)
         for value in region.inputs:
             self.ready[value.name] = after
@@ -370,6 +370,13 @@ class _TaskList:
         elif node.op == "keep":
             for name, value in zip(node.inputs[1:], node.outputs, strict=True):
                 self.copy_axis_sizes(self.types[name], value.type, self.workload.kept)
+        elif node.op == "resample":
+            axis = self.rows[node.attr("axis")]
+            groups = self.rows[node.attr("group")] if node.attr("group") else 1.0
+            drawn = groups * node.attr("rows")
+            share = (drawn if node.attr("replace") else min(drawn, axis)) / max(1.0, axis)
+            for name, value in zip(node.inputs[1:], node.outputs, strict=True):
+                self.copy_axis_sizes(self.types[name], value.type, share)
         elif node.op == "pick":
             self.copy_axis_sizes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
         elif node.op == "sample":

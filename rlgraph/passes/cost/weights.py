@@ -31,6 +31,14 @@ def rank_trained_parameter_count(config: ModelConfig, deployment: Deployment) ->
     )
 
 
+def stage_trained_count(config: ModelConfig, deployment: Deployment) -> float:
+    """Return how many parameters training changes of those that a tensor-parallel rank of the fullest stage would keep
+    if ranks split no experts."""
+    if config.shape.adapters is not None:
+        return rank_trained_parameter_count(config, deployment)
+    return work.stage_parameter_count(config.shape, config.kind, deployment.pp) / deployment.tp
+
+
 def rank_adapter_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0

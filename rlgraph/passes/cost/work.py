@@ -152,6 +152,12 @@ def adapter_extra_bytes(shape: Shape, merged: bool, item: int, wide: int, room: 
     return received * wide + (slots + twice * received) * item
 
 
+@cache
+def layer_matrix_parameters(shape: Shape) -> int:
+    """Return the parameters of the linear layers, without experts and the head."""
+    return sum(math.prod(matrix.shape) for matrix in layer_matrices(shape))
+
+
 def adapted_parameter_count(shape: Shape) -> int:
     """Return the parameters of the matrices that have an adapter."""
     sizes = {matrix.name: matrix.shape for matrix in layer_matrices(shape)}
@@ -244,7 +250,7 @@ def attended_tokens(shape: Shape, context: float) -> float:
 def _weights(shape: Shape) -> int:
     """Return the weights of all layers with which a token is multiplied."""
     sparse = shape.expert_layer_count * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
-    return sum(math.prod(matrix.shape) for matrix in layer_matrices(shape)) + sparse
+    return layer_matrix_parameters(shape) + sparse
 
 
 # The cache

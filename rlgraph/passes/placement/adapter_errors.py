@@ -28,5 +28,6 @@ def adapter_errors(
             yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.option_span("adapters"), hint)
     elif shape.adapters and spec.adapters and not ways:
         why = [text for way in spec.adapters for text in spec.adapter_problems(way, shape, dtype, kind)]
-        hint = f"write {_WIDE} of the model, or `engine={embedded_engine().name}`"
+        other = f"`engine={embedded_engine().name}`"
+        hint = f"write {_WIDE} of the model, or {other}" if spec.adapter_dtypes else f"write {other}"
         yield Diagnostic("E0912", f"`{model}`: {engine} {', and '.join(why)}", pin.option_span("engine"), hint)

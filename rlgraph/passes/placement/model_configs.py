@@ -18,9 +18,8 @@ from rlgraph.passes.cost.deployment import ModelConfig
 def model_config(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """Return a program's model as cost and memory are computed of it."""
     kind, optimizer = cast(ModelKind, model.kind), model_optimizer(model, program)
-    return ModelConfig(
-        model.name, shape, kind, program.dtype_of_model(model), optimizer, base_models(program).get(model.name, "")
-    )
+    base, autocast = base_models(program).get(model.name, ""), program.autocast_of_model(model)
+    return ModelConfig(model.name, shape, kind, program.dtype_of_model(model), optimizer, base, autocast)
 
 
 def model_optimizer(model: Model, program: Program) -> OptimizerSpec:

@@ -18,6 +18,7 @@ from rlgraph.runs.checkpoint.changes import CHANGED, require_same_program
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.folder import CHECKPOINTS, HOW
 from rlgraph.runs.options import RunOptions, installed_versions
+from rlgraph.runs.trackers.known import require_trackers
 
 if TYPE_CHECKING:
     from rlgraph.backends.saved_models import SavedModel
@@ -85,7 +86,12 @@ def resumed_options(options: RunOptions, run: Path) -> RunOptions:
         taken["record"] = Path(taken["record"])
     if options.keep_samples is None and isinstance(kept := saved.get("keep_samples"), int):
         taken["keep_samples"] = kept
-    return replace(options, seed=saved["seed"], **taken)
+    if not options.track and isinstance(names := saved.get("track"), list):
+        taken["track"] = tuple(map(str, names))
+        taken["track_model"] = options.track_model or saved.get("track_model") is True
+    resumed = replace(options, seed=saved["seed"], **taken)
+    require_trackers(resumed.track, resumed.track_model)
+    return resumed
 
 
 def newest_step(run: Path) -> int | None:

@@ -6,6 +6,7 @@ waits until it is written, so that no copy is needed. Small state is copied when
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside_digests
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, parse_best
 from rlgraph.runs.checkpoint.interval import parse_interval
-from rlgraph.runs.folder import CHECKPOINTS, RunFolder
+from rlgraph.runs.folder import BEST_MODELS, CHECKPOINTS, RunFolder, replace_folder
 from rlgraph.runs.options import KEEP, RunOptions, installed_versions
 
 if TYPE_CHECKING:
@@ -211,9 +212,31 @@ class Saver:
             if best is not None:
                 disk.write_text_atomically(self.checkpoints_folder / BEST, f"{best.name}\n")
             disk.prune_checkpoints(self.checkpoints_folder, self.options.keep or KEEP, best)
-            self.saved(taken.number, self.checkpoints_folder / disk.checkpoint_name(taken.number))
+            newest = self.checkpoints_folder / disk.checkpoint_name(taken.number)
+            if best == newest:
+                taken.allow_model_changes()
+                self._write_best_models(newest)
+            self.saved(taken.number, newest)
         finally:
             taken.allow_model_changes()
+
+    def _write_best_models(self, checkpoint: Path) -> None:
+        """Write the models of the best checkpoint as Hugging Face folders, from its files."""
+        from rlgraph.runs.checkpoint.model_folders import name_base, write_saved_model
+
+        read = document.read_checkpoint(checkpoint)
+        for name in read.models:
+            final = self.folder.path / BEST_MODELS / name
+            draft = final.with_name(f".{name}")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            try:
+                write_saved_model(document.saved_model_of(read, name), name, self.compiled, draft)
+                name_base(draft, final)
+                disk.flush_folder(draft)
+                replace_folder(draft, final)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
 
     def _models(self, taken: _Taken, place: Path) -> dict[str, SavedModel]:
         for name, model in taken.models.items():

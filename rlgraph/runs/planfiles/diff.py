@@ -1,4 +1,4 @@
-"""The differences between two plan files, for a person: where the work runs, how it is held, what is predicted."""
+"""The differences between two plan files, value by value, as programs read them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.plan_file import PlanFile
 from rlgraph.runs.planfiles.format import format_ranges
 
-_SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "unfused_seconds", "alike_seconds")
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -25,36 +23,17 @@ class Difference:
     name: str
     before: Any
     after: Any
-    by: str = ""
-    """Whose seconds these are, if one of the files has the simulator's, too; names both if they differ."""
-
-    def __str__(self) -> str:
-        whose = f" by {self.by}" if self.by else ""
-        return f"{self.name}{whose}: {_shown(self.before)} -> {_shown(self.after)}{_change(self.before, self.after)}"
 
 
 def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
     """Return all differences between the two, except for their paths and the graphs."""
     old, new = _contents(before), _contents(after)
     return [
-        Difference(section, name, old[section].get(name), new[section].get(name), _whose(section, name, before, after))
+        Difference(section, name, old[section].get(name), new[section].get(name))
         for section in old
         for name in dict.fromkeys([*old[section], *new[section]])
         if old[section].get(name) != new[section].get(name)
     ]
-
-
-def _whose(section: str, name: str, *files: PlanFile) -> str:
-    """Return who computed the seconds: a step is the simulator's where work overlaps, and its bound is the search's,
-    which runs work sequentially, so that a step may be below it."""
-    if section != "predicted" or name not in _SECONDS:
-        return ""
-    sections = [file.sections.get(section, {}) for file in files]
-    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(content) for content in sections]
-    if not any(simulated):
-        return ""
-    names = ("the simulator" if by_simulator and name == "seconds" else "the search" for by_simulator in simulated)
-    return " -> ".join(dict.fromkeys(names))
 
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
@@ -117,18 +96,3 @@ def _flat(section: object, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{path}.{name}" if path else str(name))
     else:
         yield path, section
-
-
-# For a person
-
-
-def _shown(value: object) -> str:
-    return "nothing" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _change(before: object, after: object) -> str:
-    """Return by how much a number changed."""
-    numbers = [value for value in (before, after) if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if len(numbers) < 2 or not numbers[0]:
-        return ""
-    return f" ({(numbers[1] - numbers[0]) / abs(numbers[0]):+.1%})"

@@ -48,12 +48,17 @@ LARGEST_BYTES = 16 << 20
 
 def plan_document(compiled: Compilation, beside: Path) -> str:
     """Return the plan file of a compiled program, for a file in the folder `beside`."""
+    return plan_file_text(plan_file_of(compiled, beside))
+
+
+def plan_file_of(compiled: Compilation, beside: Path) -> PlanFile:
+    """Return what the plan file of a compiled program has in it, for a file in the folder `beside`."""
     sections = dict(compiled.plan_file_sections)
     # It follows from the plan: one that was read and changed has another.
     contracts = [contract.to_json() for contract in compiled.contracts if contract.visible_devices]
     if contracts:
         sections["contract"] = {"engines": contracts}
-    return plan_file_text(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), sections))
+    return PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), sections)
 
 
 def plan_file_text(file: PlanFile) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.runs.watching.run_reader import RunReader
-from rlgraph.runs.watching.sample_pages import step_page
+from rlgraph.runs.watching.sample_pages import count_samples, step_page
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import font_style_sheet
+from rlgraph.viz.html import picture_style_sheet
 
 EXPORTED_STEPS = 40
 """Of how many steps of a run an exported page has samples: the first ones, the last ones, and some in between."""
@@ -32,7 +33,9 @@ def live_page(readers: Sequence[RunReader]) -> str:
 
 def exported_page(readers: Sequence[RunReader]) -> str:
     """Return the page that needs nothing else, with samples of some steps."""
-    return _page({**runs_data(readers), "live": False, "samples": [_exported(reader.path) for reader in readers]})
+    samples = [_exported(reader.path) for reader in readers]
+    kept = [count_samples(reader.path) for reader in readers]
+    return _page({**runs_data(readers), "live": False, "samples": samples, "kept": kept})
 
 
 def _exported(run: Path) -> list[dict[str, Any]]:
@@ -57,9 +60,9 @@ def _page(data: dict[str, Any]) -> str:
     names = ", ".join(run["name"] for run in data["runs"])
     parts = {
         "TITLE": escape(names),
-        "STYLE": f"{font_style_sheet()}\n{_asset('watch.css')}",
+        "STYLE": f"{font_style_sheet()}\n{picture_style_sheet()}\n{_asset('watch.css')}",
         "DATA": script_json(data),
-        "SCRIPT": "\n".join(_asset(name) for name in ("elements.js", "charts.js", "samples.js", "watch.js")),
+        "SCRIPT": "\n".join(_asset(name) for name in ("elements.js", "charts.js", "samples.js", "plan.js", "watch.js")),
     }
     # Split at the marks, so that a mark inside a filled-in text is not replaced.
     pieces = _asset("watch.html").split("@@")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
@@ -14,11 +15,13 @@ import numpy as np
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import failure_reason
-from rlgraph.runs.folder import EVENTS, HOW, METRICS
+from rlgraph.runs.folder import EVENTS, HOW, METRICS, REPEATS
 from rlgraph.runs.jsonlines import decode_nonfinite
+from rlgraph.runs.plan_picture import PICTURE
 from rlgraph.runs.samples import SAMPLES
 from rlgraph.runs.watching.bins import bin_starts, binned_curve, round_numbers
 from rlgraph.runs.watching.growing_file import GrowingFile
+from rlgraph.runs.watching.plan_view import RECENT, StepNumbers, memory_view, plan_svg, recent_means, step_numbers
 
 SHOWN_EVENTS = 500
 """How many events the page lists, the newest."""
@@ -66,7 +69,11 @@ class RunReader:
         """The first step in which each metric was NaN or infinite."""
 
     def _forget_events(self) -> None:
-        self.work, self.spreads = MetricColumns(), dict[str, MetricColumns]()
+        self.work, self.ages, self.spreads = MetricColumns(), MetricColumns(), dict[str, MetricColumns]()
+        self.recent: deque[StepNumbers] = deque(maxlen=RECENT)
+        """Of the last steps."""
+        self.memory: dict[str, dict[str, int]] = {}
+        """The peak bytes of processes, by pool."""
         self.events: list[dict[str, Any]] = []
         self.started: dict[str, Any] = {}
         self.ended: dict[str, Any] | None = None
@@ -88,7 +95,7 @@ class RunReader:
         for event in self._events_file.new_records():
             try:
                 self._add_event(event)
-            except (LookupError, TypeError, ValueError):
+            except (LookupError, TypeError, ValueError, AttributeError):
                 self._events_file.damaged += 1
 
     def _add_metrics(self, record: Mapping[str, Any]) -> None:
@@ -110,12 +117,18 @@ class RunReader:
         kind, step = event["kind"], int(event["step"])
         self.last_s = max(self.last_s, float(event["time_s"]))
         if kind == "step_done":
+            numbers = step_numbers(event)
             self.work.add(step, {name: float(seconds) for name, seconds in event["work_s"].items()})
             for name, spread in event["scores"].items():
                 quantiles = {str(place): float(number) for place, number in enumerate(spread)}
                 self.spreads.setdefault(name, MetricColumns()).add(step, quantiles)
+            if event.get("ages"):
+                self.ages.add(step, {str(int(age)): float(rows) for age, rows in event["ages"].items()})
+            for pool, peaks in event.get("memory_bytes", {}).items():
+                self.memory.setdefault(pool, {}).update({name: int(size) for name, size in peaks.items()})
+            self.recent.append(numbers)
         if kind == "run_started":
-            self.started = event
+            self.started, self.memory = event, {}
         self.ended = event if kind == "run_ended" else None
         if kind in _LISTED:
             self.events.append(event)
@@ -142,10 +155,34 @@ class RunReader:
             "not_finite": self.not_finite,
             "spreads": {name: _spread(columns) for name, columns in self.spreads.items()},
             "work": self._work_view(),
+            "ages": self._ages_view(),
+            **self._plan_view(),
             "predicted": {str(name): float(seconds) for name, seconds in predicted.items()},
             "events": self.events[::-1],
             "samples": _size(self.path / SAMPLES) > 0,
         }
+
+    def _plan_view(self) -> dict[str, Any]:
+        """Return the picture of the plan, what pools waited for, and the memory of processes."""
+        means = recent_means(self.recent)
+        text = _text(self.path / PICTURE)
+        svg, predicted = plan_svg(text, means, self.memory) if text else ("", {})
+        return {
+            "step_s": means.measured.step_s,
+            "plan": svg,
+            "waits": means.waits,
+            "memory": memory_view(self.memory, predicted),
+        }
+
+    def _ages_view(self) -> dict[str, Any]:
+        """Return how many rows of each age were trained on, by step and in all."""
+        starts, names = bin_starts(len(self.ages.steps), 200), sorted(self.ages.values, key=int)
+        if not len(starts):
+            return {"x": [], "rows": {}, "total": {}}
+        values = {name: np.nan_to_num(np.asarray(self.ages.values[name])) for name in names}
+        rows = {name: binned_curve(numbers, starts)["mean"] for name, numbers in values.items()}
+        total = {name: int(numbers.sum()) for name, numbers in values.items()}
+        return {"x": _steps_of(self.ages, starts), "rows": rows, "total": total}
 
     def _work_view(self) -> dict[str, Any]:
         starts = bin_starts(len(self.work.steps), 120)
@@ -155,6 +192,20 @@ class RunReader:
         last = {name: _mean(values[-50:]) for name, values in self.work.values.items()}
         seconds = {name: binned_curve(values, starts)["mean"] for name, values in self.work.values.items()}
         return {"x": _steps_of(self.work, starts), "seconds": seconds, "last": last}
+
+
+def runs_of(path: Path) -> list[Path]:
+    """Return the folders of the runs that a path stands for: those of a sweep that have begun, or the path itself."""
+    if (path / METRICS).exists() or not (path / REPEATS).is_file():
+        return [path]
+    begun = sorted((folder for folder in path.iterdir() if (folder / METRICS).is_file()), key=_begun_s)
+    return begun or [path]
+
+
+def _begun_s(run: Path) -> float:
+    """Return when a run began, so that the runs of a sweep are in its order."""
+    how = run / HOW
+    return how.stat().st_mtime if how.exists() else float("inf")
 
 
 def check_run_folder(path: Path) -> None:
@@ -213,3 +264,11 @@ def _settings(path: Path) -> dict[str, str]:
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _text(path: Path) -> str:
+    """Return what a file has; empty where there is none."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError):
+        return ""

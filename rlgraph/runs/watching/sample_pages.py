@@ -86,6 +86,15 @@ def search(run: Path, text: str, before: int | None = None) -> Page:
         return Page(rows, here, (lines.first_step, lines.last_step), end or None)
 
 
+def count_samples(run: Path) -> int:
+    """Return how many samples a run has kept."""
+    try:
+        with (run / SAMPLES).open("rb") as file:
+            return sum(part.count(b"\n") for part in iter(lambda: file.read(_CHUNK), b""))
+    except OSError:
+        return 0
+
+
 def sample_for_page(step: int, sample: Sample) -> dict[str, Any]:
     """Return a sample as the page has it: long texts are cut."""
     return {

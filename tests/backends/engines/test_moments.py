@@ -141,9 +141,15 @@ SOME = [
 
 
 ADAPTED = [
-    ("transformers", split)
-    for split in (make_mesh(tp=2), make_mesh(fsdp=2), make_mesh(), make_mesh(fsdp=2, tp=2), make_mesh(tp=2))
+    ("transformers", make_mesh(tp=2)),
+    ("transformers", make_mesh(fsdp=2)),
+    ("megatron", make_mesh(pp=2, tp=2)),
+    ("transformers", make_mesh()),
+    ("megatron", make_mesh(dp=2, tp=2)),
+    ("transformers", make_mesh(fsdp=2, tp=2)),
+    ("transformers", make_mesh(tp=2)),
 ]
+SOME_ADAPTED = ADAPTED[2:5]
 
 
 @pytest.mark.parametrize(
@@ -155,8 +161,10 @@ ADAPTED = [
             ("qwen2_moe", "causal_lm", SPARSE),
             ("deepseek_v3", "causal_lm", SPARSE),
             ("qwen2", "value_lm", ADAPTED),
+            ("qwen2", "causal_lm", SOME_ADAPTED),
         ],
         ("tied", "causal_lm", SOME),
+        ("qwen2", "causal_lm", SOME_ADAPTED),
     ),
 )
 def test_training_goes_on_with_other_engines_and_splits(
@@ -164,7 +172,7 @@ def test_training_goes_on_with_other_engines_and_splits(
 ) -> None:
     """Copies that share the optimizer out have ranges of parameters, whose ends are nobody's rows."""
     spec, task = sharded.write(model, kind, tmp_path / "model"), Clipped(rows(12), BLOCKS, OPTIONS)
-    spec = replace(spec, adapters=Adapters(3, 6.0)) if chain is ADAPTED else spec
+    spec = replace(spec, adapters=Adapters(3, 6.0)) if chain in (ADAPTED, SOME_ADAPTED) else spec
     alone = TransformersEngine.open(spec)
     expected = [update(alone, spec, task, sum(BLOCKS, ()), step) for step in range(len(chain))]
     before: SavedModel | None = None

@@ -166,6 +166,16 @@ pool all = 2 devices
 place actor, ref on all(engine=transformers, tp=2)
 """,
     ),
+    "lora: pp2 of one base to one": Case(
+        "lora",
+        """
+pool learn = 2 devices
+pool play = 1 devices
+place actor.train, ref on learn(engine=megatron, pp=2)
+place actor.generate on play(engine=vllm)
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}},
+    ),
     "lora: dp2 to two, beside": Case(
         "lora",
         """

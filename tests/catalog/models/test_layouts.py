@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis.strategies import booleans, integers
+from hypothesis.strategies import booleans, integers, sampled_from
 from torch import Tensor
 
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.layout_checks import layout_problems
-from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.adapters import ALL, Adapters
 from rlgraph.catalog.models.families import (
     CORRECTION,
     EMBEDDING,
@@ -99,6 +99,17 @@ def test_many_models_of_megatron(split: tuple[Shape, Mesh]) -> None:
     megatron_holds(*split)
 
 
+@settings(max_examples=40)
+@given(splits("megatron"), sampled_from([(ALL,), ("v_proj",), ("o_proj", "gate_proj")]))
+def test_megatron_holds_what_adapters_have_of_its_matrices_and_all_that_lies_between(
+    split: tuple[Shape, Mesh], targets: tuple[str, ...]
+) -> None:
+    shape, over = split
+    shape = replace(shape, adapters=Adapters(3, 6.0, targets))
+    if not megatron.layers_without_adapters(shape):
+        megatron_holds(shape, over)
+
+
 def megatron_holds(shape: Shape, over: Mesh) -> None:
     tp, pp, ep, cp = (over.axis_size(axis) for axis in ("tp", "pp", "ep", "cp"))
     for kind in KINDS:
@@ -106,6 +117,8 @@ def megatron_holds(shape: Shape, over: Mesh) -> None:
         check_locals(layouts)
         for name, counts in held(layouts, shape, kind).items():
             entire = everywhere(name) or name.startswith("score")
+            if ".lora_" in name:
+                entire = ("lora_B" in name) == ("o_proj" in name or "down_proj" in name)
             expected = cp * (tp if entire else 1) * (1 if ".experts." in name else ep)
             if name == EMBEDDING and shape.tied and pp > 1 and kind == "causal_lm":
                 expected *= 2

@@ -10,9 +10,15 @@ import torch
 from rlgraph.backends.engines.base import TrainOptions
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.deployment import ModelConfig
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.constants import default_constants
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.latency import latency_model
+from rlgraph.passes.cost.lengths import Lengths
 from tests.passes.cost.allocated import Work, transformers
 from tests.passes.cost.test_work import counter
 from tests.passes.cost.trained import Case
@@ -72,6 +78,20 @@ def test_products_are_those_that_torch_counts(family: str) -> None:
     # The counter has the attention's backward pass as half as much again, and what reaches no adapter is not computed.
     attention = work.attention_flops(shape, tokens) / 2
     assert layers + head + attention == pytest.approx(counted.get_total_flops(), rel=0.03)
+
+
+def test_what_is_between_the_matrices_travels_where_ranks_split_tokens() -> None:
+    """As many messages again as without adapters, which take time by their number; their bytes are few."""
+    plain, batch = ModelConfig("m", Case("llama").shape(), "causal_lm"), Batch(8.0, Lengths((100.0,)), Lengths((20.0,)))
+    tuned = replace(plain, shape=replace(plain.shape, adapters=LORA))
+    island = read_cluster("1x2:h100-80gb").islands[0]
+
+    def messages_s(config: ModelConfig, engine: str) -> float:
+        deployment = Deployment(engine, island, make_mesh(tp=2))
+        return latency_model("forward", config, deployment, default_constants("gpu"), [batch]).block.communication
+
+    assert messages_s(tuned, "megatron") == pytest.approx(2 * messages_s(plain, "megatron"))
+    assert messages_s(tuned, "transformers") == messages_s(plain, "transformers")
 
 
 def test_narrow_models_train_wide_adapters() -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("megatron.core")
 from rlgraph.ir.mesh import make_mesh
 from tests.backends.engines.ranks import Ranks
 from tests.passes.cost.allocated import Work, on_rank
+from tests.passes.cost.test_adapters_memory import Tuned
 from tests.passes.cost.trained import Case
 from tests.suites import few
 
@@ -33,6 +34,14 @@ CASES = [
     # gloo lets go of what it added up or gathered a moment later: a wide network outweighs that.
     Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=make_mesh(cp=2)),
     Work("logprobs", Case("llama", rows=2, fields=(*WIDE, ("intermediate_size", 2048))), 4, 4, split=make_mesh(tp=2)),
+    Tuned("train", Case("qwen2")),
+    Tuned("train", Case("llama", rows=1, length=32), layers=4),
+    Tuned("train", Case("qwen2", dtype="bfloat16", scored=64), micros=3),
+    Tuned("train", Case("llama", kind="value_lm"), micros=2, split=make_mesh(tp=2)),
+    Tuned("train", Case("qwen2", scored=64), 4, 4, split=make_mesh(pp=2)),
+    Tuned("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=make_mesh(dp=2)),
+    Tuned("train", Case("qwen3", scored=64), micros=2, split=make_mesh(cp=2)),
+    Tuned("logprobs", Case("qwen2", scored=64)),
 ]
 
 
@@ -44,6 +53,9 @@ KEPT = [
     Work("logprobs", Case("qwen2", scored=64)),
     Work("logprobs", Case("llama", dtype="bfloat16", rows=64, length=9, scored=8)),
     Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=make_mesh(cp=2)),
+    Tuned("train", Case("llama", kind="value_lm"), micros=2, split=make_mesh(tp=2)),
+    Tuned("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=make_mesh(dp=2)),
+    Tuned("logprobs", Case("qwen2", scored=64)),
 ]
 
 

@@ -4,7 +4,7 @@ Megatron-core."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import NoRows
+from rlgraph.backends.engines.megatron.adapters import InitialAdapters, attach_adapters
 from rlgraph.backends.engines.megatron.batches import merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
-from rlgraph.backends.engines.megatron.model import build
+from rlgraph.backends.engines.megatron.model import build, is_shared
 from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
 from rlgraph.backends.engines.megatron.pipeline import Pipeline, accumulate_gradients
 from rlgraph.backends.engines.megatron.shared_results import SharedResults
@@ -71,12 +72,24 @@ class MegatronEngine(RankWeights, ScoringMixin):
     """
 
     def __init__(
-        self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: MegatronOptions
+        self,
+        spec: ModelSpec,
+        codec: Codec,
+        shape: Shape,
+        mesh: Mesh,
+        rank: int,
+        options: MegatronOptions,
+        base: MegatronEngine | None = None,
     ) -> None:
-        """Build the model with weights that are all zeros; `open` reads them."""
+        """Build the model with weights that are all zeros; `open` reads them. shape: with its adapters. base: an engine
+        with the same base and stages, which is not copied."""
         self.spec, self.codec, self._options, stages = spec, codec, options, Stages(options.turned)
-        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), options.recompute, stages)
         self._shape, self._mesh, self._rank = shape, mesh, mesh.mirrored_rank(rank, "pp") if options.turned else rank
+        self._model: GPTModel = build(
+            shape, mesh, spec.kind, dtype_of(spec), options.recompute, stages, base._model if base else None
+        )
+        if shape.adapters is not None:
+            attach_adapters(self._model, shape, mesh, self._rank, spec.kind)
         self._pipeline = Pipeline(
             self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.axis_size("chunks")
         )
@@ -89,17 +102,26 @@ class MegatronEngine(RankWeights, ScoringMixin):
 
     @classmethod
     @redirect_cuda_to_cpu()
-    def open(cls, spec: ModelSpec, mesh: Mesh, **options: Any) -> MegatronEngine:
+    def open(
+        cls, spec: ModelSpec, mesh: Mesh, *, beside: MegatronEngine | None = None, **options: Any
+    ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`; `process_groups.join_process_group` comes first.
 
-        options: the fields of `MegatronOptions`. Raises EngineError for a source that cannot be used, a family that is
-        not known, and a mesh that does not fit the model or this process.
+        beside: an engine that has the same base, which neither changes: where its stages lie as this one's the base is
+        not copied. options: the fields of `MegatronOptions`. Raises EngineError for a source that cannot be used, a
+        family that is not known, and a mesh that does not fit the model or this process.
         """
-        rank = initialize_groups(mesh)
+        rank, chosen = initialize_groups(mesh), MegatronOptions(**options)
         codec = load_codec(spec)
         shape, weights = read_model_source(spec)
-        engine = cls(spec, codec, shape, mesh, rank, MegatronOptions(**options))
-        fill_tensors(engine.tensors(), engine.layout(), weights)
+        base = beside if beside is not None and beside._options.turned == chosen.turned else None
+        engine = cls(spec, codec, replace(shape, adapters=spec.adapters), mesh, rank, chosen, base)
+        layouts = [*layout(shape, mesh, engine._rank, spec.kind)]
+        if spec.adapters is not None:
+            layouts += engine.layout()
+            weights = InitialAdapters(engine._shape, spec.kind, weights)
+        missing = [local for local in layouts if base is None or not is_shared(local.name, spec.kind)]
+        fill_tensors(dict(engine._model.named_parameters()), missing, weights)
         return engine
 
     def train_step(
@@ -183,9 +205,9 @@ class MegatronEngine(RankWeights, ScoringMixin):
         return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the live parameters by the names of `layout`, those of the last update. A view of one does not outlive
-        the first `train_step`."""
-        return self.offloader.on_device_or_host(dict(self.model.named_parameters()))
+        """Return the live parameters by the names of `layout`, those of the last update; for a model with adapters only
+        what is trained. A view of one does not outlive the first `train_step`."""
+        return self.offloader.on_device_or_host(self._held)
 
     @redirect_cuda_to_cpu()
     def note_weights_written(self) -> None:
@@ -208,8 +230,8 @@ class MegatronEngine(RankWeights, ScoringMixin):
         """Return what this rank's optimizer keeps, live; nothing before the first update."""
         if self._trainer is None:
             return Moments()
-        parameters = dict(self.model.named_parameters())
-        return moments(self._trainer.adam, parameters, layout_by_layer(self.layout(), parameters), self.offloader)
+        held = self._held
+        return moments(self._trainer.adam, held, layout_by_layer(self.layout(), held), self.offloader)
 
     @redirect_cuda_to_cpu()
     @torch.enable_grad()
@@ -223,8 +245,9 @@ class MegatronEngine(RankWeights, ScoringMixin):
 
     @redirect_cuda_to_cpu()
     def copy(self) -> MegatronEngine:
-        """Return the same model with weights of its own and no optimizer."""
-        duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options)
+        """Return the same model with weights of its own, except a base that adapters share, and no optimizer."""
+        base = self if self.spec.adapters is not None else None
+        duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options, base)
         duplicate.load_weights(self.tensors())
         return duplicate
 
@@ -232,6 +255,12 @@ class MegatronEngine(RankWeights, ScoringMixin):
         kind: DeviceKind = "gpu" if model_device().type == "cuda" else "cpu"
         later = kind in SPEC.gathers_later if self._options.later is None else self._options.later
         return Trainer(self._model, self._options.distributed_optimizer, later)
+
+    @property
+    def _held(self) -> dict[str, Tensor]:
+        """The parameters by name; of a model with adapters only those that are trained."""
+        adapted = self.spec.adapters is not None
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad or not adapted}
 
     @property
     def _is_last_stage(self) -> bool:

@@ -6,8 +6,10 @@ The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, exce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from rlgraph.catalog.models.adapters import adapter_matrix_names
 from rlgraph.catalog.models.families import (
     CORRECTION,
     EMBEDDING,
@@ -15,20 +17,26 @@ from rlgraph.catalog.models.families import (
     Part,
     expert_layer_prefix,
     gate_up_rows,
+    linear_layers,
     tensor_rows_of_part,
+    trainable_parameter_shapes,
 )
 from rlgraph.catalog.models.latent_attention import LatentAttention
 from rlgraph.catalog.models.rank_slices import RankSlicer, Slice
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import LocalTensor
-from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.layout import LocalTensor, Range
+from rlgraph.ir.mesh import Mesh, make_mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.layout_checks` finds no
-    fault; every replica along `dp` has the same."""
+    fault; every replica along `dp` has the same. For a model with adapters only these, and a head that is trained."""
     cuts = RankSlicer.for_rank(shape, mesh, rank, kind)
     stages, stage = mesh.axis_size("pp"), mesh.axis_position(rank, "pp")
+    if shape.adapters:
+        trained = RankSlicer.for_rank(shape, mesh, rank, kind, trainable_parameter_shapes(shape, kind))
+        adapters = [tensor for linear in adapted_linears(shape, cuts) for tensor in _adapters(linear, trained)]
+        return (*adapters, *(_head(shape, cuts, kind, stages) if kind != "causal_lm" and stage == stages - 1 else ()))
     tensors: list[LocalTensor] = []
     if stage == 0:
         tensors.append(
@@ -46,6 +54,97 @@ def padded_vocab_size(shape: Shape, tp: int) -> int:
     return -(-shape.vocab // tp) * tp
 
 
+@dataclass(frozen=True)
+class SplitLinear:
+    """A linear layer of Megatron's, which every decoder layer has, and the rank's parts of the Hugging Face layers that
+    it is made of."""
+
+    name: str
+    modules: tuple[str, ...]
+    """The names of these layers."""
+    parts: tuple[tuple[str, Range], ...]
+    """Of the rank's parts, one behind the other, the layer and the range of its outputs, or inputs; one may come again,
+    or not at all."""
+    splits_inputs: bool = False
+    """Ranks split its inputs, and add up their outputs; else they split its outputs."""
+
+    def weight(self, cuts: RankSlicer) -> LocalTensor:
+        """Return its weight."""
+        slices = [(f"{module}.weight", part) for module, part in self.parts]
+        return cuts.concatenate_slices(f"{self.name}.weight", slices, dim=int(self.splits_inputs))
+
+    def adapter_name(self, module: str) -> str:
+        """Return the name under which it has the adapter of one of these layers."""
+        return f"{self.name}.adapters.{module.rpartition('.')[2]}"
+
+
+def adapted_linears(shape: Shape, cuts: RankSlicer) -> Iterator[SplitLinear]:
+    """Yield those linear layers of a rank that have adapters."""
+    linears = [
+        *(() if shape.latent else _attention_linears(shape, cuts)),
+        *(() if shape.experts else _network_linears(shape, cuts)),
+    ]
+    for linear in linears:
+        if shape.adapters and shape.adapters.adapted_layers(linear.modules):
+            yield linear
+
+
+def layers_without_adapters(shape: Shape) -> list[str]:
+    """Return the names of the linear layers that are to have adapters, of which this engine has none, by their last
+    parts."""
+    if shape.adapters is None:
+        return []
+    cuts = RankSlicer.for_rank(shape, make_mesh(), 0, "causal_lm")
+    held = {module for linear in adapted_linears(shape, cuts) for module in linear.modules}
+    wanted = shape.adapters.adapted_layers(linear_layers(shape))
+    return sorted({name.rpartition(".")[2] for name in wanted if name not in held})
+
+
+def _adapters(linear: SplitLinear, trained: RankSlicer) -> Iterator[LocalTensor]:
+    """Yield a rank's parts of the adapters of a linear layer: what lies between A and B is whole on each rank, which
+    has the rows of B, or the columns of A, that belong to its part of the weight."""
+    for module in linear.modules:
+        (a, b), local = adapter_matrix_names(module), linear.adapter_name(module)
+        if a not in trained.shapes:
+            continue
+        ranges = [part for name, part in linear.parts if name == module]
+        if linear.splits_inputs:
+            yield trained.concatenate_slices(f"{local}.lora_A", [(a, part) for part in ranges], dim=1)
+            yield trained.whole_tensor(f"{local}.lora_B", b)
+            continue
+        yield trained.whole_tensor(f"{local}.lora_A", a)
+        if ranges:
+            yield trained.concatenate_slices(f"{local}.lora_B", [(b, part) for part in ranges])
+
+
+def _attention_linears(shape: Shape, cuts: RankSlicer) -> tuple[SplitLinear, SplitLinear]:
+    megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    inputs = cuts.rank_range(shape.heads * shape.head_dim)
+    return (
+        SplitLinear(f"{megatron}linear_qkv", *_fused(shape, ("q", "k", "v"), _qkv(shape, cuts, "weight"))),
+        SplitLinear(f"{megatron}linear_proj", (f"{hf}o_proj",), ((f"{hf}o_proj", inputs),), splits_inputs=True),
+    )
+
+
+def _network_linears(shape: Shape, cuts: RankSlicer) -> tuple[SplitLinear, SplitLinear]:
+    megatron, hf, columns = "decoder.layers.*.mlp.", "model.layers.*.mlp.", cuts.rank_range(shape.ffn)
+    parts: tuple[Part, ...] = ("gate", "up")
+    rows = [tensor_rows_of_part(shape, part, *columns) for part in parts]
+    return (
+        SplitLinear(f"{megatron}linear_fc1", *_fused(shape, parts, rows)),
+        SplitLinear(f"{megatron}linear_fc2", (f"{hf}down_proj",), ((f"{hf}down_proj", columns),), splits_inputs=True),
+    )
+
+
+def _fused(
+    shape: Shape, parts: Iterable[Part], slices: Iterable[Slice]
+) -> tuple[tuple[str, ...], tuple[tuple[str, Range], ...]]:
+    """Return the layers that are fused, and a rank's parts of them, from slices of their weights."""
+    weights = dict.fromkeys(tensor_rows_of_part(shape, part, 0, 0)[0] for part in parts)
+    modules = tuple(name.removesuffix(".weight") for name in weights)
+    return modules, tuple((name.removesuffix(".weight"), rows) for name, rows in slices)
+
+
 def _layers(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.", "model.layers.*."
     yield cuts.whole_tensor(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight")
@@ -54,21 +153,19 @@ def _layers(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     if shape.experts:
         yield from _experts(shape, cuts)
         return
-    columns = cuts.rank_range(shape.ffn)
-    yield cuts.concatenate_slices(
-        f"{megatron}mlp.linear_fc1.weight", [tensor_rows_of_part(shape, part, *columns) for part in ("gate", "up")]
-    )
-    yield cuts.split_tensor(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
+    yield from (linear.weight(cuts) for linear in _network_linears(shape, cuts))
 
 
 def _attention(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
-    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
-        yield cuts.concatenate_slices(f"{megatron}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+    fused, output = _attention_linears(shape, cuts)
+    yield fused.weight(cuts)
+    if shape.qkv_bias:
+        yield cuts.concatenate_slices(f"{fused.name}.bias", list(_qkv(shape, cuts, "bias")))
     if shape.qk_norm:
         yield cuts.whole_tensor(f"{megatron}q_layernorm.weight", f"{hf}q_norm.weight")
         yield cuts.whole_tensor(f"{megatron}k_layernorm.weight", f"{hf}k_norm.weight")
-    yield cuts.split_tensor(f"{megatron}linear_proj.weight", f"{hf}o_proj.weight", dim=1)
+    yield output.weight(cuts)
 
 
 def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:

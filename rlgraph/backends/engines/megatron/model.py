@@ -23,11 +23,20 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 
 
-def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool, stages: Stages) -> GPTModel:
+def build(
+    shape: Shape,
+    mesh: Mesh,
+    kind: ModelKind,
+    dtype: torch.dtype,
+    recompute: bool,
+    stages: Stages,
+    base: GPTModel | None = None,
+) -> GPTModel:
     """Return this rank's part of a model, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold
     the model.
 
-    recompute: for its backward pass each layer keeps its input only.
+    recompute: for its backward pass each layer keeps its input only. base: a model with the same weights, adapters and
+    heads apart, which never change: the two share them.
     """
     faults = layout_problems(shape, "megatron", mesh, kind)
     tp = mesh.axis_size("tp")
@@ -36,7 +45,8 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         faults.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
     if faults:
         raise EngineError("; ".join(faults))
-    config = _config(shape, mesh, dtype, recompute)
+    # What is shared is not made on the device first: it may have no room there.
+    config = _config(shape, mesh, dtype, recompute, on_host=base is not None)
     model = GPTModel(
         config,
         # A `ModuleSpec` would have to name all modules.
@@ -68,7 +78,22 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         # The scale is rounded to the dtype of the weights, as in transformers.
         scale = float(torch.tensor(shape.embedding_scale, dtype=dtype))
         model.embedding.register_forward_hook(lambda module, args, output: output * scale)
+    if base is not None:
+        _share(model, base, kind)
     return model.to(model_device(), dtype)
+
+
+def is_shared(name: str, kind: ModelKind) -> bool:
+    """Return whether models of a kind with one base share a parameter: each has its adapters, and a scalar head."""
+    return ".adapters." not in name and (kind == "causal_lm" or not name.startswith("output_layer."))
+
+
+def _share(model: GPTModel, base: GPTModel, kind: ModelKind) -> None:
+    """Put another model's parameters in the places of a model's own."""
+    theirs = dict(base.named_parameters())
+    for name in [name for name, _ in model.named_parameters() if is_shared(name, kind)]:
+        module, _, field = name.rpartition(".")
+        setattr(model.get_submodule(module), field, nn.Parameter(theirs[name].detach(), requires_grad=False))
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
@@ -86,7 +111,7 @@ def _freeze_token(model: GPTModel, token: int) -> None:
     model.embedding.word_embeddings.register_forward_hook(detach)
 
 
-def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:
+def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool, on_host: bool) -> TransformerConfig:
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -110,7 +135,7 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         # forget which parameters are split, and leave most of them out of the gradient's norm.)
         init_method=nn.init.zeros_,
         output_layer_init_method=nn.init.zeros_,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=on_host or not torch.cuda.is_available(),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,

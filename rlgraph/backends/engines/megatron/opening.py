@@ -22,7 +22,12 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
 
     rank.join()
     engine = MegatronEngine.open(
-        model, rank.mesh, recompute=rank.holding.recompute, turned=rank.reversed_stages, **rank.micro_batch_options()
+        model,
+        rank.mesh,
+        beside=rank.base_engine,
+        recompute=rank.holding.recompute,
+        turned=rank.reversed_stages,
+        **rank.micro_batch_options(),
     )
     engine.offloader = Offloader(rank.memory_counters)
     return engine

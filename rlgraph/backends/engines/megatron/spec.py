@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.backends.engines.megatron.layout import layout
+from rlgraph.backends.engines.megatron.layout import layers_without_adapters, layout
 from rlgraph.backends.enginespec.layout_checks import expert_parallel_misfits, tensor_parallel_misfits
 from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.rates import Rates
@@ -28,6 +28,12 @@ def unsupported_features(shape: Shape) -> list[str]:
     if not scaling or scaling == _ROPE:
         return missing
     return [*missing, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
+
+
+def _adapter_faults(shape: Shape) -> list[str]:
+    """Return why it cannot hold the adapters of a model."""
+    missing = layers_without_adapters(shape)
+    return [f"has no adapters of {', '.join(missing)} here yet"] if missing else []
 
 
 def _cp_misfits(shape: Shape, cp: int) -> list[str]:
@@ -65,6 +71,9 @@ SPEC = EngineSpec(
     misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_parallel_misfits, "tp": _tp_misfits},
     faults=unsupported_features,
     experts=True,
+    adapters=("apart",),
+    separate_adapter_faults=_adapter_faults,
+    lays_out_adapters=True,
     layout=layout,
     dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
     accumulates=True,

@@ -120,7 +120,7 @@ class AllocationSearch:
         """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of
         all components."""
         self.tries_left -= 1
-        self.watch.check_time(self.incumbent.seconds_and_gap)
+        self.watch.check_time(self.incumbent.value_and_gap)
         if len(choices) < len(self.sequence):
             return
         if self.tries_left < 0 and self.devices != self.most:

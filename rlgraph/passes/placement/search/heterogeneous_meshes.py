@@ -40,7 +40,7 @@ def try_heterogeneous_meshes(
     for block in found.blocks:
         for pieces in problem.fusing.possible_pipeline_sharings([block.components]):
             for plan in _shared_plans(problem, found, pieces[0], incumbent) if len(pieces) == 1 else ():
-                watch.check_time(lambda: (found.seconds, found.gap))
+                watch.check_time(lambda: (found.value, found.gap))
                 incumbent.keep_if_better(plan)
     best = incumbent.best
     return best if best is not None and best.before_fusing is found else found

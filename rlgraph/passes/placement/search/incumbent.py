@@ -104,7 +104,7 @@ class Incumbent:
         """Return the best plan, with the bound that is proven of it."""
         return self.best and replace(self.best, bound=self.proven_bound(), ranges_searched=self.ranges_searched)
 
-    def seconds_and_gap(self) -> tuple[float | None, float]:
-        """Return the seconds of the best plan so far, and its gap."""
+    def value_and_gap(self) -> tuple[float | None, float]:
+        """Return what is minimized of the best plan so far, seconds or dollars, and its gap."""
         plan = self.best_with_bound()
-        return (plan.seconds, plan.gap) if plan else (None, 1.0)
+        return (plan.value, plan.gap) if plan else (None, 1.0)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from time import monotonic
+from typing import Literal
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
@@ -87,24 +88,28 @@ class SearchControl:
 class SearchProgress(ProgressLine):
     """The progress and the time limit of one search."""
 
-    def __init__(self, seconds: float, control: SearchControl | None = None) -> None:
-        """seconds: the time after which the search ends. control: of the searches that end together with it."""
+    def __init__(
+        self, seconds: float, control: SearchControl | None = None, goal: Literal["time", "cost"] = "time"
+    ) -> None:
+        """seconds: the time after which the search ends. control: of the searches that end together with it. goal: what
+        is minimized."""
         super().__init__("searching")
         self.seconds, self.control = seconds, control or SearchControl()
+        self.goal = goal
         self.steps = 0
         """How often `check_time` was called."""
 
     def check_time(self, state: Callable[[], tuple[float | None, float]]) -> None:
-        """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""
+        """Show what is minimized of the best plan, and its gap, which `state` returns. Raises OutOfTime."""
         self.steps += 1
         elapsed = self.elapsed_seconds()
         if elapsed >= self.seconds or self.control.stopped:
             raise OutOfTime
         line, doing = self.control.line, self.control.doing
         if line is None:
-            self.show(elapsed, lambda: _described(*state()))
+            self.show(elapsed, lambda: self._described(*state()))
         else:
-            line.show(line.elapsed_seconds(), lambda: f"{doing}: {_described(*state())}")
+            line.show(line.elapsed_seconds(), lambda: f"{doing}: {self._described(*state())}")
 
     def out_of_time_error(self) -> ProgramError:
         """Return the error for a search whose time is over before there is a plan."""
@@ -119,9 +124,13 @@ class SearchProgress(ProgressLine):
             raise KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: no plan yet")
         self.close()
         again = f"`--search-seconds {math.ceil(elapsed)}` gives such a plan"
-        self.control.stop(f"after {elapsed:.1f} s of searching this plan is taken: {_described(best, gap)}; {again}")
+        self.control.stop(
+            f"after {elapsed:.1f} s of searching this plan is taken: {self._described(best, gap)}; {again}"
+        )
         raise OutOfTime
 
-
-def _described(best: float | None, gap: float) -> str:
-    return "no plan yet" if best is None else f"{format_seconds(best)} a step, at most {gap:.1%} from the best there is"
+    def _described(self, best: float | None, gap: float) -> str:
+        if best is None:
+            return "no plan yet"
+        value = format_seconds(best) if self.goal == "time" else f"${best:.3g}"
+        return f"{value} a step, at most {gap:.1%} from the best there is"

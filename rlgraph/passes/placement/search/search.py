@@ -81,7 +81,7 @@ class Search:
         be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
         plan. control: of the searches that end together with this one."""
-        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds, control)
+        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds, control, problem.goal)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
             self.incumbent.keep_if_better(known)
@@ -138,7 +138,7 @@ class Search:
                 if best is not None and best is not self.known:
                     self.search_shared_pipelines()
         except KeyboardInterrupt:
-            self.watch.interrupt(*self.incumbent.seconds_and_gap())
+            self.watch.interrupt(*self.incumbent.value_and_gap())
         finally:
             self.watch.close()
 
@@ -156,7 +156,7 @@ class Search:
         first = len(self.bounds) - 1
         for blocks in self.candidates:
             box = self.boxes.narrow_box(blocks, self.boxes.full_box(blocks))
-            self.watch.check_time(incumbent.seconds_and_gap)
+            self.watch.check_time(incumbent.value_and_gap)
             if box is not None:
                 self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
         incumbent.least_open_bound = heap[0][0] if heap else math.inf
@@ -167,7 +167,7 @@ class Search:
         while heap:
             least, number, way, blocks, box, sharp = heappop(heap)
             incumbent.least_open_bound = least
-            self.watch.check_time(incumbent.seconds_and_gap)
+            self.watch.check_time(incumbent.value_and_gap)
             if (
                 least >= incumbent.good_enough_bound()
                 or incumbent.best is not None
@@ -212,7 +212,7 @@ class Search:
 
     def has_stalled(self) -> bool:
         """Return whether the last steps brought neither a better plan nor a better bound."""
-        _, gap = self.incumbent.seconds_and_gap()
+        _, gap = self.incumbent.value_and_gap()
         if gap <= (1 - GAIN) * self._gap:
             self._gap, self._gained = gap, self.watch.steps
         return self.watch.steps - self._gained > self.patience

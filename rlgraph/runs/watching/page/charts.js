@@ -4,9 +4,14 @@ const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 // About so many round numbers from one to another.
 function roundTicks(low, high, count) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
-  const ticks = [];
-  for (let at = Math.ceil(low / step - 1e-6); at * step <= high + 1e-6 * step; at++) ticks.push(Number((at * step).toPrecision(12)));
+  const at = [1, 2, 5, 10].findIndex((factor) => factor * power >= raw * 0.999);
+  let ticks = [];
+  // A smaller step where the round one meets the range only once or twice.
+  for (const step of [1, 2, 5, 10].slice(0, at + 1).reverse().concat(0.5).map((factor) => factor * power)) {
+    ticks = [];
+    for (let at = Math.ceil(low / step - 1e-6); at * step <= high + 1e-6 * step; at++) ticks.push(Number((at * step).toPrecision(12)));
+    if (ticks.length > 2) break;
+  }
   return ticks;
 }
 
@@ -16,6 +21,15 @@ function logTicks(low, high) {
   const every = Math.max(1, Math.ceil((to - from) / 4));
   for (let power = from; power <= to; power += every) ticks.push(Number(`1e${power}`));
   return ticks.length >= 2 ? ticks : roundTicks(low, high, 3).filter((tick) => tick > 0);
+}
+
+// Texts of ticks with as many digits as tell them apart.
+function tickTexts(ticks) {
+  for (let digits = 4; digits <= 12; digits++) {
+    const texts = digits === 4 ? ticks.map(shortNumber) : ticks.map((tick) => String(Number(tick.toPrecision(digits))));
+    if (new Set(texts).size === ticks.length) return texts;
+  }
+  return ticks.map(String);
 }
 
 // A frame with axes over the numbers of a chart; x and y place a number.
@@ -31,17 +45,19 @@ function frame(width, height, xs, ys, log, label) {
   }
   const first = xs.length ? Math.min(...xs) : 0, last = xs.length ? Math.max(...xs) : 1;
   const scale = (value) => (log ? Math.log10(value) : value), span = scale(high) - scale(low);
-  const x = (step) => LEFT + (width - LEFT - RIGHT) * (last === first ? 0.5 : (step - first) / (last - first));
+  const ticks = log ? logTicks(low, high) : roundTicks(low, high, 4), texts = tickTexts(ticks);
+  const left = Math.max(LEFT, 12 + 6.6 * Math.max(0, ...texts.map((text) => text.length)));
+  const x = (step) => left + (width - left - RIGHT) * (last === first ? 0.5 : (step - first) / (last - first));
   const y = (value) => height - BOTTOM - (height - TOP - BOTTOM) * ((scale(value) - scale(low)) / span);
   const svg = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  for (const tick of log ? logTicks(low, high) : roundTicks(low, high, 4)) {
-    svg.append(drawn("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }));
-    svg.append(drawn("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, shortNumber(tick)));
-  }
+  ticks.forEach((tick, at) => {
+    svg.append(drawn("line", { class: "gridline", x1: left, x2: width - RIGHT, y1: y(tick), y2: y(tick) }));
+    svg.append(drawn("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, texts[at]));
+  });
   const steps = last === first ? [first] : roundTicks(first, last, Math.max(3, Math.floor(width / 70))).filter(Number.isInteger);
   for (const step of steps) {
     const at = x(step), text = step.toLocaleString("en"), half = text.length * 3.2;
-    const anchor = at + half > width ? "end" : at - half < LEFT - 20 ? "start" : "middle";
+    const anchor = at + half > width ? "end" : at - half < left - 20 ? "start" : "middle";
     svg.append(drawn("text", { x: at, y: height - 4, "text-anchor": anchor }, text));
   }
   return { svg, x, y, first, last };

@@ -78,6 +78,12 @@ class Samples {
     this.note(asked.search);
   }
 
+  // How many rows an exported page has of how many the run has kept.
+  inFile() {
+    const run = Number(byId("sample-run").value || 0), [here, kept] = [this.state.samples[run].length, this.state.kept[run]];
+    return `${here.toLocaleString("en")} of ${kept.toLocaleString("en")} rows`;
+  }
+
   note(wanted) {
     const page = this.page, [first, last] = page.steps, count = byId("rows").children.length;
     const note = byId("sample-note");
@@ -89,13 +95,13 @@ class Samples {
     if (!last) note.textContent = "No samples: the run has kept none, or has not come to its first step.";
     else if (wanted) {
       const many = `${count} sample${count === 1 ? "" : "s"}`;
-      const where = this.state.live ? (page.next === null ? "in all steps" : `back to step ${page.step.toLocaleString("en")}`) : "among those in this file";
+      const where = this.state.live ? (page.next === null ? "in all steps" : `back to step ${page.step.toLocaleString("en")}`) : `among the ${this.inFile()}`;
       note.textContent = `${count ? many : "Nothing found"} ${where}`;
     } else {
       byId("sample-step").value = page.step;
       byId("sample-step").min = first;
       byId("sample-step").max = last;
-      note.textContent = `Step ${page.step.toLocaleString("en")} of ${first.toLocaleString("en")} to ${last.toLocaleString("en")}, ${page.total} rows kept`;
+      note.textContent = `Step ${page.step.toLocaleString("en")} of ${first.toLocaleString("en")} to ${last.toLocaleString("en")}, ${page.total} rows kept${this.state.live ? "" : `; this file has ${this.inFile()}`}`;
     }
   }
 }

@@ -1,6 +1,6 @@
 // The page of runs: which view is shown, and what is in it.
 const state = JSON.parse(byId("data").textContent);
-const TABS = ["curves", "samples", "rewards", "time", "events"];
+const TABS = ["curves", "samples", "rewards", "plan", "time", "events"];
 const FIRST_METRICS = 12, EVERY_MS = 2000;
 const view = { tab: "curves", metrics: null, wide: null, hidden: new Set(), filter: "" };
 const samples = new Samples(state);
@@ -69,7 +69,7 @@ function showTab(tab, focus = false) {
 }
 
 function showView() {
-  ({ curves: showCurves, samples: () => { if (!samples.page) samples.show(); }, rewards: showRewards, time: showTime, events: showEvents })[view.tab]();
+  ({ curves: showCurves, samples: () => { if (!samples.page) samples.show(); }, rewards: showRewards, plan: showPlan, time: showTime, events: showEvents })[view.tab]();
 }
 
 // Curves
@@ -167,7 +167,7 @@ function showRewards() {
       spreadChart(spread, number, chartWidth(560), 280, `Spread of ${name} by step`).svg);
   }));
   const about = element("p", { class: "muted" }, "How the scores of all rows of a step spread: the line is the median; half of the rows lie in the strongest band, eight of ten in the next, all in the faintest.");
-  byId("rewards").replaceChildren(...(cards.length ? [about, element("div", { class: "grid two" }, ...cards)] : [emptyText("No scores: the runs have none, or keep no samples.")]));
+  byId("rewards").replaceChildren(...(cards.length ? [about, element("div", { class: "grid two" }, ...cards)] : [emptyText("No scores: the runs have none, or keep no samples.")]), ...agesOfRows());
 }
 
 function showTime() {
@@ -197,7 +197,7 @@ function showTime() {
       foretold ? element("th", { class: "number" }, "predicted") : null, element("th", {}))), element("tbody", {}, ...rows));
     const cards = [element("article", { class: "card" }, element("h2", {}, "Seconds of work by step"), stackChart(run.work.x, ordered, chartWidth(560), 280, "Seconds of work by step").svg),
       element("article", { class: "card" }, element("h2", {}, "Mean of the last 50 steps"), table,
-        element("p", { class: "muted" }, "Where pools work at the same time, the work of a step adds up to more than the step."))];
+        element("p", { class: "muted" }, `Seconds of work. Where pools work at the same time, they add up to more than the step takes on the clock: ${shortSeconds(run.step_s)}.`))];
     return [...head, element("div", { class: "grid two" }, ...cards)];
   }));
 }
