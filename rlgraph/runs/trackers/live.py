@@ -24,6 +24,8 @@ from rlgraph.runs.trackers.known import STATE
 
 WAIT_S = 30.0
 """How long the end of a run waits for what is not sent yet."""
+LONGEST = 300
+"""The most characters that are told of why a tracker failed."""
 ROOT = Path(__file__).parents[3]
 """The folder from which the process imports rlgraph."""
 
@@ -95,7 +97,8 @@ class TrackerProcess:
         if self._silent:
             return ""
         self._silent = True
-        message = f"the run is not sent to `{self.name}` any more: {why}"
+        # Packages tell of a connection in many lines.
+        message = f"the run is not sent to `{self.name}` any more: {' '.join(why.split())[:LONGEST]}"
         hint = (
             f"it goes on, and everything is in its folder: `rlgraph track {self.run} --to {self.name}` sends it later"
         )
