@@ -49,6 +49,7 @@ def test_ctrl_c_leaves_the_steps_that_are_done(
         if done == 5:
             ctrl_c()
 
+    monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
     assert simulated(3) == 0
     expected = capsys.readouterr().out
     monkeypatch.setattr(SimulationProgress, "show_steps_done", fifth)
@@ -60,6 +61,7 @@ def test_ctrl_c_leaves_the_steps_that_are_done(
 
 
 def test_ctrl_c_before_a_step_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
     monkeypatch.setattr(SimulationProgress, "node_started", lambda *_: ctrl_c())
     assert simulated(2) == 130
     assert capsys.readouterr() == ("", "interrupted\n")

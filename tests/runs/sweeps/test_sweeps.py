@@ -185,7 +185,7 @@ def test_a_point_that_fails_does_not_end_a_sweep(folder: Path, capsys: pytest.Ca
     # Again, only what failed is run.
     write_tiny(folder)
     code, out, err = told(capsys, *given)
-    assert code == 0 and err.count("  finished before") == 2
+    assert code == 0 and err.count("  finished before") == 2 and err.count("loading") == 1
     assert [row["outcome"] for row in table(folder / "here")] == ["finished"] * 3
 
 
