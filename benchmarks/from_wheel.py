@@ -114,6 +114,8 @@ def picture_pages(out: Path) -> None:
                 for page, view, script in views:
                     browser.open(out / f"{page}.html")
                     browser.run(script)
+                    # What is shown first may be the first that needs a font.
+                    browser.run("document.fonts.ready.then(() => true)")
                     browser.picture(out / f"{page}-{view}-{width}{'-dark' if dark else ''}.png")
             browser.close()
     print(f"pictures are in {out}")

@@ -244,3 +244,10 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     assert reader.page_data()["steps"] == 0 and "<title>run</title>" in live_page([reader])
     (tmp_path / "run/events.jsonl").write_text('[]\n{"kind": "step_done"}\n{"kind": 7}\n\xff\n', encoding="latin-1")
     assert reader.page_data()["damaged"] == 4
+
+
+def test_an_exported_page_has_all_rows_of_a_step(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run", 2, rows=32)
+    page = exported_page([RunReader(run)])
+    data = json.loads(page.split('<script type="application/json" id="data">')[1].split("</script>")[0])
+    assert (len(data["samples"][0]), data["kept"]) == (64, [64])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.runs.watching.run_reader import RunReader
-from rlgraph.runs.watching.sample_pages import count_samples, step_page
+from rlgraph.runs.watching.sample_pages import Page, count_samples, step_page
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import font_style_sheet
 from rlgraph.viz.html import picture_style_sheet
@@ -44,16 +44,25 @@ def _exported(run: Path) -> list[dict[str, Any]]:
     first, last = newest.steps
     span = max(last - first, 1)
     steps = sorted({first + span * at // (EXPORTED_STEPS - 1) for at in range(EXPORTED_STEPS)} | {last}, reverse=True)
-    rows: dict[int, list[dict[str, Any]]] = {newest.step: newest.rows}
-    used = len(json.dumps(newest.rows))
+    rows: dict[int, list[dict[str, Any]]] = {newest.step: _all_rows(run, newest)}
+    used = len(json.dumps(rows[newest.step]))
     for step in steps:
         if step > last or used > EXPORTED_CHARACTERS:
             continue
         page = step_page(run, step)
         if page.step not in rows:
-            rows[page.step] = page.rows
-            used += len(json.dumps(page.rows))
+            rows[page.step] = _all_rows(run, page)
+            used += len(json.dumps(rows[page.step]))
     return [row for step in sorted(rows, reverse=True) for row in rows[step]]
+
+
+def _all_rows(run: Path, page: Page) -> list[dict[str, Any]]:
+    """Return the rows of a step's first page and of those after it, of at most so many characters."""
+    rows = [*page.rows]
+    while page.next is not None and len(json.dumps(rows)) < EXPORTED_CHARACTERS // EXPORTED_STEPS:
+        page = step_page(run, page.step, begin=page.next)
+        rows += page.rows
+    return rows
 
 
 def _page(data: dict[str, Any]) -> str:
