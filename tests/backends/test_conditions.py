@@ -16,6 +16,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
+from tests.suites import few
 
 HEAD = f"""algorithm conditions
 model actor  = causal_lm({weights()}, dtype="float64")
@@ -142,8 +143,15 @@ def test_what_is_skipped_is_as_a_training_without_rows(folder: Path, asynchronou
     assert mine.backend.optimizer_step_counts() == theirs.backend.optimizer_step_counts() == {"actor": 3, "ref": 0}
 
 
-@pytest.mark.parametrize("asynchronous", ["", " async(lag=1)", " async(lag=2)"])
-@pytest.mark.parametrize("schedule", [together, apart])
+@pytest.mark.parametrize(
+    ("asynchronous", "schedule"),
+    few(
+        [(lag, schedule) for lag in ("", " async(lag=1)", " async(lag=2)") for schedule in (together, apart)],
+        ("", apart),
+        (" async(lag=1)", together),
+        (" async(lag=2)", apart),
+    ),
+)
 def test_versions_go_on_where_nothing_is_trained(
     folder: Path, asynchronous: str, schedule: Any, tmp_path: Path
 ) -> None:
