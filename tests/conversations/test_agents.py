@@ -64,12 +64,13 @@ def program(folder: Path, solve: str, *, options: str = "", rows: int = 2, n: in
     (folder / "bot.py").write_text(CLIENT + solve, "utf-8")
     return f"""algorithm t
 model actor = causal_lm(random("qwen2", {SHAPE}, max_position_embeddings=2048, tokenizer="small"))
+model ref = frozen(actor)
 data rows = jsonl("rows.jsonl", batch={rows}, shuffle=false)
 env bot = agent("bot.py:solve", workers=3{options})
 step:
     episode = actor.interact(bot, rows, n={n}, max_turns={turns}, max_tokens=400)
     gain = sum(episode.reward, turn)
-    new = actor.logprobs(episode)
+    new = ref.logprobs(episode)
     report off = max(max(abs(new - episode.logprobs), token)), gain = mean(gain), turns = mean(episode.turns)
     report finished = sum(episode.finished), died = sum(episode.died), stalled = sum(episode.stalled)
     report requests = sum(episode.requests), refused = sum(episode.refused)
@@ -90,7 +91,8 @@ def test_what_an_agent_was_answered_is_what_the_model_learns_from(tmp_path: Path
     """Tokens and log-probabilities are those of the answers, and of the engine for the tokens of the episode."""
     (seen,) = play(tmp_path, TALK, options=RETURNS)
     table = seen.table("episode")
-    assert seen.metrics["off"] < 1e-5 and seen.metrics["turns"] == 3 and seen.metrics["finished"] == 4
+    # Before it is trained, the model is the one of which it is a copy.
+    assert 0 < seen.metrics["off"] < 1e-5 and seen.metrics["turns"] == 3 and seen.metrics["finished"] == 4
     scored = [sum(flags) for flags in table.scored]
     assert scored == table.columns["made"].tolist() and min(scored) > 3
     assert [float(part.sum()) for part in table.columns["logprobs"].split(scored)] == pytest.approx(
@@ -98,7 +100,7 @@ def test_what_an_agent_was_answered_is_what_the_model_learns_from(tmp_path: Path
     )
     code = build_tokenizer(ByteTokenizer())
     bare = [token for token, own in zip(table.tokens[0], table.scored[0], strict=True) if not own]
-    assert code.decode(bare).replace("<eos>", "") == "<user>0?<assistant>" + 2 * "<user>and<assistant>"
+    assert str(code.decode(bare)).replace("<eos>", "") == "<user>0?<assistant>" + 2 * "<user>and<assistant>"
 
 
 def test_a_recording_is_played_again(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_an_episode_that_never_ends_is_ended_when_it_has_had_its_time(
 
     class Late(AgentPlay):
         def __init__(self, *given: Any) -> None:
-            super().__init__(*given, clock=self.late)
+            super().__init__(*given[:4], self.late)
 
         def late(self) -> float:
             return 1e6 if sum(not episode.over for episode in self.episodes) == 1 else 0.0
@@ -298,7 +300,7 @@ def test_on_processes_of_a_plan_it_is_the_same(tmp_path: Path, monkeypatch: pyte
     for there, seen in zip(run.metrics, here, strict=True):
         for name in ("gain", "turns", "requests", "finished"):
             assert there[name] == pytest.approx(seen.metrics[name]), name
-        assert there["off"] < 1e-5
+    assert run.metrics[0]["off"] < 1e-5
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="the package `openai` is not installed")
