@@ -285,6 +285,18 @@ def test_an_answer_ends_at_the_texts_that_were_asked_for(tmp_path: Path, monkeyp
     assert seen.metrics["gain"] == 1 and sum(seen.table("episode").scored[0]) == 4
 
 
+def test_answers_of_several_lengths_are_sampled_together_and_cut(tmp_path: Path) -> None:
+    solve = TALK.replace(
+        "choice = chat(messages)",
+        "choice = post('/chat/completions', messages=messages, "
+        "max_tokens=3 + int(row['question'][0]), return_token_ids=True, logprobs=True)",
+    )
+    (seen,) = play(tmp_path, solve, rows=3, n=1, options=RETURNS)
+    made = seen.table("episode").columns["made"].tolist()
+    assert made == [sum(flags) for flags in seen.table("episode").scored] and seen.metrics["off"] < 1e-5
+    assert all(3 < count <= 3 * (3 + row) for row, count in enumerate(made)) and len(set(made)) == 3
+
+
 def test_many_episodes_are_played_beside_each_other(tmp_path: Path) -> None:
     (seen,) = play(tmp_path, TALK, rows=8, n=8, options=RETURNS)
     assert seen.metrics["off"] < 1e-5 and seen.metrics["finished"] == 64 and seen.metrics["requests"] == 192
