@@ -74,8 +74,8 @@ def look(record):
 import rlgraph.data.files, rlgraph.data.jsonl, rlgraph.data.parquet, rlgraph.data.hub, rlgraph.data.python, rlgraph.data.reasoning_gym
 check(Source("<warm>", 'algorithm w\\nuse "grpo.rlf"\\n'))
 for kind in ("files", "jsonl", "parquet", "hub", "python", "reasoning_gym"):
-    source_columns(CallSpec(kind, ("nothing:here",), {}, NO_SPAN), Folders(Path()))
-    source_columns(CallSpec(kind, ("rows.jsonl",), {}, NO_SPAN), Folders(Path()))
+    source_columns(CallSpec(kind, ("nothing:here",), {}, NO_SPAN), SearchFolders(Path()))
+    source_columns(CallSpec(kind, ("rows.jsonl",), {}, NO_SPAN), SearchFolders(Path()))
 
 seen, text = [], Path(sys.argv[1]).read_text()
 source, before = Source(sys.argv[1], text), set(sys.modules)
