@@ -57,9 +57,9 @@ class Head:
         rounding = ROUNDING[self.hidden.dtype]
         results = linear_logprobs(self.hidden, self.weight, self.tokens, temperature, tiles, entropy)
         expected = self.exact(temperature)
-        rtol, atol = (1e-6, 1e-5) if self.hidden.dtype == torch.float32 else (0.0, rounding)
+        close = {"rtol": 1e-6, "atol": 1e-5} if self.hidden.dtype == torch.float32 else {"rtol": 0, "atol": rounding}
         for ours, exact in list(zip(results, expected, strict=True))[: 1 + entropy]:
-            torch.testing.assert_close(ours.double(), exact, rtol=rtol, atol=atol)
+            torch.testing.assert_close(ours.double(), exact, **close)
         gradients = self.gradients(results[0], results[1] if slope else None)
         wanted = self.gradients(expected[0], expected[1] if slope else None)
         for one, other in zip(gradients, wanted, strict=True):
