@@ -257,11 +257,7 @@ class _Work:
             if to_hidden is not None:
                 self._add_product(to_hidden[tile.rows], out, tile)
             if to_weight is not None:
-                place = to_weight[tile.columns]
-                if self._products is PLAIN_PRODUCTS and tile.numbers[0] == self._hidden.shape[0]:
-                    torch.mm(out.t(), inputs, out=place)
-                else:
-                    parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, place)
+                parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, to_weight[tile.columns])
         if to_hidden is not None:
             if folded:
                 to_hidden *= gradient.factor[:, None]
