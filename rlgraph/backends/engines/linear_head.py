@@ -241,10 +241,10 @@ class _Work:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the hidden states and of the weights."""
         folded = gradient.slope is None
+        to_hidden = torch.zeros_like(self._hidden, dtype=self._dtype) if wants_hidden else None
         to_weight = torch.empty_like(self._weight) if wants_weight else None
         inputs = self._hidden * (gradient.factor[:, None] * self._scale if folded else self._scale)
         inputs, parts = inputs.to(self._hidden.dtype), _Parts(self._hidden.shape[0], self._dtype)
-        to_hidden = torch.zeros_like(self._hidden, dtype=self._dtype) if wants_hidden else None
         for tile in self._each_tile():
             out = sums.kept.pop((tile.rows.start, tile.columns.start), None)
             if out is None:
