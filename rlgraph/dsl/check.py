@@ -51,11 +51,11 @@ def check(
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
     """
-    checked = check_with_schedule(source, changes, columns=columns, faults=faults, read=read)
+    checked = check_program_and_schedule(source, changes, columns=columns, faults=faults, read=read)
     return checked.program, checked.warnings
 
 
-def check_with_schedule(
+def check_program_and_schedule(
     source: Source,
     changes: Mapping[str, tree.Expr] | None = None,
     *,

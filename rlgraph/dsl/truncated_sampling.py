@@ -71,7 +71,7 @@ class _RatioWalk(FactWalk[_Facts]):
         elif op.scores or (op.selects and op.chooses is None):
             table = self.known_facts(table_of(node)).table
             if table and (
-                node.attr("name") == "logprobs" or (node.op == "logprobs" and self.is_sampled_by(node, table))
+                node.attr("name") == "logprobs" or (node.op == "logprobs" and self.model_sampled_table(node, table))
             ):
                 self.facts[node.name] = _Facts(logprobs=frozenset({table}))
         elif node.op == "push":
@@ -81,7 +81,7 @@ class _RatioWalk(FactWalk[_Facts]):
         elif node.op == "sample":
             self.facts[node.name] = _Facts(self.pushed.get(self.types[node.inputs[0]], ""))
 
-    def is_sampled_by(self, node: Node, table: str) -> bool:
+    def model_sampled_table(self, node: Node, table: str) -> bool:
         model, sampler = (self.types[model_of(reader)] for reader in (node, self.samplers[table]))
         return isinstance(model, StateHandle) and isinstance(sampler, StateHandle) and model.name == sampler.name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
-from rlgraph.explain.engine_alternatives import engine_alternative_lines
+from rlgraph.explain.engine_alternatives import adapter_and_gather_lines
 from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.plan import Pool
@@ -25,7 +25,7 @@ def chosen_plan_lines(choice: PlacementChoice, predicted: Mapping[str, Any]) -> 
     text = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds)
     yield f"work of all pools by the search, added up: {text}"
     yield from fused_pipeline_lines(choice.plan, predicted)
-    yield from engine_alternative_lines(choice)
+    yield from adapter_and_gather_lines(choice)
     if text := host_work(choice).slow_host_note(predicted["seconds"]):
         yield text
     full, asleep = peak_memory_by_pool(choice), plan_offload_by_host(choice)

@@ -12,7 +12,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
 
-def engine_alternative_lines(choice: PlacementChoice) -> Iterator[str]:
+def adapter_and_gather_lines(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
     whose parameters are sharded by an engine that has several ways."""
     parts = [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import RlgraphError
-from rlgraph.explain.simulate import simulate
-from rlgraph.explain.simulation import Simulation
 from rlgraph.explain.tables import percent_text, pool_size_text
 from rlgraph.ir.plan import HOST
 from rlgraph.ops import model_work_of
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.time_plan import TimedWork, TimePlan
+
+if TYPE_CHECKING:
+    from rlgraph.explain.simulation import Simulation
 
 MERGED = 1e-3
 """Pauses of this share of the step, or shorter ones, within the same work are not drawn."""
@@ -24,6 +26,9 @@ def predicted_step(compiled: Compilation) -> Simulation | None:
     """Return a simulated step of a plan that was chosen for a cluster; None where nothing is predicted of it."""
     if compiled.target is None and "seconds" not in compiled.plan_file_sections.get("predicted", {}):
         return None
+    # What simulates loads NumPy, which a picture of a program needs not.
+    from rlgraph.explain.simulate import simulate
+
     try:
         return simulate(compiled)
     except RlgraphError:

@@ -57,7 +57,7 @@ def layer_tensor_name(name: str, place: int) -> str:
     return _LAYER.sub(lambda match: str(place + int(match[1] or 0)), name)
 
 
-def first_layer_of_name(name: str) -> int:
+def first_stacked_layer(name: str) -> int:
     """Return the layer at index 0 of the first dimension; 0 for a tensor that belongs to no layer."""
     match = _LAYER.search(name)
     return int(match[1] or 0) if match else 0

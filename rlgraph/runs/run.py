@@ -299,7 +299,7 @@ def _steps(
         except BaseException as error:
             if may_lose and _is_lost(error):
                 if saver:
-                    saver.abandon()
+                    saver.wait_ignoring_errors()
                 raise
             _count_updates(result, backend.optimizer_step_counts())
             _rescue(result, folder, watch, saver)

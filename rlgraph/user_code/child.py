@@ -115,7 +115,7 @@ class Child:
             values = values.tolist()
         if not isinstance(values, list | tuple):
             raise WrongValue(
-                f"{describe_value(values)}, not a list with a number for each row", None, hint_for_list(values)
+                f"{describe_value(values)}, not a list with a number for each row", None, hint_to_return_list(values)
             )
         if len(values) != count:
             raise WrongValue(f"{len(values)} numbers for {count} rows")
@@ -343,13 +343,13 @@ def finite_number(value: Any, row: int | None) -> float:
     """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
-        raise WrongValue(describe_value(value), row, hint_for_number(value))
+        raise WrongValue(describe_value(value), row, hint_to_return_number(value))
     if not math.isfinite(plain):
         raise WrongValue(str(float(plain)), row)
     return float(plain)
 
 
-def hint_for_list(value: Any) -> str:
+def hint_to_return_list(value: Any) -> str:
     """Return a hint on what a reward function should return in place of this value; "" if there is none."""
     if value is None:
         return "it has to end with `return`, and a list with a number for each row"
@@ -362,7 +362,7 @@ def hint_for_list(value: Any) -> str:
     return ""
 
 
-def hint_for_number(value: Any) -> str:
+def hint_to_return_number(value: Any) -> str:
     """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
     if isinstance(value, dict):
         names = ", ".join(f'"{name}"' for name in list(value)[:4])

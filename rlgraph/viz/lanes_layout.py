@@ -288,7 +288,7 @@ class _Placer:
             placed: list[tuple[float, float, float]] = []
             # Ways that begin here come above those that end here.
             for run in sorted(runs, key=lambda run: (self.edge_ends(self.ways[run.way])[0][0] != gap, run.way)):
-                low, high = self.run_extent(run)
+                low, high = self.edge_segment_extent(run)
                 names, weights = edge_label(self.ways[run.way]) if run.label else ((), ())
                 tall = (len(names) + len(weights)) * LABEL.height + 2
                 upper = max([8.0, *(bottom for x, end, bottom in placed if x < high + 8 and low < end + 8)])
@@ -296,7 +296,7 @@ class _Placer:
                 placed.append((low, high, run.y + 6))
             self.gaps[gap] = max(GAP, max(bottom for _, _, bottom in placed) + 12)
 
-    def run_extent(self, run: _Run) -> tuple[float, float]:
+    def edge_segment_extent(self, run: _Run) -> tuple[float, float]:
         """Return the left and the right end of a piece."""
         way = self.ways[run.way]
         first = run is self.runs[run.way][0]

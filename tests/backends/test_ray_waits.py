@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.collectives import Collective, CollectiveState, collective_state
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, read_flight_recorder
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
 from rlgraph.backends.exchange.exchange import CurrentMessage
 from rlgraph.backends.exchange.link import LinkError
@@ -96,9 +96,9 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
     doing = ActivityLog()
 
     def look() -> None:
-        while not collective_state().unfinished:
+        while not read_flight_recorder().unfinished:
             time.sleep(0.01)
-        answers.put((collective_state(), doing.current_work()))
+        answers.put((read_flight_recorder(), doing.current_work()))
 
     threading.Thread(target=look).start()
     try:

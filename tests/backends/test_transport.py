@@ -142,7 +142,7 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
     backend = HereBackend(
         program, made.plan, transport, ThreadClock(), SilentObserver(), transport.session.first, seed=0
     )
-    play = made.plan.role("actor", "generate")
+    play = made.plan.group_of_role("actor", "generate")
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     first, second = Step(1, "step"), Step(2, "step")
     try:
@@ -185,7 +185,7 @@ def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
     backend = HereBackend(
         program, made.plan, transport, InlineClock(), SilentObserver(), transport.session.first, seed=0
     )
-    play = made.plan.role("actor", "generate")
+    play = made.plan.group_of_role("actor", "generate")
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     try:
         backend.weights.note_update("actor", Step(1, "step"))

@@ -193,7 +193,7 @@ def test_an_end_that_was_sampled_is_not_written_again() -> None:
     for action in ("4", "5"):
         ids = code.encode_response(action)
         assert growing.add_action(ids, [0.0] * len(ids), [(0, len(ids))]) == action
-        growing.add_tool_calls(())
+        growing.record_tool_calls(())
         growing.add_observation("More.", 1000)
     said = [says("4"), user("More."), says("5"), user("More.")]
     assert growing.tokens == code.encode_prompt([*asked, *said])

@@ -15,7 +15,7 @@ from zlib import crc32
 import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.data.sources import open_source
-from rlgraph.dsl.check import Checked, check_with_schedule
+from rlgraph.dsl.check import Checked, check_program_and_schedule
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.explain.transfers import transfers_text
@@ -62,7 +62,7 @@ class Target:
 
 def _program(raw: bytes, folder: Path) -> object:
     opened = OpenedProgram(decode_source("a.rlf", raw), folder)
-    found = check_with_schedule(opened.source)
+    found = check_program_and_schedule(opened.source)
     for warning in found.warnings:
         warning.render()
     if crc32(raw) % COMPILED:

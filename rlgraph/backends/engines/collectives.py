@@ -42,7 +42,7 @@ class CollectiveState:
 NONE = CollectiveState({}, ())
 
 
-def collective_state() -> CollectiveState:
+def read_flight_recorder() -> CollectiveState:
     """Return the collectives of this process; empty where torch keeps no record. Can be called in any thread, whatever
     the others wait for."""
     if not dist.is_available() or not dist.is_initialized():

@@ -149,9 +149,9 @@ class StreamsRows(Generates, Protocol):
 class AdmitsCalls(StreamsRows, Protocol):
     """The role of an engine that `admits`. Its `generate` and `generate_in_parts` take an `admission: Admission |
     None`: with one, the call samples nothing itself. It hands its rows over, from any thread, and waits for them; the
-    thread that calls `sample_until_done` samples."""
+    thread that calls `sample_until_call_done` samples."""
 
-    def sample_until_done(self, number: int) -> None:
+    def sample_until_call_done(self, number: int) -> None:
         """Sample until the rows of the call of this number have ended, once they are handed over, or where `more` may
         follow until it is dismissed; rows of calls that join come in between two tokens. All ranks of a replica drive
         the same calls in the same order, and begin each before the same token."""
@@ -302,7 +302,7 @@ class KeepsMoments(HasWeights, Protocol):
         """Return what the optimizer keeps of this rank's weights, live; nothing before the first update."""
         ...
 
-    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def allocate_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates: what these kinds had then is to be written into what this returns. The
         weights are loaded already. All ranks call it together."""
         ...

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, collective_state, is_collective_error
+from rlgraph.backends.engines.collectives import (
+    Collective,
+    CollectiveState,
+    Key,
+    is_collective_error,
+    read_flight_recorder,
+)
 from rlgraph.backends.exchange.exchange import CurrentMessage
 from rlgraph.backends.exchange.mailbox import link_error
 from rlgraph.backends.ray.row_refs import Address
@@ -84,7 +90,7 @@ class ActivityLog:
 
     def make_report(self, world: tuple[Address, ...], moving: tuple[CurrentMessage, ...]) -> ActivityReport:
         """Return the report of this process. world: the processes of torch's default group, in order."""
-        collectives = collective_state()
+        collectives = read_flight_recorder()
         ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last_numbers}
         return ActivityReport(self.current_work(), collectives, ranks, moving)
 

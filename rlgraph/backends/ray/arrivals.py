@@ -33,7 +33,7 @@ class _Arrival:
             self.moved.set_exception(error)
 
 
-class ArrivedRequests:
+class RequestArrivalTracker:
     """Tracks which requests have arrived, so that a later one, in another thread, can wait for those that it depends
     on: their rows are here, or they have failed."""
 

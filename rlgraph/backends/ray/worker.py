@@ -21,7 +21,7 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.length_history import Known
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityReport
-from rlgraph.backends.ray.arrivals import ArrivedRequests
+from rlgraph.backends.ray.arrivals import RequestArrivalTracker
 from rlgraph.backends.ray.failures import work_phrase
 from rlgraph.backends.ray.piece_store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.rank_rows import RankRows
@@ -96,7 +96,7 @@ class Worker(RankRows):
         """For each request by number, what others have made of its rows."""
         self.given_up: dict[int, Mapping[int, Sequence[PartialRow]]] = {}
         """For each request by number, what there is of the parts that it gave up."""
-        self.came = ArrivedRequests()
+        self.came = RequestArrivalTracker()
         self.besides: dict[str, PipelineTurns] = {}
         """For each link, how this process takes turns with others in a shared pipeline."""
         self.meetings: list[RendezvousStore] = []
@@ -107,7 +107,7 @@ class Worker(RankRows):
         self._working: int | None = None
         """The node of the last request that was begun."""
         self._done: NodeProgress | None = None
-        self.passed = ArrivedRequests()
+        self.passed = RequestArrivalTracker()
         """Which requests to these have been sent."""
 
     # Opening
@@ -292,7 +292,7 @@ class Worker(RankRows):
         if version is not None:
             self.arrivals[model].begin_sampling(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
-            self.admitting_engine(model).sample_until_done(number)
+            self.admitting_engine(model).sample_until_call_done(number)
 
     def admitting_engine(self, model: str) -> AdmitsCalls:
         return cast(AdmitsCalls, self.session.models[model].engine)

@@ -146,12 +146,12 @@ class AgentTree:
         if request.tools:
             written = self.codec.decode_with_special(ids)
             made_calls = [_as_tool_call(call) for call in written_calls(until_stop(written, request.stop))]
-            line.add_tool_calls(tuple(made_calls))
+            line.record_tool_calls(tuple(made_calls))
             right = [call for call in made_calls if not call.failed]
             calls = tuple((f"c{turn.number % 10**5:05}{place % 1000:03}", call) for place, call in enumerate(right))
             content = before_calls(content) if calls else content
         else:
-            line.add_tool_calls(())
+            line.record_tool_calls(())
         line.actions[-1] = {**line.actions[-1], "content": content}
         reason = "tool_calls" if calls else "stop" if finished else "length"
         pieces = [str(self.codec.tokenizer.decode([token])) for token in ids]

@@ -183,6 +183,6 @@ def _turn(
         for place, (observation, reward, over) in zip(group, answers, strict=True):
             episodes[place].rewards.append(reward)
             episodes[place].over = over
-            episodes[place].add_tool_calls(games[place].last_calls)
+            episodes[place].record_tool_calls(games[place].last_calls)
             if not over and turn + 1 < node.attr("max_turns"):
                 episodes[place].add_observation(observation, most)

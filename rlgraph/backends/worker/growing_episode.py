@@ -82,7 +82,7 @@ class GrowingEpisode:
         self.actions.append({"role": "assistant", "content": text})
         return self.codec.decode_with_special(ids) if self.reads_special else text
 
-    def add_tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
+    def record_tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
         """Add the calls of tools in the last action."""
         self.calls.append(calls)
         if calls:

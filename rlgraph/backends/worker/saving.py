@@ -204,9 +204,9 @@ def _read_part(state: SessionModel, saved: SavedModel) -> None:
         weights = _MasterWeightSource(weights, moments)
     fill_tensors(tensors_here, layout, weights)
     engine.note_weights_written()
-    if kinds and hasattr(engine, "resume_moments"):
+    if kinds and hasattr(engine, "allocate_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
-        new_moments = engine.resume_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
+        new_moments = engine.allocate_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
         for kind in kinds & new_moments.tensors_by_kind.keys():
             fill_tensors(new_moments.tensors_by_kind[kind], new_moments.layout, moments.tensors_of_kind(kind))
     state.updates = saved.updates

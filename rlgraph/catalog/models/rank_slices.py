@@ -13,7 +13,7 @@ from rlgraph.ir.layout import (
     Range,
     TensorPiece,
     even_range,
-    first_layer_of_name,
+    first_stacked_layer,
     name_with_first_layer,
 )
 from rlgraph.ir.mesh import Mesh
@@ -97,7 +97,7 @@ class RankSlicer:
         if _stacked(source):
             shape[0] = place[0]
             # Layers are numbered from 0 on each rank.
-            first = first_layer_of_name(source)
+            first = first_stacked_layer(source)
             name = name_with_first_layer(
                 name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers)
             )
@@ -105,7 +105,7 @@ class RankSlicer:
 
     def _layers_of(self, source: str) -> Iterator[Range]:
         """Return the rank's ranges of layers, counted among the layers that have such a tensor."""
-        first, most = first_layer_of_name(source), self.shapes[source][0]
+        first, most = first_stacked_layer(source), self.shapes[source][0]
         for start, stop in self.layers:
             yield min(max(start - first, 0), most), min(max(stop - first, 0), most)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.catalog.clusters.processor import bfloat16_units
-from rlgraph.dsl.check import Checked, check_with_schedule
+from rlgraph.dsl.check import Checked, check_program_and_schedule
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Program
@@ -34,7 +34,7 @@ def check_program(opened: OpenedProgram, settings: Mapping[str, str], schedule: 
     """Check a program with its schedule, a path or a text. Raises ProgramError with all mistakes in them."""
     folders = opened.search_folders
     try:
-        program = check_with_schedule(
+        program = check_program_and_schedule(
             opened.source,
             parse_settings(settings),
             columns=make_column_reader(folders),

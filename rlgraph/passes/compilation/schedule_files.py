@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.check import Checked, check_with_schedule
+from rlgraph.dsl.check import Checked, check_program_and_schedule
 from rlgraph.dsl.names import names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule as checked
@@ -92,7 +92,7 @@ def _sibling(head: tree.Schedule, folder: Path) -> Path:
 def _program(path: Path, settings: Mapping[str, str]) -> Checked:
     opened = open_program_file(str(path))
     folders = opened.search_folders
-    return check_with_schedule(
+    return check_program_and_schedule(
         opened.source,
         parse_settings(settings),
         columns=make_column_reader(folders),

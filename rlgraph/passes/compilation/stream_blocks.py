@@ -14,7 +14,7 @@ from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import StreamLine
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.overlap_simulation import SimulationCache
-from rlgraph.passes.compilation.undecided_lines import UndecidedLineSearch, resolve_undecided_lines
+from rlgraph.passes.compilation.undecided_lines import ScheduleLineTuner, resolve_undecided_lines
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
@@ -99,7 +99,7 @@ def block_sizes_to_try(choice: PlacementChoice, line: StreamLine) -> Iterator[in
         yield rows
 
 
-class _BlockSearch(UndecidedLineSearch[StreamLine, int]):
+class _BlockSearch(ScheduleLineTuner[StreamLine, int]):
     """The search for the block of one table, in rows."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlgraph.ir.plan import TailMove
 from rlgraph.ir.schedule import TailLine
 from rlgraph.passes.compilation.overlap_simulation import SimulationCache
-from rlgraph.passes.compilation.undecided_lines import UndecidedLineSearch, resolve_undecided_lines
+from rlgraph.passes.compilation.undecided_lines import ScheduleLineTuner, resolve_undecided_lines
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
 from rlgraph.passes.placement.tails import UNDER, sampling_replica_count
@@ -28,7 +28,7 @@ def with_best_tail_moves(choice: PlacementChoice, timed: SimulationCache) -> Pla
     return resolve_undecided_lines(choice, choice.question.schedule.tails, "tail", make_tail_search)
 
 
-class _TailSearch(UndecidedLineSearch[TailLine, TailMove]):
+class _TailSearch(ScheduleLineTuner[TailLine, TailMove]):
     """The search for the tail of one table."""
 
     def run(self) -> None:

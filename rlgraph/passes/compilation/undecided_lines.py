@@ -36,7 +36,7 @@ Line = TypeVar("Line", bound=UndecidedLine)
 Tried = TypeVar("Tried")
 
 
-class UndecidedLineSearch(ABC, Generic[Line, Tried]):
+class ScheduleLineTuner(ABC, Generic[Line, Tried]):
     """The search for what one line leaves open."""
 
     def __init__(self, choice: PlacementChoice, line: Line, progress: ProgressLine, timed: SimulationCache) -> None:
@@ -73,7 +73,7 @@ def resolve_undecided_lines(
     choice: PlacementChoice,
     lines: Iterable[Line],
     what: str,
-    search_of: Callable[[PlacementChoice, Line, ProgressLine], UndecidedLineSearch[Line, Tried]],
+    search_of: Callable[[PlacementChoice, Line, ProgressLine], ScheduleLineTuner[Line, Tried]],
 ) -> PlacementChoice:
     """Return a choice with the best of what each line leaves open, one line after the other. what: a word for it, as in
     `block`. Raises ChoiceInterrupted with the best so far after Ctrl-C."""

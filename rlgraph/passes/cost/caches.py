@@ -32,7 +32,7 @@ class _Reserving(MemoryModel):
         self.slots = [decoding_slots(config, deployment, batch) for batch in batches]
 
     @property
-    def replica_load_key(self) -> object:
+    def replica_load_cache_key(self) -> object:
         return tuple(self.slots)
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
@@ -119,7 +119,7 @@ class _Growing(MemoryModel):
         self.cache = cache
 
     @property
-    def replica_load_key(self) -> object:
+    def replica_load_cache_key(self) -> object:
         return self.deployment.threads
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:

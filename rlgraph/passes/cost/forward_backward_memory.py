@@ -59,7 +59,7 @@ class _Fed(MemoryModel):
         return True
 
     @property
-    def replica_load_key(self) -> object:
+    def replica_load_cache_key(self) -> object:
         return self.feeding
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:
@@ -81,7 +81,7 @@ class TrainingMemory(_Fed):
         return self.config.shape.adapters is not None
 
     @property
-    def replica_load_key(self) -> object:
+    def replica_load_cache_key(self) -> object:
         return self.feeding, self.deployment.engine_spec.memory.gradients_stay, self.deployment.chunks_per_stage
 
     def replica_load(self, copies: int, chunks: int = 0) -> Load:

@@ -108,7 +108,7 @@ class MemoryModel(ABC):
 
     @property
     @abstractmethod
-    def replica_load_key(self) -> object:
+    def replica_load_cache_key(self) -> object:
         """Return a key of all that loads depend on beside the number of replicas."""
 
     @abstractmethod

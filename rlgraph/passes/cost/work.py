@@ -16,7 +16,7 @@ from rlgraph.catalog.models.families import (
     trainable_parameter_shapes,
 )
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import first_layer_of_name
+from rlgraph.ir.layout import first_stacked_layer
 from rlgraph.passes.cost import latent_attention
 
 
@@ -64,7 +64,7 @@ def layer_parameter_count(shape: Shape, layer: int = -1) -> int:
     for parameter in parameter_shapes(shape):
         if (
             "*" in parameter.name
-            and first_layer_of_name(parameter.name) <= layer < first_layer_of_name(parameter.name) + parameter.shape[0]
+            and first_stacked_layer(parameter.name) <= layer < first_stacked_layer(parameter.name) + parameter.shape[0]
         ):
             total += math.prod(parameter.shape[1:])
     return total

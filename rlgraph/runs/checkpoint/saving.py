@@ -168,8 +168,8 @@ class Saver:
             self.last = self.backend.done
             raise self._told(number, error) from None
 
-    def abandon(self) -> None:
-        """Abandon saving, because the run ends for another reason."""
+    def wait_ignoring_errors(self) -> None:
+        """Wait for what is being written, and ignore its errors: the run ends for another reason."""
         with suppress(RunError):
             self.wait_until_written()
 

@@ -113,7 +113,7 @@ def test_code_is_readable() -> None:
     )
     assert "ratio = torch.exp(sub_1)" in code
     assert "rlgraph_ops_reference_clip(ratio, 0.8, 1.2)" in code
-    assert code.count("reference_gather(adv") == 1, "the advantage is spread over the tokens once"
+    assert code.count("reference_broadcast_to_entries(adv") == 1, "the advantage is spread over the tokens once"
 
 
 def test_names_become_identifiers() -> None:

@@ -378,7 +378,7 @@ def test_optimizer_state_continues_a_run() -> None:
     resumed = engine()
     resumed.load_weights(model.state())
     moments = model.moments()
-    made = resumed.resume_moments(moments.tensors_by_kind.keys(), moments.steps)
+    made = resumed.allocate_moments(moments.tensors_by_kind.keys(), moments.steps)
     assert (moments.steps, moments.layout) == (1, made.layout)
     for kind, tensors in moments.tensors_by_kind.items():
         overwrite_weights(made.tensors_by_kind[kind], tensors)

@@ -294,7 +294,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
         while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2, 3, 4):
-            engine.sample_until_done(number)
+            engine.sample_until_call_done(number)
         for found, expected in zip(made, alone, strict=True):
             assert found.result().sequences.rows() == expected.sequences.rows()
             torch.testing.assert_close(found.result().logprobs, expected.logprobs, rtol=0, atol=1e-5)
@@ -332,7 +332,7 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
         while len(engine._desk._calls) < 2 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2):
-            engine.sample_until_done(number)
+            engine.sample_until_call_done(number)
         for each in made:
             for found, expected in zip(each.result(), alone, strict=True):
                 assert found.sequences.rows() == expected.sequences.rows()
@@ -432,9 +432,9 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
             made = threads.submit(call, 3, long, Admission(2, True))
             while len(engine._desk._calls) < 2 and not made.done():
                 time.sleep(0.001)
-            engine.sample_until_done(1)
+            engine.sample_until_call_done(1)
             coming.take_weights()
-            engine.sample_until_done(2)
+            engine.sample_until_call_done(2)
             found = made.result()
     finally:
         engine.load_weights(own)

@@ -67,7 +67,7 @@ def test_nor_map_their_memory() -> None:
     # An engine that was started in this process has had vLLM keep what it read before.
     now = vllm.envs.environment_variables
     names = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
-    with mock.patch.dict(os.environ, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"}):
+    with mock.patch.dict(os.environ, dict.fromkeys(names, "1")):
         assert all(now[name]() for name in names)
         all_reduce_by_nccl_only()
         assert not any(now[name]() for name in names)

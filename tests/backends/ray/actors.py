@@ -174,7 +174,7 @@ def on_actors(
     same time."""
     swaps, changes = PROGRAMS[name]
     made = compiled(shipped(SHIPPED.get(name, name), swaps), changes, schedule, data)
-    holdings = (ModelHolding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
+    holdings = (ModelHolding(role[0], made.plan.group_of_role(*role).name, **how) for role, how in holds.items())
     plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
     watcher, sampled = Watcher(together), folder / "sampled"
     with claim_folder(sampled, SHIPPED.get(name, name), 0):

@@ -284,7 +284,9 @@ def test_log_probabilities_before_and_after_a_sync(run: OnActors) -> None:
     assert (before - stale).abs().max() > 1e-3
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     step = Step(len(run.steps) + 1, "step")
-    with run.backend.weights.lend_weights("actor", run.compiled.plan.role("actor", "generate"), node, step) as lent:
+    with run.backend.weights.lend_weights(
+        "actor", run.compiled.plan.group_of_role("actor", "generate"), node, step
+    ) as lent:
         # Orders come behind them; this asks each process itself.
         lent.wait_for_arrival()
         after, fresh = sampled_and_scored(run)
@@ -319,7 +321,7 @@ def score(worker: Any, prompts: list[list[int]], responses: list[list[int]]) -> 
 def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActors) -> None:
     """Also where the rank that leads a copy is late to pass the sync on, and another of its threads has the next order
     for the others."""
-    group = run.compiled.plan.role("actor", "generate")
+    group = run.compiled.plan.group_of_role("actor", "generate")
     [copy] = replicas_of(group)
     node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
     before = run.each(group.name, taken)
@@ -439,7 +441,7 @@ def test_the_hosts_memory_is_as_full_as_planned(run: OnActors) -> None:
     plan, cluster, program = run.backend.plan, read_cluster("1x1:cpu(memory=24GiB)"), run.compiled.program
     laid = phase_tasks(program, main_phase(program), Workload(Lengths((4.0,)), Lengths((5.0,))))
     planned = pool_peaks(plan, laid, model_configs(run.compiled), cluster, default_constants("cpu"))["all"]
-    [learns] = run.each(plan.role("actor", "train").name, arenas)
+    [learns] = run.each(plan.group_of_role("actor", "train").name, arenas)
     assert learns.host.peak == pytest.approx(planned.host, rel=0.05)
 
 

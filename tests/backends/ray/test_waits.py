@@ -59,7 +59,7 @@ def test_who_waits_for_a_rank_that_was_stopped(cluster: None, tmp_path: Path, sp
     schedule = f"pool learn = 2 devices\npool play = 1 devices\nplace actor.train on learn({split})\n"
     schedule += "place actor.generate on play(engine=transformers)\n"
     found, watch = compiled(PROGRAM, {}, schedule, data_folder(tmp_path)), Stops()
-    group = found.plan.role("actor", "train").name
+    group = found.plan.group_of_role("actor", "train").name
     backend = RayBackend(found.program, found.plan, Settings(folder=tmp_path), watch, seconds=120)
     processes = backend.processes
     watch.pid = ray.get(processes.call((group, 1), Worker.pid))  # type: ignore[call-overload]

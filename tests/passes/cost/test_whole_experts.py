@@ -20,7 +20,7 @@ from rlgraph.passes.cost.decoding import DecodeStepCost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import memory_footprint
-from rlgraph.passes.placement.search.meshes import legal_meshes
+from rlgraph.passes.placement.search.meshes import legal_replica_meshes
 
 ISLAND = read_cluster("1x8:h100-80gb").islands[0]
 BATCH = Batch(64.0, Lengths((300.0,)), Lengths((500.0,)))
@@ -78,5 +78,5 @@ def test_they_need_as_much_memory_as_their_tensors() -> None:
 
 
 def test_a_search_tries_one_or_the_other() -> None:
-    splits = legal_meshes(config().shape, "vllm", "causal_lm", 8)
+    splits = legal_replica_meshes(config().shape, "vllm", "causal_lm", 8)
     assert {str(split) for split in splits} == {"1 device", "tp2", "tp4", "tp8", "tp16", "ep2", "ep4", "ep8", "ep16"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_place import planned, shipped
 
-from rlgraph.dsl.check import check_with_schedule
+from rlgraph.dsl.check import check_program_and_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import FusedTraining
@@ -89,7 +89,7 @@ def test_trainings_of_other_steps_are_apart() -> None:
 def test_a_plan_that_was_changed_by_hand_is_asked_the_same() -> None:
     """Trainings of which one waits for the other would wait for ever."""
     text = MODELS + inside(CRITIC) + "    v = critic.values(rollout)\n" + inside(ACTOR.format(weight="v"))
-    found = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
+    found = run_passes(check_program_and_schedule(Source("a.rlf", text)).program)[-1].program
     schedule = SCHEDULE.format(mesh="pp=2", rest="", works="").replace("fuse \n", "")
     fused = FusedTraining(("actor", "critic"), ("critic",))
     plan = replace(planned(text, schedule), fused=(fused,))
@@ -119,7 +119,7 @@ def test_models_that_are_split_unlike_lie_on_the_same_stages() -> None:
         ("pp=2, cp=2", "pp=2, tp=4", (0, 1, 4, 5, 2, 3, 6, 7)),
     ):
         plan = planned(MODELS + BOTH, placed(actor, critic))
-        found = {plan.role(model, "train").devices for model in ("actor", "critic")}
+        found = {plan.group_of_role(model, "train").devices for model in ("actor", "critic")}
         assert found == {tuple(range(8)), devices}
         assert plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),)
     # The ranks of a stage of one copy are on the devices of one stage of the other model.
@@ -170,8 +170,8 @@ def test_who_shares_no_pipeline_is_told(places: str, message: str) -> None:
 def test_ranks_that_a_hand_has_moved_share_no_stages() -> None:
     text = MODELS + BOTH
     plan = planned(text, placed("pp=4, tp=2", "pp=4, tp=1"))
-    found = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
-    group = plan.role("critic", "train")
+    found = run_passes(check_program_and_schedule(Source("a.rlf", text)).program)[-1].program
+    group = plan.group_of_role("critic", "train")
     moved = replace(group, devices=tuple(range(8)))
     wrong = replace(plan, groups=tuple(moved if each.name == group.name else each for each in plan.groups))
     assert not [*fused_training_faults(plan.fused[0], plan, found)]

@@ -9,7 +9,7 @@ import pytest
 
 import rlgraph
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.dsl.check import check_with_schedule
+from rlgraph.dsl.check import check_program_and_schedule
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
@@ -40,7 +40,7 @@ model actor = causal_lm(random("qwen2", hidden_size=32, intermediate_size=64, nu
 
 def planned(text: str, schedule: str = "", machine: Machine = Machine(), installed: tuple[str, ...] = ALL) -> Plan:  # noqa: B008
     """The plan of a program; `schedule` without its head."""
-    found = check_with_schedule(Source("a.rlf", text))
+    found = check_program_and_schedule(Source("a.rlf", text))
     program = run_passes(found.program)[-1].program
     where = found.schedule
     if schedule:
@@ -274,7 +274,7 @@ def test_a_model_that_only_follows_another_is_where_that_one_is() -> None:
 
 def test_the_values_that_travel() -> None:
     schedule = (ALGORITHMS / "ppo.rls").read_text("utf-8").partition("schedule ppo\n")[2]
-    program = run_passes(check_with_schedule(Source("ppo.rlf", shipped("ppo"))).program)[-1].program
+    program = run_passes(check_program_and_schedule(Source("ppo.rlf", shipped("ppo"))).program)[-1].program
     found = [(edge.value, edge.source, edge.target) for edge in group_edges(program, planned(shipped("ppo"), schedule))]
     assert found == [
         ("prompts", HOST, "play.vllm"),
@@ -367,7 +367,7 @@ def test_functions_on_a_pool_of_cpus() -> None:
     assert plan.groups[-1] == judges
     assert plan.group_of_code("correct") == judges and plan.group_of_code("style") is None
     assert plan.group_for("", "call", "style").name == HOST
-    program = run_passes(check_with_schedule(Source("a.rlf", text)).program)[-1].program
+    program = run_passes(check_program_and_schedule(Source("a.rlf", text)).program)[-1].program
     sent = {(edge.value, edge.source, edge.target) for edge in group_edges(program, plan)}
     assert ("rollout", "all.transformers", "judges.python") in sent
     assert any(edge[1:] == ("judges.python", HOST) for edge in sent), "and the scores go to the host"

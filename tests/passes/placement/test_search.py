@@ -772,7 +772,7 @@ def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkey
     first, second, *others = shown.getvalue().splitlines()
     assert first == "searching, 10 s: no plan yet" and second.startswith("searching, 40 s: ")
     last = [second, *others][-1]
-    assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", last)
+    assert re.fullmatch(r"searching, \d+ s: (\$[\d.]+|[\d.]+ m?s) a step, at most [\d.]+% from the best there is", last)
 
 
 class Terminal(io.StringIO):
@@ -788,7 +788,9 @@ def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: p
     Search(case.problem, case.candidates, 0.0).run()
     first, *others, last = shown.getvalue().split("\r\x1b[K")[1:]
     assert first == "searching, 1 s: no plan yet" and last == ""
-    assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", others[-1])
+    assert re.fullmatch(
+        r"searching, \d+ s: (\$[\d.]+|[\d.]+ m?s) a step, at most [\d.]+% from the best there is", others[-1]
+    )
 
 
 class Stopped(AllocationBoxes):
@@ -815,7 +817,7 @@ def test_ctrl_c_gives_the_best_there_is_and_says_how_to_get_it_again(
     found, least = search.run(), min(brute(case).values())
     assert found is not None and control.stopped
     assert found.bound <= least * (1 + 1e-9) <= found.value * (1 + 2e-9)
-    said = r"interrupted: after 41.5 s .*: .*s a step, at most .* from the best there is; `--search-seconds 42` gives"
+    said = r"interrupted: after 41.5 s .*: .* a step, at most .* from the best there is; `--search-seconds 42` gives"
     assert re.search(said, capsys.readouterr().err)
     # Searches that end together with it do not begin.
     with pytest.raises(progress.OutOfTime):

@@ -235,7 +235,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
 
     @redirect_cuda_to_cpu()
     @torch.enable_grad()
-    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def allocate_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
         if self._trainer is None:
             self._trainer = self._new_trainer()

@@ -102,7 +102,7 @@ class Stages:
         return forth if sender < receiver else back
 
 
-def open_replica_groups() -> None:
+def warm_up_dp_groups() -> None:
     """Make the communicators in which replicas add up gradients, so that none is made in the midst of a schedule. All
     ranks call it."""
     for group in (

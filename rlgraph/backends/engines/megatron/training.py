@@ -18,7 +18,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
 from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
-from rlgraph.backends.engines.megatron.groups import open_replica_groups
+from rlgraph.backends.engines.megatron.groups import warm_up_dp_groups
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
 from rlgraph.backends.engines.megatron.weight_gather import WeightGather
 from rlgraph.backends.engines.optimizer import adamw_settings
@@ -40,7 +40,7 @@ class Trainer:
         """distributed: the moments, and the float32 copies, are sharded over the data-parallel ranks. later: weights
         that the other ranks have updated travel while other work goes on; whoever needs them waits for them
         (`wait_for_weights`)."""
-        open_replica_groups()
+        warm_up_dp_groups()
         dtype = model.config.params_dtype
         # The distributed optimizer does not support float64.
         distributed = distributed and dtype != torch.float64

@@ -298,7 +298,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Return what the optimizer keeps, live; nothing before the first update."""
         return moments(self._optimizer, self.layout(), self._trained, self.offloader)
 
-    def resume_moments(self, kinds: Collection[str], steps: float) -> Moments:
+    def allocate_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into what this returns."""
         self._optimizer = self._new_optimizer()
         self.offloader.mark_changed()

@@ -50,7 +50,7 @@ class CallSampler(RankWeights):
         finally:
             self._drop(call)
 
-    def sample_until_done(self, number: int) -> None:
+    def sample_until_call_done(self, number: int) -> None:
         """Sample until nothing more comes of the call of this number, once its rows are handed over; rows of calls that
         join come in between two tokens."""
         call = self._desk.wait_for_call(number)

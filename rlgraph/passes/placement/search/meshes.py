@@ -23,7 +23,7 @@ def pinned_axis_sizes(component: Component) -> tuple[tuple[str, int], ...]:
 
 
 @cache
-def legal_meshes(
+def legal_replica_meshes(
     shape: Shape,
     engine: str,
     kind: ModelKind,
@@ -63,7 +63,7 @@ def legal_meshes(
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
     """Return the sizes of an axis that are tried: any number of stages, one part of them, else powers of two, over two
     nodes at most, but for models that are too large for that; parameters are also sharded over whole nodes, up to
-    eight. tokens, widest: as `legal_meshes` has them."""
+    eight. tokens, widest: as `legal_replica_meshes` has them."""
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
     if axis.splits == "rounds":

@@ -134,7 +134,7 @@ class _OffloadBounds(Bounds):
         else:
             parts = [(component_, option)]
         for component, part in parts:
-            moved = self.problem.options.offload_round_trip_seconds(component, part.strategy, part.copies)
+            moved = self.problem.options.offload_seconds_per_step(component, part.strategy, part.copies)
             added = tasks | dict(zip(component.tasks, moved, strict=True))
             yield option.with_pipeline_seconds(
                 [seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)]

@@ -337,7 +337,12 @@ class Options(Strategies):
         """Return the numbers of replicas that may need less memory than more replicas do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
-            key = (id(component), id(island), strategy.process, *(model.replica_load_key for model in strategy.memory))
+            key = (
+                id(component),
+                id(island),
+                strategy.process,
+                *(model.replica_load_cache_key for model in strategy.memory),
+            )
             numbers = self.possible_replica_counts(component, island.device_count)
             strategy.fewer = get_or_compute(self._lighter, key, lambda: strategy.lighter_replica_counts(numbers))
         return strategy.fewer
@@ -393,7 +398,7 @@ class Options(Strategies):
         said = component.pin.sleep if component.pin else None
         if not sleeps or said is False:
             return (staying,)
-        moved = self.offload_round_trip_seconds(component, strategy, copies)
+        moved = self.offload_seconds_per_step(component, strategy, copies)
         hosted = (0.0 if component.receives_weights else strategy.offloaded_host_bytes(copies),)
         asleep = Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
         return (asleep,) if said else (staying, asleep)
@@ -406,7 +411,7 @@ class Options(Strategies):
         kind, sent = weight_transfer_key(component, deployment, split)
         return split, kind, (*sent, -copies) if self.apart else sent
 
-    def offload_round_trip_seconds(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
+    def offload_seconds_per_step(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
         offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)

@@ -26,7 +26,7 @@ from rlgraph.passes.cost.task import Task
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
-from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_axis_sizes
+from rlgraph.passes.placement.search.meshes import legal_replica_meshes, pinned_axis_sizes
 from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
 
@@ -117,7 +117,9 @@ class Strategies:
         )
         for engine in [pin.engine] if pin and pin.engine else self.preferred_engines(component, island.device.kind):
             widest = self.max_tensor_parallel_ranks(component, engine, island)
-            for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
+            for split in legal_replica_meshes(
+                config.shape, engine, config.kind, island.per_node, pinned, tokens, widest
+            ):
                 can_do = all(
                     spec_of(engine).supports(operation, split.split_axes) for operation in component.operations
                 )
@@ -161,7 +163,7 @@ class Strategies:
                 capable &= config.optimizer.name in spec.optimizers
             if config.shape.adapters and spec.adapters:
                 capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))
-            if available and capable and legal_meshes(config.shape, spec.name, config.kind, 1, pinned):
+            if available and capable and legal_replica_meshes(config.shape, spec.name, config.kind, 1, pinned):
                 return [spec.name]
         return [embedded_engine().name]
 
