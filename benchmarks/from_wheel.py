@@ -89,8 +89,7 @@ def main() -> None:
         run([rlgraph, "samples", "runs/first", "--worst", "2"], mine)
         run([rlgraph, "watch", "runs/first", "--export", "first.html"], mine)
         run([rlgraph, "compile", "grpo.rlf", "--cluster", "1x8:h100-80gb", "--visualize", "grpo.html"], mine)
-        if " export " in run([rlgraph, "--help"], mine):
-            run([rlgraph, "export", "runs/first", "--to", "folder", "--out", "exported"], mine)
+        run([rlgraph, "export", "runs/first", "--to", "folder", "--output", "exported"], mine)
         for page in ("first.html", "grpo.html"):
             shutil.copy(mine / page, options.out)
     picture_pages(options.out)
