@@ -19,6 +19,7 @@ from typing import Any
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.runs.checkpoint.disk import write_text_atomically
 from rlgraph.runs.folder import EVENTS, HOW, METRICS, MODELS, PLAN, PROGRAM
+from rlgraph.runs.growing_lines import GrowingLines
 from rlgraph.runs.jsonlines import decode_nonfinite
 from rlgraph.runs.samples import SAMPLES, from_json, limit_samples
 from rlgraph.runs.shown_samples import prompt_text
@@ -50,36 +51,6 @@ class Sent:
     """The last step that was sent."""
     pictures: bool = False
     models: bool = False
-
-
-class GrowingLines:
-    """The lines of a file that a run appends to. One that is cut or replaced is read again from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = self._number = 0
-        self.began_anew = 0
-        """How often it was read again."""
-
-    def new_lines(self) -> Iterator[bytes]:
-        """Yield the whole lines that came since the last call; none where there is no file."""
-        try:
-            file = self.path.open("rb")
-        except OSError:
-            return
-        with file:
-            status = os.fstat(file.fileno())
-            if self._offset and (status.st_size < self._offset or status.st_ino != self._number):
-                self._offset, self.began_anew = 0, self.began_anew + 1
-            self._number = status.st_ino
-            file.seek(self._offset)
-            for line in file:
-                # The run may be amid the last line, or was killed while it wrote it.
-                if not line.endswith(b"\n"):
-                    return
-                yield line
-                # A line at which the reader stops comes again.
-                self._offset += len(line)
 
 
 class Sender:

@@ -16,11 +16,11 @@ import numpy as np
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import failure_reason
 from rlgraph.runs.folder import EVENTS, HOW, METRICS, REPEATS
+from rlgraph.runs.growing_lines import GrowingRecords
 from rlgraph.runs.jsonlines import decode_nonfinite
 from rlgraph.runs.plan_picture import PICTURE
 from rlgraph.runs.samples import SAMPLES
 from rlgraph.runs.watching.bins import bin_starts, binned_curve, round_numbers
-from rlgraph.runs.watching.growing_file import GrowingFile
 from rlgraph.runs.watching.plan_view import RECENT, StepNumbers, memory_view, plan_svg, recent_means, step_numbers
 
 SHOWN_EVENTS = 500
@@ -58,8 +58,8 @@ class RunReader:
         self.path = path
         self.name = path.resolve().name
         self._lock = threading.Lock()
-        self._metrics_file = GrowingFile(path / METRICS, self._forget_metrics)
-        self._events_file = GrowingFile(path / EVENTS, self._forget_events)
+        self._metrics_file = GrowingRecords(path / METRICS, self._forget_metrics)
+        self._events_file = GrowingRecords(path / EVENTS, self._forget_events)
         self._forget_metrics()
         self._forget_events()
 
