@@ -28,16 +28,9 @@ from rlgraph.ir.types import Axis, Table, Tensor, axis_of
 
 def emit_keep(context: Context, statement: tree.Keep) -> None:
     """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
-    meaning = look_up_name(context, statement.table)
-    if not isinstance(meaning, TableValue):
-        raise context.statement_error(
-            "E0604",
-            f"`keep` needs a table, and this is {describe_meaning(meaning)}",
-            statement.table.span,
-            "name the table whose rows are kept: `keep prompts where ...`",
-        )
+    hint = "name the table whose rows are kept: `keep prompts where ...`"
+    axis = _table_named(context, "keep", statement.table, hint).type.axis
     mask = evaluate_number(context, statement.condition)
-    axis = meaning.type.axis
     if mask.type.axis is None or not axis.is_within(mask.type.axis):
         table = statement.table.id
         shown, hint = str(mask.type), f"reduce it with `by={table}`"
@@ -55,19 +48,14 @@ def emit_keep(context: Context, statement: tree.Keep) -> None:
 
 def emit_resample(context: Context, statement: tree.Resample) -> None:
     """Check `resample rollout(256, weight=abs(score), by=prompts)`."""
-    meaning = look_up_name(context, statement.table)
-    if not isinstance(meaning, TableValue):
-        raise context.statement_error(
-            "E0604",
-            f"`resample` needs a table, and this is {describe_meaning(meaning)}",
-            statement.table.span,
-            "name the table whose rows are drawn: `resample rollout(256)`",
-        )
+    table = _table_named(
+        context, "resample", statement.table, "name the table whose rows are drawn: `resample rollout(256)`"
+    )
     if context.block.collects:
         raise context.statement_error(
             "E0505", "`resample` cannot stand in a `collect`", statement.span, "draw below it, from all rows"
         )
-    axis, given = meaning.type.axis, {option.name: option for option in statement.options}
+    axis, given = table.type.axis, {option.name: option for option in statement.options}
     plain = [option for option in statement.options if option.name not in ("weight", "by")]
     args, options = constants.bind_arguments(
         context, STATEMENTS["resample"], statement.args, plain, statement.span, context.block.scope
@@ -89,9 +77,18 @@ def emit_resample(context: Context, statement: tree.Resample) -> None:
         if weight.type.dtype != "float":
             weight = Apply("float", (weight,), Tensor("float", weight.type.axis), None, weight.span)
     else:
-        weight = _ones(context, meaning, statement.span)
+        weight = _ones(context, table, statement.span)
     attrs["key"] = unique_name(context, "resample")
     _choose(context, statement.span, "resample", axis, materialize(context, weight, "weight"), attrs, set())
+
+
+def _table_named(context: Context, word: str, name: tree.Name, hint: str) -> TableValue:
+    """Return the table that a statement is about. Raises StatementError for a name of something else."""
+    meaning = look_up_name(context, name)
+    if not isinstance(meaning, TableValue):
+        message = f"`{word}` needs a table, and this is {describe_meaning(meaning)}"
+        raise context.statement_error("E0604", message, name.span, hint)
+    return meaning
 
 
 def _group(context: Context, option: tree.Option, axis: Axis) -> Axis:

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.folder_writers import ModelFolder
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.backends.ray.folder_writers import split_parameters
+from rlgraph.backends.ray.folder_parts import split_parameters
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import make_mesh

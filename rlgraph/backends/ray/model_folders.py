@@ -11,7 +11,7 @@ from rlgraph.backends.device_queues import DeviceQueues, device_set
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.failures import CallContext, process_name
-from rlgraph.backends.ray.folder_writers import split_parameters
+from rlgraph.backends.ray.folder_parts import split_parameters
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.transfer_ends import WeightsReport

@@ -21,7 +21,7 @@ from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityLog
 from rlgraph.backends.ray.arrivals import WeightArrivals
-from rlgraph.backends.ray.folder_writers import empty_tensors
+from rlgraph.backends.ray.folder_parts import empty_tensors
 from rlgraph.backends.ray.transfer_ends import Links, WeightsReport, report_weights
 from rlgraph.backends.saved_models import SavedModel
 from rlgraph.backends.step import Step
