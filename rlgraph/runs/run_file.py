@@ -25,9 +25,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import ProgramError, Source, Span
+from rlgraph.errors.source_files import read_source
 from rlgraph.errors.toml_text import TomlText
-from rlgraph.files import failure_reason, read_bytes
 from rlgraph.runs.options import RunOptions
 
 UNREADABLE = "E0880"
@@ -38,7 +38,7 @@ ENDING = ".toml"
 PROGRAM, SCHEDULE, FOLDER, DIGEST, SET, SWEEP = "program", "schedule", "folder", "program-sha256", "set", "sweep"
 """The fields that are no options of the command."""
 _AS_IT_IS = re.compile(r"true|false|-?(0|[1-9]\d{0,17})(\.\d+)?([eE][+-]?\d+)?")
-_LARGEST_BYTES = 1 << 20
+_HINT = "a run file is TOML, as `run.toml` of a run's folder"
 _OUTPUTS = ("record", "trace")
 """What a run writes elsewhere, which its repetition must not write over."""
 _OF_A_RESUMED_RUN = ("resume", "changed")
@@ -75,7 +75,7 @@ class RunFile:
 def read_run_file(path: str, options: Collection[str]) -> RunFile:
     """Read a run file. options: the long names of the options that may stand in it. Raise ProgramError with the line of
     what is wrong."""
-    toml = TomlText(_source(path), UNREADABLE, UNKNOWN)
+    toml = TomlText(read_source(path, UNREADABLE, _HINT), UNREADABLE, UNKNOWN)
     content = toml.content
     toml.check_known_fields(content, [PROGRAM, SCHEDULE, FOLDER, DIGEST, *options, SET, SWEEP])
     texts = {name: _text(toml, name) for name in (PROGRAM, SCHEDULE, FOLDER, DIGEST)}
@@ -95,19 +95,6 @@ def read_run_file(path: str, options: Collection[str]) -> RunFile:
         raise file.mistake(f"there is no folder `{texts[FOLDER]}`", "paths of the file begin there", FOLDER)
     _check_digest(file, texts[DIGEST])
     return file
-
-
-def _source(path: str) -> Source:
-    try:
-        return Source(path, read_bytes(path, _LARGEST_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
-        message = f"there is no file `{path}`"
-    except UnicodeDecodeError:
-        message = f"`{path}` is no text in UTF-8"
-    except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {failure_reason(error)}"
-    nowhere = Span(Source(path, ""), 0, 0, 0, 0)
-    raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, "a run file is TOML, as `run.toml` of a run's folder"))
 
 
 def _text(toml: TomlText, name: str) -> str | None:

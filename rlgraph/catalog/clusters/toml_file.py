@@ -24,14 +24,13 @@ from typing import Any
 from rlgraph.catalog.clusters.devices import FIELDS, device_names_by_alias
 from rlgraph.catalog.clusters.text import DescribedCluster, DescribedNodeGroup, PlacedWord
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+from rlgraph.errors import Source
+from rlgraph.errors.source_files import read_source
 from rlgraph.errors.toml_text import TomlText
-from rlgraph.files import failure_reason, read_bytes
 
 BAD_FIELD = "E0924"
 UNREADABLE = "E0925"
-
-LARGEST_BYTES = 1 << 20
+_HINT = "a cluster is the path of a TOML file or a line such as `4x8:h100-80gb`"
 
 _TOP = ("between", "between_latency", "island", "device")
 _ISLAND = ("nodes", "per_node", "device", "network")
@@ -42,7 +41,7 @@ _KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between
 def read_cluster_file(path: str) -> DescribedCluster:
     """Read the cluster that a file describes. Raises ProgramError if the file cannot be read, is not TOML, or has
     unknown fields."""
-    file = _File(_source(path))
+    file = _File(read_source(path, UNREADABLE, _HINT))
     file.check_known_fields(file.content, _TOP)
     islands = file.read_tables("island")
     devices = file.content.get("device", {})
@@ -58,20 +57,6 @@ def read_cluster_file(path: str) -> DescribedCluster:
     groups = tuple(file.read_group(number, island, devices_by_name) for number, island in enumerate(islands))
     between, latency = (file.optional_word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
     return DescribedCluster(groups, between, latency)
-
-
-def _source(path: str) -> Source:
-    nowhere = Span(Source(path, ""), 0, 0, 0, 0)
-    try:
-        return Source(path, read_bytes(path, LARGEST_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
-        message = f"there is no file `{path}`"
-    except UnicodeDecodeError:
-        message = f"`{path}` is no text in UTF-8"
-    except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {failure_reason(error)}"
-    hint = "a cluster is the path of a TOML file or a line such as `4x8:h100-80gb`"
-    raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, hint))
 
 
 class _File(TomlText):

@@ -21,7 +21,7 @@ from statistics import NormalDist
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
-from rlgraph.files import failure_reason, read_bytes
+from rlgraph.errors.source_files import read_source
 from rlgraph.passes.memo import get_or_compute
 
 BAD_TEXT = "E0926"
@@ -213,7 +213,8 @@ def _of_list(source: Source) -> Lengths:
 
 def _of_file(path: str) -> Lengths:
     """Return the lengths that a file lists."""
-    source = _source(path)
+    missing = f"`{path}` is no length, and there is no such file"
+    source = read_source(path, BAD_FILE, f"lengths are {_FORM}", missing, LARGEST_BYTES)
     if source.text.lstrip().startswith("["):
         return _of_list(source)
     if source.text.startswith('{"rlgraph_lengths"'):
@@ -230,18 +231,6 @@ def _of_file(path: str) -> Lengths:
     if not lengths:
         raise _wrong(BAD_FILE, f"`{path}` has no lengths", Span(source, 0, 0, 0, 0), "write a number on each line")
     return Lengths.from_lengths(lengths)
-
-
-def _source(path: str) -> Source:
-    try:
-        return Source(path, read_bytes(path, LARGEST_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
-        message = f"`{path}` is no length, and there is no such file"
-    except UnicodeDecodeError:
-        message = f"`{path}` is no text in UTF-8"
-    except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {failure_reason(error)}"
-    raise _wrong(BAD_FILE, message, Span(Source(path, ""), 0, 0, 0, 0), f"lengths are {_FORM}")
 
 
 def _length(value: Any, span: Span, code: str, where: str = "") -> float:
