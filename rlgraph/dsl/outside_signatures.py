@@ -195,6 +195,30 @@ ENVS = signature_table(
         "`file.py:function`, which asks the model itself, as a client of OpenAI's API.",
         open=True,
     ),
+    Signature(
+        "textarena",
+        (Attribute("game", "text"),),
+        _CALLED,
+        "A game of TextArena for one player (extra `textarena`); other options are the game's own.",
+        open=True,
+    ),
+    Signature(
+        "gymnasium",
+        (Attribute("name", "text"),),
+        _CALLED,
+        "An environment of Gymnasium that says texts (extra `gymnasium`); other options are its own.",
+        open=True,
+    ),
+    Signature(
+        "openenv",
+        (Attribute("address", "text"),),
+        (
+            *_CALLED,
+            Attribute("action", "text", None, doc="the field of an action that takes the model's text"),
+            Attribute("observation", "text", None, doc="the field of an observation that the model is shown"),
+        ),
+        "A server of OpenEnv (extra `openenv`): a session for each episode.",
+    ),
 )
 
 ENV_COLUMNS: Mapping[str, tuple[tuple[str, DType], ...]] = {

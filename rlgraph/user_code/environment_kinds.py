@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
-from rlgraph.user_code import agent_environments, class_environments, tool_environments
+from rlgraph.user_code import agent_environments, class_environments, package_environments, tool_environments
 from rlgraph.user_code.environments import Environment, EnvironmentSpec
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT
@@ -37,6 +37,14 @@ KINDS = {
         tool_environments.open_tool_environment,
     ),
     "agent": EnvironmentKind(agent_environments.check, agent_environments.faults, agent_environments.open_agent),
+    **dict.fromkeys(
+        package_environments.PACKAGED_KINDS,
+        EnvironmentKind(
+            package_environments.check_packaged_declaration,
+            package_environments.packaged_declaration_faults,
+            package_environments.open_packaged_environment,
+        ),
+    ),
 }
 
 

@@ -99,6 +99,9 @@ EXTRAS = {
     "zstandard": "datasets",
     "reasoning_gym": "gym",
     "math_verify": "math",
+    "textarena": "textarena",
+    "gymnasium": "gymnasium",
+    "openenv": "openenv",
 }
 """The extra of rlgraph that installs a package."""
 
