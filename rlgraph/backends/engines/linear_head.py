@@ -241,10 +241,10 @@ class _Work:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the hidden states and of the weights."""
         folded = gradient.slope is None
-        to_hidden = torch.zeros_like(self._hidden, dtype=self._dtype) if wants_hidden else None
         to_weight = torch.empty_like(self._weight) if wants_weight else None
         inputs = self._hidden * (gradient.factor[:, None] * self._scale if folded else self._scale)
         inputs, parts = inputs.to(self._hidden.dtype), _Parts(self._hidden.shape[0], self._dtype)
+        to_hidden = torch.zeros_like(self._hidden, dtype=self._dtype) if wants_hidden else None
         for tile in self._each_tile():
             out = sums.kept.pop((tile.rows.start, tile.columns.start), None)
             if out is None:
@@ -257,7 +257,11 @@ class _Work:
             if to_hidden is not None:
                 self._add_product(to_hidden[tile.rows], out, tile)
             if to_weight is not None:
-                parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, to_weight[tile.columns])
+                place = to_weight[tile.columns]
+                if self._products is PLAIN_PRODUCTS and tile.numbers[0] == self._hidden.shape[0]:
+                    torch.mm(out.t(), inputs, out=place)
+                else:
+                    parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, place)
         if to_hidden is not None:
             if folded:
                 to_hidden *= gradient.factor[:, None]

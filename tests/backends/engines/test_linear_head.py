@@ -45,7 +45,7 @@ class Head:
         logp = (logits / temperature).log_softmax(1)
         return logp.gather(1, self.tokens[:, None])[:, 0], -(logp.exp() * logp).sum(1)
 
-    def gradients(self, logprobs: Tensor, entropies: Tensor | None) -> list[Tensor | None]:
+    def gradients(self, logprobs: Tensor, entropies: Tensor | None) -> list[Tensor]:
         loss = (logprobs * self.to_logprob).sum()
         if entropies is not None:
             loss = loss + (entropies * self.to_entropy).sum()
@@ -57,12 +57,12 @@ class Head:
         rounding = ROUNDING[self.hidden.dtype]
         results = linear_logprobs(self.hidden, self.weight, self.tokens, temperature, tiles, entropy)
         expected = self.exact(temperature)
-        close = {"rtol": 1e-6, "atol": 1e-5} if self.hidden.dtype == torch.float32 else {"rtol": 0, "atol": rounding}
+        rtol, atol = (1e-6, 1e-5) if self.hidden.dtype == torch.float32 else (0.0, rounding)
         for ours, exact in list(zip(results, expected, strict=True))[: 1 + entropy]:
-            torch.testing.assert_close(ours.double(), exact, **close)
-        ours = self.gradients(results[0], results[1] if slope else None)
-        exact = self.gradients(expected[0], expected[1] if slope else None)
-        for one, other in zip(ours, exact, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=rtol, atol=atol)
+        gradients = self.gradients(results[0], results[1] if slope else None)
+        wanted = self.gradients(expected[0], expected[1] if slope else None)
+        for one, other in zip(gradients, wanted, strict=True):
             assert float((one - other).norm() / other.norm()) < rounding
 
 
@@ -115,7 +115,7 @@ class Products(TorchDispatchMode):
     """Counts matrix products of the size of a tile's."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,5 +142,5 @@ def test_a_logit_has_twelve_bytes_read_and_written_apart_from_products() -> None
     tokens = torch.arange(rows)
     for kept, most in ((rows * vocab, 12), (0, 20)):
         with Bytes(least=rows * vocab) as moved:
-            linear_logprobs(hidden, weight, tokens, 1.0, HeadTiles(kept=kept))[0].sum().backward()
+            linear_logprobs(hidden, weight, tokens, 1.0, HeadTiles(kept=kept, cached=rows * vocab))[0].sum().backward()
         assert moved.elsewhere / (rows * vocab) == most
