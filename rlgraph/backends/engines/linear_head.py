@@ -190,7 +190,9 @@ class _Work:
         self._shape = self._tiles.shape(hidden.shape[0], weight.shape[0], on_cpu)
         self._together = max(1, self._tiles.cached // self._shape[1]) if on_cpu else self._shape[0]
         """So many rows of a tile are worked on until they are done: they fit a processor's cache."""
-        self._buffer = hidden.new_empty(self._shape[0] * self._shape[1])
+        own = self._products is not PLAIN_PRODUCTS
+        self._buffer = None if own else hidden.new_empty(self._shape[0] * self._shape[1])
+        """For the logits of a tile, which products other than torch's make room for themselves."""
         self._scratch = hidden.new_empty(2, self._together * self._shape[1], dtype=self._dtype)
 
     def forward(self, entropy: bool, keeps: bool, projects: bool) -> _Sums:
@@ -208,11 +210,10 @@ class _Work:
             sums.projection = torch.zeros_like(self._hidden, dtype=self._dtype)
         for tile in self._each_tile():
             stays = math.prod(tile.numbers) <= room
-            out = self._hidden.new_empty(tile.numbers) if stays else self._in_buffer(tile)
+            out = self._logits(tile, stays)
             if stays:
                 room -= out.numel()
                 sums.kept[tile.rows.start, tile.columns.start] = out
-            self._logits(out, tile)
             column, is_here = self._column_of_token(tile)
             chosen = self._in_units(out.gather(1, column)[:, 0].to(self._dtype))
             sums.chosen[tile.rows] += chosen.masked_fill(~is_here, 0)
@@ -220,6 +221,7 @@ class _Work:
             if sums.projection is not None:
                 _put(out, column, is_here, torch.zeros_like(chosen))
                 self._add_product(sums.projection[tile.rows], out, tile)
+            del out
         if self._part is not None:
             whole = torch.stack([sums.s, sums.t, sums.chosen])
             dist.all_reduce(whole, group=self._part.group)
@@ -248,8 +250,7 @@ class _Work:
         for tile in self._each_tile():
             out = sums.kept.pop((tile.rows.start, tile.columns.start), None)
             if out is None:
-                out = self._in_buffer(tile)
-                self._logits(out, tile)
+                out = self._logits(tile)
                 self._exponentials(out, tile.rows, sums.reference)
             if not folded:
                 self._slope(out, tile.rows, gradient)
@@ -262,15 +263,17 @@ class _Work:
                     torch.mm(out.t(), inputs, out=place)
                 else:
                     parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, place)
+            del out
         if to_hidden is not None:
             if folded:
                 to_hidden *= gradient.factor[:, None]
             to_hidden = to_hidden.mul_(self._scale).to(self._hidden.dtype)
         return to_hidden, to_weight
 
-    def _each_tile(self) -> Iterator[_Tile]:
-        """Yield the tiles; those of the same columns come one after the other."""
-        rows, vocab = self._hidden.shape[0], self._weight.shape[0]
+    def _each_tile(self, tokens: int | None = None) -> Iterator[_Tile]:
+        """Yield the tiles, of all or so many first tokens of the vocabulary; those of the same columns come one after
+        the other."""
+        rows, vocab = self._hidden.shape[0], tokens or self._weight.shape[0]
         high, wide = self._shape
         for column in range(0, vocab, wide):
             columns = slice(column, min(column + wide, vocab))
@@ -278,15 +281,13 @@ class _Work:
                 here = slice(row, min(row + high, rows))
                 yield _Tile(here, columns, (here.stop - here.start, columns.stop - columns.start))
 
-    def _in_buffer(self, tile: _Tile) -> Tensor:
-        return self._buffer[: math.prod(tile.numbers)].view(tile.numbers)
-
-    def _logits(self, out: Tensor, tile: _Tile) -> None:
+    def _logits(self, tile: _Tile, stays: bool = False) -> Tensor:
+        """Return a tile's logits, which only have room until those of the next one are asked for, but if they stay."""
         rows, weight = self._inputs[tile.rows], self._weight[tile.columns].t()
-        if self._products is PLAIN_PRODUCTS:
-            torch.mm(rows, weight, out=out)
-        else:
-            out.copy_(self._products.product(rows, weight))
+        if self._buffer is None:
+            return self._products.product(rows, weight)
+        out = self._hidden.new_empty(tile.numbers) if stays else self._buffer[: math.prod(tile.numbers)]
+        return torch.mm(rows, weight, out=out.view(tile.numbers))
 
     def _add_product(self, total: Tensor, out: Tensor, tile: _Tile) -> None:
         """Add what a tile times its weights is to a wide sum, [rows, H]."""
@@ -330,22 +331,18 @@ class _Work:
     def _likely_reference(self, entropy: bool) -> Tensor | None:
         """Return what to take off the rows' logits so that their exponentials have room, [M], from those of a few
         tokens, if that is needed."""
-        few = self._inputs @ self._weight[:_FEW].t()
-        largest = self._in_units(few.to(self._dtype)).amax(1)
-        if self._part is not None:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._part.group)
+        largest = self._largest(min(_FEW, self._shape[1]))
         low, high = largest.min(), largest.max()
         # A reference that is near makes the sum of x exp(x) more exact.
         return None if not entropy and bool((low > _PLAIN[0]) & (high < _PLAIN[1])) else largest
 
-    def _largest(self) -> Tensor:
-        """Return the largest logit of each row, [M]."""
+    def _largest(self, tokens: int | None = None) -> Tensor:
+        """Return the largest logit of each row, [M], of all or so many first tokens of the vocabulary."""
         largest = torch.full_like(self._hidden[:, 0], -math.inf, dtype=self._dtype)
-        for tile in self._each_tile():
-            out = self._in_buffer(tile)
-            self._logits(out, tile)
-            here = largest[tile.rows]
+        for tile in self._each_tile(tokens):
+            out, here = self._logits(tile), largest[tile.rows]
             torch.maximum(here, self._in_units(out.amax(1).to(self._dtype)), out=here)
+            del out
         if self._part is not None:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._part.group)
         return largest

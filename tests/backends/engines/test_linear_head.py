@@ -131,8 +131,8 @@ def test_what_stays_is_not_computed_again(tiles: HeadTiles, trained: bool, most:
     with Products() as products:
         head.gradients(linear_logprobs(head.hidden, head.weight, head.tokens, 1.0, tiles)[0], None)
     high, width = tiles.shape(ROWS, VOCAB, True)
-    # And the logits of a few tokens.
-    assert products.counted["products"] == 1 + most * -(-ROWS // high) * -(-VOCAB // width)
+    # And once, for all rows, the logits of a few tokens.
+    assert products.counted["products"] == (1 + most * -(-VOCAB // width)) * -(-ROWS // high)
 
 
 def test_a_logit_has_twelve_bytes_read_and_written_apart_from_products() -> None:
