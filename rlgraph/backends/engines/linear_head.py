@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from rlgraph.backends.enginespec.memory import HeadTiles
 
@@ -28,8 +29,10 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 """What hidden states and weights can be; an exponential of a logit has no room in float16."""
 
 _PLAIN = (-10.0, 25.0)
-"""Where the largest of a few logits of each row lie, exponentials are of the logits themselves; else a reference is
-taken off first."""
+"""Where the largest of a few logits of a row lies here, exponentials are of the logits themselves; else it is taken off
+first."""
+_LEAST_ROWS = 16
+"""Products of fewer rows are computed in another way, with other last digits, on most processors."""
 _FEW = 256
 """So many tokens' logits tell about where the others lie."""
 _LEAST, _MOST = 1e-12, 1e18
@@ -76,12 +79,15 @@ def linear_logprobs(
     hidden: [M, H]. weight: [V, H], in the same dtype, one of `DTYPES`. tokens: int64 [M]. part: the logits are those of
     a part of the vocabulary; each rank has all results.
     """
+    rows, missing = hidden.shape[0], _LEAST_ROWS - hidden.shape[0]
+    if missing > 0:
+        hidden, tokens = functional.pad(hidden, (0, 0, 0, missing)), functional.pad(tokens, (0, missing))
     scale = 1.0 if temperature in (0, 1) else 1 / temperature
     head = _Head(scale, tiles, part, products)
-    results: tuple[Tensor, Tensor] = _LinearLogProbs.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropies = _LinearLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, tokens, head, entropy, torch.is_grad_enabled()
     )
-    return results
+    return logprobs[:rows], entropies[:rows]
 
 
 class _Head(NamedTuple):
@@ -123,13 +129,27 @@ class _LinearLogProbs(torch.autograd.Function):
         return *work.backward(ctx.sums, gradient, *ctx.needs_input_grad[:2]), *[None] * 4
 
 
-class _Sums:
-    """What a forward pass knows of each row, in float64 [M]: sums over the vocabulary of exp(x) and x exp(x), where x
-    is a logit less the row's reference, and the logit of its token."""
+class _Reference(NamedTuple):
+    """Where the logits of each row lie. A row's is its own: its results are the same to the bit beside any others, and
+    with entropies or without."""
 
-    def __init__(self, reference: Tensor | None, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    taken_off: Tensor | None
+    """What is taken off a row's logits before the exponentials are, [M]; None: nothing, of all rows."""
+    middle: Tensor
+    """A logit less that which is near the largest ones, [M]: it makes the sum of x exp(x) more exact."""
+
+    @classmethod
+    def of(cls, largest: Tensor, taken_off: Tensor) -> _Reference:
+        """largest: about the largest logit of each row, [M]."""
+        return cls(taken_off if bool(taken_off.any()) else None, largest - taken_off)
+
+
+class _Sums:
+    """What a forward pass knows of each row, in float64 [M]: sums over the vocabulary of exp(x) and (x - middle)
+    exp(x), where x is a logit less the row's reference, and the logit of its token."""
+
+    def __init__(self, reference: _Reference, rows: int, device: torch.device, dtype: torch.dtype) -> None:
         self.reference = reference
-        """What is taken off a row's logits, [M]; None: nothing."""
         self.s, self.t, self.chosen = torch.zeros(3, rows, dtype=torch.float64, device=device)
         self.dtype = dtype
         """Of results."""
@@ -140,19 +160,25 @@ class _Sums:
 
     def results(self, entropy: bool) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities, and the entropies or zeros, [M]."""
-        log_s = self.s.log()
-        chosen = self.chosen if self.reference is None else self.chosen - self.reference
-        entropies = log_s - self.t / self.s if entropy else torch.zeros_like(log_s)
+        log_s, taken_off = self.s.log(), self.reference.taken_off
+        chosen = self.chosen if taken_off is None else self.chosen - taken_off
+        entropies = log_s - self.mean() if entropy else torch.zeros_like(log_s)
         return (chosen - log_s).to(self.dtype), entropies.to(self.dtype)
+
+    def mean(self) -> Tensor:
+        """Return the mean of x in the distribution of each row, float64 [M]."""
+        return self.reference.middle + self.t / self.s
 
 
 class _Gradient(NamedTuple):
-    """The gradient of a row's logits: factor * exp(x) * (1 + slope * x), but for that of its token."""
+    """The gradient of a row's logits: exp(x) * (factor + slope * (x - mean)), but for that of its token."""
 
     factor: Tensor
     """Float [M]."""
     slope: Tensor | None
     """Float [M]; None: 0. Only then the factor can wait for the products."""
+    exp_minus_mean: Tensor | None
+    """exp(-mean), float [M]."""
     of_token: Tensor
     """Float [M]: without the factor where there is no slope."""
 
@@ -163,10 +189,11 @@ class _Gradient(NamedTuple):
         """Use d log p(token) / dx_j = [j is the token] - p_j; d entropy / dx_j = -p_j (log p_j + entropy)."""
         factor = -to_logprob.double() / sums.s
         if to_entropy is None:
-            return cls(factor.to(sums.dtype), None, (sums.s * logprobs.double().expm1()).to(sums.dtype))
+            return cls(factor.to(sums.dtype), None, None, (sums.s * logprobs.double().expm1()).to(sums.dtype))
         slope = -to_entropy.double() / sums.s
         of_token = -to_logprob * logprobs.expm1() - to_entropy * logprobs.exp() * (logprobs + entropies)
-        return cls((factor - slope * sums.t / sums.s).to(sums.dtype), slope.to(sums.dtype), of_token)
+        by_row = [column.to(sums.dtype) for column in (factor, slope, sums.mean().neg_().exp_())]
+        return cls(*by_row, of_token)
 
 
 class _Tile(NamedTuple):
@@ -198,12 +225,18 @@ class _Work:
     def forward(self, entropy: bool, keeps: bool, projects: bool) -> _Sums:
         """Return the sums over the vocabulary. keeps: exponentials stay for the backward pass. projects: their products
         with the weights do."""
-        sums = self._sums(self._likely_reference(entropy), entropy, keeps, projects)
-        if not bool(((sums.s > _LEAST) & (sums.s < _MOST)).all()):
-            sums = self._sums(self._largest(), entropy, keeps, projects)
+        few = self._largest(min(_FEW, self._shape[1]))
+        taken_off = few.masked_fill((few > _PLAIN[0]) & (few < _PLAIN[1]), 0)
+        sums = self._sums(_Reference.of(few, taken_off), entropy, keeps, projects)
+        has_room = (sums.s > _LEAST) & (sums.s < _MOST)
+        if not bool(has_room.all()):
+            del sums
+            largest = self._largest()
+            reference = _Reference.of(few.where(has_room, largest), taken_off.where(has_room, largest))
+            sums = self._sums(reference, entropy, keeps, projects)
         return sums
 
-    def _sums(self, reference: Tensor | None, entropy: bool, keeps: bool, projects: bool) -> _Sums:
+    def _sums(self, reference: _Reference, entropy: bool, keeps: bool, projects: bool) -> _Sums:
         rows, device = self._hidden.shape[0], self._hidden.device
         sums, room = _Sums(reference, rows, device, self._dtype), self._tiles.kept if keeps else 0
         if projects:
@@ -265,9 +298,8 @@ class _Work:
                     parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, place)
             del out
         if to_hidden is not None:
-            if folded:
-                to_hidden *= gradient.factor[:, None]
-            to_hidden = to_hidden.mul_(self._scale).to(self._hidden.dtype)
+            factor = gradient.factor[:, None] * self._scale if folded else self._scale
+            to_hidden = to_hidden.mul_(factor).to(self._hidden.dtype)
         return to_hidden, to_weight
 
     def _each_tile(self, tokens: int | None = None) -> Iterator[_Tile]:
@@ -297,19 +329,19 @@ class _Work:
             total.addmm_(out, self._weight[tile.columns])
 
     def _exponentials(
-        self, out: Tensor, rows: slice, reference: Tensor | None, sums: _Sums | None = None, entropy: bool = False
+        self, out: Tensor, rows: slice, reference: _Reference, sums: _Sums | None = None, entropy: bool = False
     ) -> None:
         """Put exponentials in the place of a tile's logits, and add them to the sums."""
         for first in range(0, out.shape[0], self._together):
             part = out[first : first + self._together]
             here = slice(rows.start + first, rows.start + first + part.shape[0])
             x = self._in_units(self._scratch_like(part, 0).copy_(part) if self._narrow else part)
-            if reference is not None:
-                x.sub_(reference[here, None])
+            if reference.taken_off is not None:
+                x.sub_(reference.taken_off[here, None])
             if sums is not None and entropy:
                 exp = torch.exp(x, out=self._scratch_like(part, 1))
                 sums.s[here] += exp.sum(1)
-                sums.t[here] += x.mul_(exp).sum(1)
+                sums.t[here] += x.sub_(reference.middle[here, None]).mul_(exp).sum(1)
                 part.copy_(exp)
                 continue
             x.exp_()
@@ -320,21 +352,14 @@ class _Work:
 
     def _slope(self, out: Tensor, rows: slice, gradient: _Gradient) -> None:
         """Make gradients of exponentials in place."""
-        assert gradient.slope is not None
-        least = torch.finfo(out.dtype).tiny
+        assert gradient.slope is not None and gradient.exp_minus_mean is not None
+        least = torch.finfo(self._dtype).tiny
         for first in range(0, out.shape[0], self._together):
             part = out[first : first + self._together]
             here = slice(rows.start + first, rows.start + first + part.shape[0])
-            x = torch.log(part.to(self._dtype).clamp_min(least), out=self._scratch_like(part, 0))
+            # x less its mean: where x is large, its last digits would be lost.
+            x = torch.mul(part, gradient.exp_minus_mean[here, None], out=self._scratch_like(part, 0)).clamp_min_(least).log_()
             part.mul_(x.mul_(gradient.slope[here, None]).add_(gradient.factor[here, None]))
-
-    def _likely_reference(self, entropy: bool) -> Tensor | None:
-        """Return what to take off the rows' logits so that their exponentials have room, [M], from those of a few
-        tokens, if that is needed."""
-        largest = self._largest(min(_FEW, self._shape[1]))
-        low, high = largest.min(), largest.max()
-        # A reference that is near makes the sum of x exp(x) more exact.
-        return None if not entropy and bool((low > _PLAIN[0]) & (high < _PLAIN[1])) else largest
 
     def _largest(self, tokens: int | None = None) -> Tensor:
         """Return the largest logit of each row, [M], of all or so many first tokens of the vocabulary."""

@@ -85,20 +85,20 @@ class HeadTiles:
     """The logits of a micro-batch whose exponentials stay, in the model's dtype; the others are computed again."""
     rows: int = 1024
     """The most tokens of a tile."""
-    numbers: int = 1 << 21
-    """The most logits of a tile."""
-    gpu_rows: int = 8192
+    columns: int = 2048
+    """The most columns of a tile: as many whatever the tokens, so that a token's sums are the same beside any others."""
+    gpu_rows: int = 2048
     """`rows` on a GPU."""
-    gpu_numbers: int = 1 << 24
-    """`numbers` on a GPU."""
+    gpu_columns: int = 8192
+    """`columns` on a GPU."""
     cached: int = 1 << 17
     """So many logits of a tile have all done to them, on a CPU, before the next ones: they fit a core's cache."""
 
     def shape(self, rows: int, vocab: int, on_cpu: bool) -> tuple[int, int]:
-        """Return the tokens and the columns of a tile."""
-        most, numbers = (self.rows, self.numbers) if on_cpu else (self.gpu_rows, self.gpu_numbers)
-        high = max(1, min(rows, most))
-        return high, max(1, min(vocab, numbers // high))
+        """Return the most tokens and columns of a tile: tiles of about as many tokens each."""
+        most, columns = (self.rows, self.columns) if on_cpu else (self.gpu_rows, self.gpu_columns)
+        high = math.ceil(rows / max(1, math.ceil(rows / most)))
+        return max(1, high), max(1, min(vocab, columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from benchmarks.head import Bytes
 from rlgraph.backends.engines.linear_head import linear_logprobs
 from rlgraph.backends.enginespec.memory import HeadTiles
 
-ROWS, HIDDEN, VOCAB = 13, 16, 301
-ALL, NONE = HeadTiles(kept=10**9, rows=5, numbers=200, cached=80), HeadTiles(kept=0, rows=5, numbers=200, cached=80)
-SOME = HeadTiles(kept=2000, rows=100, numbers=700, cached=80)
+ROWS, HIDDEN, VOCAB = 17, 16, 301
+ALL, NONE = HeadTiles(kept=10**9, rows=5, columns=40, cached=80), HeadTiles(kept=0, rows=5, columns=40, cached=80)
+SOME = HeadTiles(kept=2000, rows=100, columns=53, cached=80)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
@@ -89,6 +89,28 @@ def test_a_large_logit_that_a_few_others_do_not_tell() -> None:
     head.compare(SOME, 1.0, True, True)
 
 
+@pytest.mark.parametrize("tiles", [SOME, NONE], ids=["some kept", "none kept"])
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_a_row_is_the_same_to_the_bit_beside_any_others(dtype: torch.dtype, tiles: HeadTiles) -> None:
+    """Beside rows whose exponentials have no room at first, too, and whether or not an entropy is asked for. Products
+    are exact here in whatever order a processor adds them up: they are of multiples of a quarter."""
+    head = Head(dtype)
+    with torch.no_grad():
+        for values in (head.hidden, head.weight):
+            values.copy_((values * 4).round() / 4)
+        head.hidden[4] *= 8
+        head.hidden[7] *= 32
+
+    def results(rows: list[int], entropy: bool = True) -> tuple[Tensor, Tensor]:
+        return linear_logprobs(head.hidden[rows], head.weight, head.tokens[rows], 1.0, tiles, entropy)
+
+    together = results(list(range(ROWS)))
+    for rows in ([0], [1, 2], [4, 5], list(range(6, ROWS)), [12, 3, 8]):
+        for ours, expected in zip(results(rows), together, strict=True):
+            assert torch.equal(ours, expected[rows])
+        assert torch.equal(results(rows, entropy=False)[0], together[0][rows])
+
+
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_weights_that_are_not_trained(dtype: torch.dtype) -> None:
     """Their gradient is not asked for, and the forward pass has that of the hidden states but for factors."""
@@ -141,6 +163,7 @@ def test_a_logit_has_twelve_bytes_read_and_written_apart_from_products() -> None
     hidden, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(vocab, 8, requires_grad=True)
     tokens = torch.arange(rows)
     for kept, most in ((rows * vocab, 12), (0, 20)):
+        tiles = HeadTiles(kept=kept, columns=vocab, cached=rows * vocab)
         with Bytes(least=rows * vocab) as moved:
-            linear_logprobs(hidden, weight, tokens, 1.0, HeadTiles(kept=kept, cached=rows * vocab))[0].sum().backward()
+            linear_logprobs(hidden, weight, tokens, 1.0, tiles)[0].sum().backward()
         assert moved.elsewhere / (rows * vocab) == most

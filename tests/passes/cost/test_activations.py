@@ -51,7 +51,7 @@ KEPT = [
 ]
 
 
-TILES = HeadTiles(rows=64, numbers=1 << 13, cached=1 << 12)
+TILES = HeadTiles(rows=64, columns=128, cached=1 << 12)
 
 
 def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = False, tiles: HeadTiles = TILES) -> int:
