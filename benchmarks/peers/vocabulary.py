@@ -164,7 +164,8 @@ def with_trl(options):
             disable_tqdm=True,
         )
         data = Dataset.from_list([{"input_ids": row} for row in drawn_rows(options) * (options.steps + 1)])
-        SFTTrainer(model, config, train_dataset=data, processing_class=toy.make_tokenizer(), callbacks=[Ticks()]).train()
+        codec = toy.make_tokenizer()
+        SFTTrainer(model, config, train_dataset=data, processing_class=codec, callbacks=[Ticks()]).train()
     return clock.steps
 
 

@@ -358,7 +358,8 @@ class _Work:
             part = out[first : first + self._together]
             here = slice(rows.start + first, rows.start + first + part.shape[0])
             # x less its mean: where x is large, its last digits would be lost.
-            x = torch.mul(part, gradient.exp_minus_mean[here, None], out=self._scratch_like(part, 0)).clamp_min_(least).log_()
+            x = torch.mul(part, gradient.exp_minus_mean[here, None], out=self._scratch_like(part, 0))
+            x.clamp_min_(least).log_()
             part.mul_(x.mul_(gradient.slope[here, None]).add_(gradient.factor[here, None]))
 
     def _largest(self, tokens: int | None = None) -> Tensor:

@@ -86,7 +86,7 @@ class HeadTiles:
     rows: int = 1024
     """The most tokens of a tile."""
     columns: int = 2048
-    """The most columns of a tile: as many whatever the tokens, so that a token's sums are the same beside any others."""
+    """The most columns of a tile: as many whatever the tokens, so that a token's sums are the same beside others."""
     gpu_rows: int = 2048
     """`rows` on a GPU."""
     gpu_columns: int = 8192
