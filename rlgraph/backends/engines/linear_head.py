@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from rlgraph.backends.engines.head_sums import HeadSums, LogitGradient, LogitReference
 from rlgraph.backends.enginespec.memory import HeadTiles
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -125,75 +126,8 @@ class _LinearLogProbs(torch.autograd.Function):
         work = _Work(hidden, weight, tokens, ctx.head)
         if to_entropy is None and ctx.sums.projection is not None:
             return work.projected(ctx.sums, to_logprob, logprobs), *[None] * 5
-        gradient = _Gradient.of(ctx.sums, to_logprob, to_entropy, logprobs, entropies)
+        gradient = LogitGradient.of(ctx.sums, to_logprob, to_entropy, logprobs, entropies)
         return *work.backward(ctx.sums, gradient, *ctx.needs_input_grad[:2]), *[None] * 4
-
-
-class _Reference(NamedTuple):
-    """Where the logits of each row lie. A row's is its own: its results are the same to the bit beside any others, and
-    with entropies or without."""
-
-    taken_off: Tensor | None
-    """What is taken off a row's logits before the exponentials are, [M]; None: nothing, of all rows."""
-    middle: Tensor
-    """A logit less that which is near the largest ones, [M]: it makes the sum of x exp(x) more exact."""
-
-    @classmethod
-    def of(cls, largest: Tensor, taken_off: Tensor) -> _Reference:
-        """largest: about the largest logit of each row, [M]."""
-        return cls(taken_off if bool(taken_off.any()) else None, largest - taken_off)
-
-
-class _Sums:
-    """What a forward pass knows of each row, in float64 [M]: sums over the vocabulary of exp(x) and (x - middle)
-    exp(x), where x is a logit less the row's reference, and the logit of its token."""
-
-    def __init__(self, reference: _Reference, rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.reference = reference
-        self.s, self.t, self.chosen = torch.zeros(3, rows, dtype=torch.float64, device=device)
-        self.dtype = dtype
-        """Of results."""
-        self.kept: dict[tuple[int, int], Tensor] = {}
-        """Exponentials of the first tiles, by first row and column."""
-        self.projection: Tensor | None = None
-        """The sum over the vocabulary, but for the row's token, of exp(x) times the weights, [M, H]."""
-
-    def results(self, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities, and the entropies or zeros, [M]."""
-        log_s, taken_off = self.s.log(), self.reference.taken_off
-        chosen = self.chosen if taken_off is None else self.chosen - taken_off
-        entropies = log_s - self.mean() if entropy else torch.zeros_like(log_s)
-        return (chosen - log_s).to(self.dtype), entropies.to(self.dtype)
-
-    def mean(self) -> Tensor:
-        """Return the mean of x in the distribution of each row, float64 [M]."""
-        return self.reference.middle + self.t / self.s
-
-
-class _Gradient(NamedTuple):
-    """The gradient of a row's logits: exp(x) * (factor + slope * (x - mean)), but for that of its token."""
-
-    factor: Tensor
-    """Float [M]."""
-    slope: Tensor | None
-    """Float [M]; None: 0. Only then the factor can wait for the products."""
-    exp_minus_mean: Tensor | None
-    """exp(-mean), float [M]."""
-    of_token: Tensor
-    """Float [M]: without the factor where there is no slope."""
-
-    @classmethod
-    def of(
-        cls, sums: _Sums, to_logprob: Tensor, to_entropy: Tensor | None, logprobs: Tensor, entropies: Tensor
-    ) -> _Gradient:
-        """Use d log p(token) / dx_j = [j is the token] - p_j; d entropy / dx_j = -p_j (log p_j + entropy)."""
-        factor = -to_logprob.double() / sums.s
-        if to_entropy is None:
-            return cls(factor.to(sums.dtype), None, None, (sums.s * logprobs.double().expm1()).to(sums.dtype))
-        slope = -to_entropy.double() / sums.s
-        of_token = -to_logprob * logprobs.expm1() - to_entropy * logprobs.exp() * (logprobs + entropies)
-        by_row = [column.to(sums.dtype) for column in (factor, slope, sums.mean().neg_().exp_())]
-        return cls(*by_row, of_token)
 
 
 class _Tile(NamedTuple):
@@ -222,23 +156,23 @@ class _Work:
         """For the logits of a tile, which products other than torch's make room for themselves."""
         self._scratch = hidden.new_empty(2, self._together * self._shape[1], dtype=self._dtype)
 
-    def forward(self, entropy: bool, keeps: bool, projects: bool) -> _Sums:
+    def forward(self, entropy: bool, keeps: bool, projects: bool) -> HeadSums:
         """Return the sums over the vocabulary. keeps: exponentials stay for the backward pass. projects: their products
         with the weights do."""
         few = self._largest(min(_FEW, self._shape[1]))
         taken_off = few.masked_fill((few > _PLAIN[0]) & (few < _PLAIN[1]), 0)
-        sums = self._sums(_Reference.of(few, taken_off), entropy, keeps, projects)
+        sums = self._sums(LogitReference.of(few, taken_off), entropy, keeps, projects)
         has_room = (sums.s > _LEAST) & (sums.s < _MOST)
         if not bool(has_room.all()):
             del sums
             largest = self._largest()
-            reference = _Reference.of(few.where(has_room, largest), taken_off.where(has_room, largest))
+            reference = LogitReference.of(few.where(has_room, largest), taken_off.where(has_room, largest))
             sums = self._sums(reference, entropy, keeps, projects)
         return sums
 
-    def _sums(self, reference: _Reference, entropy: bool, keeps: bool, projects: bool) -> _Sums:
+    def _sums(self, reference: LogitReference, entropy: bool, keeps: bool, projects: bool) -> HeadSums:
         rows, device = self._hidden.shape[0], self._hidden.device
-        sums, room = _Sums(reference, rows, device, self._dtype), self._tiles.kept if keeps else 0
+        sums, room = HeadSums(reference, rows, device, self._dtype), self._tiles.kept if keeps else 0
         if projects:
             sums.projection = torch.zeros_like(self._hidden, dtype=self._dtype)
         for tile in self._each_tile():
@@ -261,7 +195,7 @@ class _Work:
             sums.s, sums.t, sums.chosen = whole
         return sums
 
-    def projected(self, sums: _Sums, to_logprob: Tensor, logprobs: Tensor) -> Tensor:
+    def projected(self, sums: HeadSums, to_logprob: Tensor, logprobs: Tensor) -> Tensor:
         """Return the gradient of the hidden states from what the forward pass kept of them."""
         assert sums.projection is not None
         column = self._tokens.clamp(0, self._weight.shape[0] - 1)
@@ -272,7 +206,7 @@ class _Work:
         return gradient.mul_(self._scale).to(self._hidden.dtype)
 
     def backward(
-        self, sums: _Sums, gradient: _Gradient, wants_hidden: bool, wants_weight: bool
+        self, sums: HeadSums, gradient: LogitGradient, wants_hidden: bool, wants_weight: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the hidden states and of the weights."""
         folded = gradient.slope is None
@@ -329,7 +263,7 @@ class _Work:
             total.addmm_(out, self._weight[tile.columns])
 
     def _exponentials(
-        self, out: Tensor, rows: slice, reference: _Reference, sums: _Sums | None = None, entropy: bool = False
+        self, out: Tensor, rows: slice, reference: LogitReference, sums: HeadSums | None = None, entropy: bool = False
     ) -> None:
         """Put exponentials in the place of a tile's logits, and add them to the sums."""
         for first in range(0, out.shape[0], self._together):
@@ -350,7 +284,7 @@ class _Work:
             if self._narrow:
                 part.copy_(x)
 
-    def _slope(self, out: Tensor, rows: slice, gradient: _Gradient) -> None:
+    def _slope(self, out: Tensor, rows: slice, gradient: LogitGradient) -> None:
         """Make gradients of exponentials in place."""
         assert gradient.slope is not None and gradient.exp_minus_mean is not None
         least = torch.finfo(self._dtype).tiny
