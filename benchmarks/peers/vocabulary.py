@@ -1,9 +1,10 @@
 """Steps of supervised training of a model as wide as Qwen2.5-0.5B, with its vocabulary of 151,936 tokens, on rows that
 are the same for all: CPU seconds with rlgraph's head in tiles, with all logits of some tokens at a time as it was
-before, and with TRL's trainer, whose loss is computed in chunks. In turns, a process for each turn.
+before, and with TRL's trainer, whose loss is computed in chunks. A process for each: in turns, or all at the same time,
+so that what else a machine does is the same for all.
 
     python benchmarks/peers/vocabulary.py --trl trlv/bin/python
-    python benchmarks/peers/vocabulary.py --trl trlv/bin/python --layers 4 --bfloat16
+    python benchmarks/peers/vocabulary.py --trl trlv/bin/python --layers 2 --rows 1 --at-once --bfloat16
 """
 
 import argparse
@@ -30,6 +31,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2, help="that are measured, after a first one")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--at-once", action="store_true", help="not in turns: they compete for cores alike")
     parser.add_argument("--way", choices=list(WAYS), help="measure this one only, in this process")
     return parser.parse_args()
 
@@ -43,11 +45,16 @@ def main():
         return
     seconds = {way: [] for way in WAYS}
     for _ in range(options.rounds):
+        running = {}
         for way in WAYS:
-            program = options.trl if way == "trl" else sys.executable
-            done = subprocess.run([program, *sys.argv, "--way", way], stdout=subprocess.PIPE, text=True, check=True)
-            seconds[way] += json.loads(done.stdout.splitlines()[-1])
-            print(way, seconds[way], file=sys.stderr, flush=True)
+            running[way] = started(way, options)
+            if not options.at_once:
+                running[way].wait()
+        for way, process in running.items():
+            printed, _ = process.communicate()
+            if process.returncode:
+                raise SystemExit(f"{WAYS[way]} failed")
+            seconds[way] += json.loads(printed.splitlines()[-1])
     first = statistics.median(cpu for cpu, _ in seconds["trl"])
     dtype = "bfloat16" if options.bfloat16 else "float32"
     print(f"{options.layers} layers, {options.rows} x {options.tokens} tokens, products in {dtype}")
@@ -56,6 +63,11 @@ def main():
         cpu = [cpu for cpu, _ in seconds[way]]
         middle = statistics.median(cpu)
         print(f"| {name} | {middle:.1f} | {min(cpu):.1f} | {first / middle:.2f} |")
+
+
+def started(way, options):
+    program = options.trl if way == "trl" else sys.executable
+    return subprocess.Popen([program, *sys.argv, "--way", way], stdout=subprocess.PIPE, text=True)
 
 
 def shape(options):
