@@ -77,6 +77,31 @@ class GrowingCache:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadTiles:
+    """How many logits of a linear head exist at a time, and which of them stay for the backward pass: engines, seconds
+    and bytes of plans go by it."""
+
+    kept: int = 1 << 26
+    """The logits of a micro-batch whose exponentials stay, in the model's dtype; the others are computed again."""
+    rows: int = 1024
+    """The most tokens of a tile."""
+    columns: int = 2048
+    """The most columns of a tile: as many whatever the tokens, so that a token's sums are the same beside others."""
+    gpu_rows: int = 2048
+    """`rows` on a GPU."""
+    gpu_columns: int = 8192
+    """`columns` on a GPU."""
+    cached: int = 1 << 17
+    """So many logits of a tile have all done to them, on a CPU, before the next ones: they fit a core's cache."""
+
+    def shape(self, rows: int, vocab: int, on_cpu: bool) -> tuple[int, int]:
+        """Return the most tokens and columns of a tile: tiles of about as many tokens each."""
+        most, columns = (self.rows, self.columns) if on_cpu else (self.gpu_rows, self.gpu_columns)
+        high = math.ceil(rows / max(1, math.ceil(rows / most)))
+        return max(1, high), max(1, min(vocab, columns))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineMemory:
     """The memory that an engine holds beside weights, activations and moments."""
 
@@ -91,6 +116,8 @@ class EngineMemory:
     """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
     split_head: bool = False
     """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
+    head_tiles: HeadTiles | None = None
+    """The tiles in which a linear head is computed; None: all logits of a chunk of tokens exist at a time."""
     keeps_fused: bool = True
     """In a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
     fused_norms: Callable[[DeviceKind, str], bool] = _unfused

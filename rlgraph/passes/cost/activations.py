@@ -3,16 +3,18 @@ gradients."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rlgraph.backends.enginespec.memory import HeadTiles
 from rlgraph.catalog.models.families import ModelKind, linear_layers
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost import latent_attention
 from rlgraph.passes.cost.work import Tokens, adapter_parameter_count
 
 LOGITS = 1 << 25
-"""A rank computes at most so many logits at a time."""
+"""A rank computes at most so many logits at a time of a head that is not in tiles."""
 
 QUERIES = 512
 """Where attention scores are written out, those of at most so many queries of a row exist at a time."""
@@ -63,6 +65,7 @@ def activation_bytes(
     masked: bool = False,
     entropy: bool = False,
     logits: int = LOGITS,
+    tiles: HeadTiles | None = None,
 ) -> Activations:
     """Return what autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
@@ -75,7 +78,7 @@ def activation_bytes(
     out, and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is
     then what one rank has (`Tokens.part_of_fullest_rank`), with the keys and values of all tokens. masked: attention
     keeps masks, which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a
-    time.
+    time. tiles: those of a head that is one matrix, on a device as `masked` says: True for a CPU.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
     layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)
@@ -83,7 +86,10 @@ def activation_bytes(
     stream = micro.tokens * shape.hidden * itemsize / layer.token_shard_count
     if recompute:
         kept_bytes, working = stream, layer.recompute_bytes()
-    head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
+    if tiles is not None and kind == "causal_lm" and not shape.logits_cap:
+        head = _tiled_head(shape, micro, itemsize, tp, tiles, masked)
+    else:
+        head = _head(shape, kind, micro, itemsize, tp, logits, split_head, entropy)
     return Activations(kept_bytes, working, layer.non_layer_bytes() + masked * layer.mask_bytes(), head)
 
 
@@ -111,18 +117,55 @@ def forward_peak_bytes(
     return layer.forward_workspace_bytes() + masked * layer.mask_bytes()
 
 
-def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
-    """Return what the head has at its peak where no gradient is kept: logits and their softmax in float32, at most
-    `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices."""
+def logits_bytes(
+    shape: Shape,
+    kind: ModelKind,
+    micro: Tokens,
+    tp: int = 1,
+    split: bool = False,
+    tiles: HeadTiles | None = None,
+    itemsize: int = 4,
+    on_cpu: bool = True,
+) -> float:
+    """Return what the head has at its peak where no gradient is kept: one tile, or logits and their softmax in float32,
+    at most `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices."""
     if kind != "causal_lm":
         return 0.0
+    if tiles is not None and not shape.logits_cap:
+        return _tile_bytes(shape, micro, itemsize, tp, tiles, on_cpu)
     numbers = micro.scored * shape.vocab / tp
     return (16.0 if split else 8.0) * min(numbers, LOGITS)
 
 
-def computes_head_in_chunks(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
-    """Return whether a head with so many positions to score is computed in parts."""
-    return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
+def recomputed_head_share(
+    shape: Shape, kind: ModelKind, scored: float, tp: int = 1, tiles: HeadTiles | None = None
+) -> float:
+    """Return the share of a head's logits that the backward pass computes again, with so many positions to score."""
+    numbers = scored * shape.vocab / tp
+    if kind != "causal_lm":
+        return 0.0
+    if tiles is None or shape.logits_cap:
+        return float(numbers > LOGITS)
+    # Of a head that is not trained the forward pass computes the gradient.
+    return 0.0 if shape.adapters is not None else max(0.0, 1 - tiles.kept / max(numbers, 1.0))
+
+
+def _tile_bytes(shape: Shape, micro: Tokens, itemsize: int, tp: int, tiles: HeadTiles, on_cpu: bool) -> float:
+    """Return the bytes of one tile of logits, and of the float32 copies of those that are worked on together."""
+    high, width = tiles.shape(math.ceil(micro.scored), math.ceil(shape.vocab / tp), on_cpu)
+    together = max(1, tiles.cached // width) if on_cpu else high
+    return width * (high * itemsize + 8.0 * together)
+
+
+def _tiled_head(shape: Shape, micro: Tokens, itemsize: int, tp: int, tiles: HeadTiles, on_cpu: bool) -> float:
+    """Return the bytes of a head in tiles when its backward pass begins: exponentials that were kept, the gradients of
+    the weights and, in float32, of the hidden states, and those times their factors; or, of weights that are not
+    trained, what the forward pass kept of the gradient of the hidden states, with a row of the weights for each."""
+    tile, states = _tile_bytes(shape, micro, itemsize, tp, tiles, on_cpu), micro.scored * shape.hidden
+    if shape.adapters is not None:
+        return max(tile + 4 * states, (12 + itemsize) * states)
+    kept = min(micro.scored * shape.vocab / tp, tiles.kept) * itemsize
+    return kept + tile + shape.vocab / tp * shape.hidden * itemsize + (4 + itemsize) * states
 
 
 def _head(

@@ -168,7 +168,9 @@ class ForwardMemory(_Fed):
             masked=deployment.on_cpu,
             scores=spec.keeps_attention_scores(deployment.attention),
         )
-        logits = logits_bytes(shape, config.kind, micro, deployment.tp, _split_head(deployment))
+        tiles, on_cpu = spec.memory.head_tiles, deployment.on_cpu
+        split = _split_head(deployment)
+        logits = logits_bytes(shape, config.kind, micro, deployment.tp, split, tiles, item, on_cpu)
         chosen = micro.scored * shape.hidden * item
         active = larger_total(
             BytesByUse((("activations", layer),)), BytesByUse((("activations", min(chosen, layer)), ("logits", logits)))
@@ -224,6 +226,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         wide_norms=memory.wide_norm_bytes,
         cp=deployment.cp,
         masked=deployment.on_cpu,
+        tiles=memory.head_tiles,
     )
 
 

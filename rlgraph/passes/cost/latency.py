@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from rlgraph.backends.enginespec.memory import HeadTiles
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.activations import computes_head_in_chunks, saved_layer_bytes_per_token
+from rlgraph.passes.cost.activations import recomputed_head_share, saved_layer_bytes_per_token
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
@@ -150,6 +151,7 @@ def _row(
     packs: bool,
     shares: PrefixSharing | None,
     recompute: bool,
+    tiles: HeadTiles | None,
     batches: tuple[Batch, ...],
 ) -> _Row:
     """Return what an average row takes: cached because many splits are fed the same."""
@@ -158,13 +160,13 @@ def _row(
     for batch in batches:
         part = batch.rows / rows_of_all
         row_blocks, row = batch.micro_batches_per_row(budget, packs, shares)
-        # The backward pass recomputes the layers, and a head with more logits than are kept.
-        parts = computes_head_in_chunks(shape, model, row.scored / row_blocks, tp)
+        # The backward pass recomputes the layers, and of a head the logits that are not kept.
+        again = recomputed_head_share(shape, model, row.scored / row_blocks, tp, tiles)
         head_once = work.head_flops(shape, model, row)
         layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
         if kind == "train":
             layers_flops, head_flops = work.training_flops(shape, model, row, recompute)
-            head_flops += parts * head_once
+            head_flops += again * head_once
         layers += part * layers_flops
         heads += part * head_flops
         tokens += part * row.tokens
@@ -187,8 +189,8 @@ def latency_model(
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
-    fed = deployment.packs_rows, deployment.prefix_sharing
-    row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tuple(batches))
+    fed, tiles = (deployment.packs_rows, deployment.prefix_sharing), deployment.engine_spec.memory.head_tiles
+    row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tiles, tuple(batches))
     tokens, blocks, device = row.tokens, row.blocks, deployment.island.device
     layers = shape.layers / deployment.pp
     inner, stage_link = deployment.tp_and_pp_links(constants)

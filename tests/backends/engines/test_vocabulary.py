@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.linear_head import linear_logprobs
 from rlgraph.backends.engines.logprobs import entropies, token_logprobs
+from rlgraph.backends.enginespec.memory import HeadTiles
 
 ROWS, VOCABULARY = 4, 49_152
 TOKENS = torch.tensor([7, 7, 0, VOCABULARY - 1])
@@ -25,6 +27,15 @@ def logprobs(rows: Tensor) -> Tensor:
     return token_logprobs(rows, TOKENS)
 
 
+def head_logprobs(rows: Tensor) -> Tensor:
+    """Of a head whose weights are the logits, of hidden states that choose one of them."""
+    return linear_logprobs(torch.eye(ROWS), rows.t(), TOKENS, 1.0, HeadTiles())[0]
+
+
+def head_entropies(rows: Tensor) -> Tensor:
+    return linear_logprobs(torch.eye(ROWS), rows.t(), TOKENS, 1.0, HeadTiles(kept=0), entropy=True)[1]
+
+
 def plain_logprobs(rows: Tensor) -> Tensor:
     return rows.log_softmax(1).gather(1, TOKENS[:, None])[:, 0]
 
@@ -34,7 +45,15 @@ def plain_entropies(rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("peak", [0.0, 16.0, 24.0])
-@pytest.mark.parametrize("ours, plain", [(logprobs, plain_logprobs), (entropies, plain_entropies)])
+@pytest.mark.parametrize(
+    "ours, plain",
+    [
+        (logprobs, plain_logprobs),
+        (entropies, plain_entropies),
+        (head_logprobs, plain_logprobs),
+        (head_entropies, plain_entropies),
+    ],
+)
 def test_small_probabilities_are_not_lost_beside_a_large_one(
     ours: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor], peak: float
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
+from rlgraph.backends.enginespec.memory import HeadTiles
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import Shape
@@ -50,9 +51,12 @@ KEPT = [
 ]
 
 
-def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = False) -> int:
+TILES = HeadTiles(rows=64, columns=128, cached=1 << 12)
+
+
+def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = False, tiles: HeadTiles = TILES) -> int:
     """The peak of one micro-batch, after a small one that has made what stays."""
-    engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute)
+    engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute, head_tiles=tiles)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
     compute_gradient_sum(engine, engine._differentiate, [0], lambda block: small, None, 1)
@@ -71,6 +75,8 @@ def test_what_transformers_keeps(case: Case) -> None:
         itemsize=4 if case.dtype == "float32" else 2,
         fused_norms=case.dtype == "float32",
         entropy=case.entropy,
+        masked=True,
+        tiles=TILES,
     )
     two, four = measured(case, 2), measured(case, 4)
     # What routers keep is left out. Where scores are written out no sums of them are kept.
@@ -84,10 +90,11 @@ def test_what_transformers_keeps(case: Case) -> None:
     "entropy, dtype",
     few(product([False, True], ["float32", "bfloat16"]), (False, "bfloat16"), (True, "float32")),
 )
-def test_a_head_in_chunks_keeps_one_of_them(entropy: bool, dtype: str) -> None:
-    """A quarter of the logits at a time, and the gradients of the head so far."""
+def test_of_a_head_in_tiles_there_is_what_is_kept(entropy: bool, dtype: str) -> None:
+    """Half of the exponentials, a tile, and the gradients of the head."""
     case = Case("qwen2", dtype=dtype, scored=127, entropy=entropy, fields=(("vocab_size", 1024),))
     itemsize, fused = (4, True) if dtype == "float32" else (2, False)
+    tiles = replace(TILES, kept=1 << 19)
     found = activation_bytes(
         case.shape(),
         "causal_lm",
@@ -95,11 +102,12 @@ def test_a_head_in_chunks_keeps_one_of_them(entropy: bool, dtype: str) -> None:
         itemsize=itemsize,
         fused_norms=fused,
         entropy=entropy,
-        logits=1 << 18,
+        masked=True,
+        tiles=tiles,
     )
     assert found.head > found.working
-    assert found.peak_bytes(2) == pytest.approx(measured(case, 2, 1 << 18), rel=0.02)
-    assert measured(case, 2) > 1.3 * found.peak_bytes(2)
+    assert found.peak_bytes(2) == pytest.approx(measured(case, 2, tiles=tiles), rel=0.02)
+    assert measured(case, 2) > 1.05 * found.peak_bytes(2)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,14 @@ def test_layers_that_are_recomputed_keep_their_input(family: str, dtype: str) ->
     case = Case(family, dtype=dtype)
     itemsize, fused = (4, True) if dtype == "float32" else (2, False)
     found = activation_bytes(
-        case.shape(), "causal_lm", case.tokens(), itemsize=itemsize, fused_norms=fused, recompute=True
+        case.shape(),
+        "causal_lm",
+        case.tokens(),
+        itemsize=itemsize,
+        fused_norms=fused,
+        recompute=True,
+        masked=True,
+        tiles=TILES,
     )
     two, four = (measured(case, layers, recompute=True) for layers in (2, 4))
     assert found.layer == pytest.approx((four - two) / 2, rel=0.001)

@@ -3,6 +3,8 @@ threads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -12,16 +14,20 @@ from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.spec import SHARES
+from rlgraph.backends.enginespec.memory import HeadTiles
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.passes.cost.activations import logits_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.micro_batching import micro_batching
 from rlgraph.passes.cost.predict import memory_footprint
+from rlgraph.passes.cost.work import Tokens
 from tests.passes.cost.allocated import Work, transformers
 from tests.passes.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.suites import few
@@ -164,9 +170,16 @@ def test_a_cache_is_as_large_as_it_is_told() -> None:
 
 
 def test_logits_of_a_forward_pass_are_computed_in_pieces() -> None:
-    few, many = (llama("logprobs", "transformers", micro_tokens=budget) for budget in (1536, 3072))
-    assert few["logits"] == 8 * (1 << 25)
-    assert "logits" not in many and many["activations"] > few["logits"]
+    """In tiles, or where a head is none that is one plain matrix, at so many places at a time."""
+    shape = Case("qwen2", fields=(("vocab_size", 128256),)).shape()
+    capped = replace(shape, logits_cap=30.0)
+
+    def needs(shape: Shape, tokens: float) -> float:
+        micro = Tokens(tokens / 1024, tokens, tokens * 1024, tokens, 1024)
+        return logits_bytes(shape, "causal_lm", micro, tiles=HeadTiles(), itemsize=2, on_cpu=False)
+
+    assert needs(shape, 1 << 13) == needs(shape, 1 << 16) == (2 + 8) * (1 << 24)
+    assert needs(capped, 1 << 13) == needs(capped, 1 << 16) == 8 * (1 << 25)
 
 
 @settings(max_examples=60)

@@ -17,7 +17,6 @@ from torch import Tensor
 from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
 from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
-from rlgraph.backends.engines.logprobs import apply_temperature
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.moments import Moments
@@ -32,8 +31,9 @@ from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_p
 from rlgraph.backends.engines.transformers.attention import use_attention
 from rlgraph.backends.engines.transformers.autocast import forget_bfloat16_copies, use_autocast
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
-from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses, entropy, logprobs
+from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
+from rlgraph.backends.engines.transformers.head import Head
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
@@ -44,7 +44,7 @@ from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
-from rlgraph.backends.enginespec.memory import GrowingCache
+from rlgraph.backends.enginespec.memory import GrowingCache, HeadTiles
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.ir.layout import LocalTensor
@@ -99,6 +99,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         attention: str = "",
         gather: str = "",
         block_tokens: int = 2048,
+        head_tiles: HeadTiles = HeadTiles(),  # noqa: B008
         logit_numbers: int = 1 << 25,
         cache_tokens: int = GrowingCache().max_decoded_tokens,
         copies: Replicas | None = None,
@@ -110,10 +111,11 @@ class TransformersEngine(RankWeights, ScoringMixin):
         recompute: training keeps each layer's inputs alone, and computes the rest again. attention: as transformers
         calls a way to compute it; empty: the model's own choice. gather: for how long ranks that shard the model keep
         what they gather in training, as the spec says; empty: `layer`. block_tokens: tokens in a block, padded ones
-        where rows are padded. logit_numbers: most logits that are computed at a time. cache_tokens: places of the
-        key-value cache, of all rows together, that are decoded at a time. copies: the replicas in other processes that
-        train on other rows. apart: the ranks that have split the model: those that shard its parameters compute with a
-        shard of the rows each, those that split its layers with a part of all rows.
+        where rows are padded. head_tiles: how a head that is one matrix is computed. logit_numbers: most logits of
+        another head that are computed at a time. cache_tokens: places of the key-value cache, of all rows together,
+        that are decoded at a time. copies: the replicas in other processes that train on other rows. apart: the ranks
+        that have split the model: those that shard its parameters compute with a shard of the rows each, those that
+        split its layers with a part of all rows.
         """
         self.spec = spec
         self.codec = loaded.codec
@@ -122,11 +124,8 @@ class TransformersEngine(RankWeights, ScoringMixin):
         self.threads, self.copies, self._recompute = threads, copies, recompute
         self._apart, self._gathers_once = apart, gather == "update"
         self._shards, self._split = (apart.shards, apart.tensors) if apart else (None, None)
-        self._block_tokens, self._logit_numbers, self._cache_tokens = (
-            block_tokens,
-            logit_numbers,
-            cache_tokens,
-        )
+        self._block_tokens, self._cache_tokens = block_tokens, cache_tokens
+        self._head_tiles, self._logit_numbers = head_tiles, logit_numbers
         if spec.autocast:
             if apart is not None:
                 raise EngineError("products in bfloat16 (`autocast`) are for models that each process holds entire")
@@ -150,7 +149,8 @@ class TransformersEngine(RankWeights, ScoringMixin):
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
         outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
         places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
-        self._reader = ForwardPasses(self._network, block_tokens, places, threads, self._pool, self._shards, self.meter)
+        self._head = Head(self._network, head_tiles, places, self._split)
+        self._reader = ForwardPasses(self._network, block_tokens, threads, self._pool, self._shards, self.meter)
 
     @classmethod
     def open(
@@ -224,20 +224,13 @@ class TransformersEngine(RankWeights, ScoringMixin):
             if len(sequences) and int(sequences.lengths.min()) == 0:
                 raise EngineError("a row without tokens has no score")
             return [self._reader.last_token_outputs(sequences)]
+        if "values" in ops:
+            return self._reader.scored_token_outputs(sequences, self._head.values, len(ops))
 
-        def logprobs_of_chunk(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
-            if "values" in ops:
-                return [outputs[:, 0]]
-            if self._split is not None:
-                results = self._split.logprobs_and_entropies(apply_temperature(outputs, temperature), tokens)
-                return [results[op == "entropy"] for op in ops]
-            plain = {
-                "logprobs": lambda: logprobs(outputs, tokens, temperature),
-                "entropy": lambda: entropy(outputs, temperature),
-            }
-            return [plain[op]() for op in ops]
+        def read(hidden: Tensor, tokens: Tensor) -> list[Tensor]:
+            return self._head.logprobs(hidden, tokens, ops, temperature)
 
-        return self._reader.scored_token_outputs(sequences, logprobs_of_chunk, len(ops))
+        return self._reader.scored_token_outputs(sequences, read, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -328,6 +321,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
             threads=self.threads,
             recompute=self._recompute,
             block_tokens=self._block_tokens,
+            head_tiles=self._head_tiles,
             logit_numbers=self._logit_numbers,
             cache_tokens=self._cache_tokens,
             copies=self.copies,

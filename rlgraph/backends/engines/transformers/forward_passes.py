@@ -9,18 +9,17 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.logprobs import apply_temperature, entropies, token_logprobs
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.fsdp import ParameterShards
+from rlgraph.backends.engines.transformers.head import wide, wide_dtype
 from rlgraph.backends.engines.transformers.network import Network
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
-each."""
+"""Turns what the network gives to its head at some places, [M, ...], and the tokens that follow, [M], into results of M
+entries each."""
 
 
 class ForwardPasses:
@@ -30,21 +29,19 @@ class ForwardPasses:
         self,
         network: Network,
         block_tokens: int,
-        places: int,
         threads: int = 1,
         pool: Executor | None = None,
         shards: ParameterShards | None = None,
         meter: WorkMeter | None = None,
     ) -> None:
-        """block_tokens: tokens in a block, padded ones where rows are padded. places: at how many the head is computed
-        at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model.
-        meter: counts the rows that are read."""
-        self._network, self._block_tokens, self._places = network, block_tokens, places
+        """block_tokens: tokens in a block, padded ones where rows are padded. pool: has so many threads, each of which
+        computes a block. shards: the ranks that shard the model. meter: counts the rows that are read."""
+        self._network, self._block_tokens = network, block_tokens
         self._threads, self._pool, self._shards = threads, pool, shards
         self._meter = meter or WorkMeter()
 
     def scored_token_outputs(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
-        """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
+        """Return `read` of what is before each scored token: `results` tensors [total scored]."""
         if bool(((sequences.token_positions == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.scored_counts()
@@ -58,7 +55,8 @@ class ForwardPasses:
             # The rows of a group have in common what stands before a row's first scored token.
             ends = part.scored_counts().cumsum(0)
             prompts = part.token_positions[positions[ends - part.scored_counts()]]
-            return self._read_block(inputs, before, part.tokens[positions], read, prompts)
+            hidden = self._network.hidden_at(inputs, before, prompts)
+            return read(hidden, part.tokens[positions].to(hidden.device))
 
         return self._in_blocks(sequences.lengths, counts, block_outputs, results)
 
@@ -68,21 +66,9 @@ class ForwardPasses:
         def block_outputs(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
             hidden = self._network.hidden_at(part, part.lengths.cumsum(0) - 1)
-            return (_wide(self._network.apply_head(hidden))[:, 0],)
+            return (wide(self._network.apply_head(hidden))[:, 0],)
 
         return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block_outputs, 1)[0]
-
-    def _read_block(
-        self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
-    ) -> Sequence[Tensor]:
-        """Return `read` at some places of one block, in chunks, so that there are never more logits than allowed."""
-        hidden = self._network.hidden_at(rows, places, beginnings)
-        return compute_in_chunks(
-            lambda part, follow: read(_wide(self._network.apply_head(part)), follow),
-            self._places,
-            hidden,
-            tokens.to(hidden.device),
-        )
 
     def _in_blocks(
         self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
@@ -91,7 +77,7 @@ class ForwardPasses:
         device = self._network.device
         used = counts.nonzero()[:, 0]
         if not used.shape[0]:
-            return [torch.zeros(0, dtype=_wide_dtype(self._network.model.dtype), device=device) for _ in range(results)]
+            return [torch.zeros(0, dtype=wide_dtype(self._network.model.dtype), device=device) for _ in range(results)]
         if self._shards is not None:
             return self._in_shards(self._shards, lengths[used], used, counts, block)
         if torch.is_grad_enabled():
@@ -149,21 +135,3 @@ class ForwardPasses:
                 return compute_and_count(rows)
 
         return list(self._pool.map(compute_without_gradient, plan))
-
-
-def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """Return log softmax(logits / temperature) of some tokens."""
-    return token_logprobs(apply_temperature(logits, temperature), tokens)
-
-
-def entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Return the entropy of each distribution in nats."""
-    return entropies(apply_temperature(logits, temperature))
-
-
-def _wide(outputs: Tensor) -> Tensor:
-    return outputs.to(_wide_dtype(outputs.dtype))
-
-
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

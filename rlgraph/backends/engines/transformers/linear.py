@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rlgraph.backends.engines.linear_head import Products
+
 _WORTH = 1 << 20
 """Products with fewer multiplications stay with MKL, which starts sooner."""
 
@@ -33,6 +35,16 @@ def use_onednn_linears(model: nn.Module) -> int:
             module.__class__ = faster
             changed += 1
     return changed
+
+
+def is_plain_linear(layer: nn.Linear) -> bool:
+    """Return whether a layer computes a product with its weight and nothing else, with oneDNN or not."""
+    return type(layer) in (nn.Linear, _Linear)
+
+
+def multiplies_with_onednn(layer: nn.Linear) -> bool:
+    """Return whether `use_onednn_linears` changed a layer, and its weight is what it was changed for."""
+    return isinstance(layer, _Linear) and layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
 
 
 class _Linear(nn.Linear):
@@ -85,6 +97,9 @@ def _outer(gradient: Tensor, x: Tensor) -> Tensor:
     if gradient.shape[1] > x.shape[1]:
         return _multiply(x.t(), gradient.t(), None).t()
     return _multiply(gradient.t(), x.t(), None)
+
+
+ONEDNN_PRODUCTS = Products(lambda a, b: _multiply(a, b.t(), None), _outer)
 
 
 def _agrees() -> bool:

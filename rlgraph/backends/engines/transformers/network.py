@@ -19,6 +19,7 @@ from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_packed_rows
 from rlgraph.backends.engines.transformers.autocast import NARROW, autocast
 from rlgraph.backends.engines.transformers.cache import make_cache
+from rlgraph.backends.engines.transformers.linear import is_plain_linear
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.cluster import cpu_or_gpu
@@ -105,6 +106,13 @@ class Network:
     def apply_head(self, hidden: Tensor) -> Tensor:
         """Return the model's output where its hidden states are these, float [M, outputs]."""
         return hidden if self._head is None else self._head(hidden)
+
+    @property
+    def head_matrix(self) -> nn.Linear | None:
+        """The head, where it is a linear layer without bias that computes nothing else."""
+        head = self._head
+        plain = isinstance(head, nn.Linear) and is_plain_linear(head) and head.bias is None and not head._forward_hooks
+        return head if plain else None  # type: ignore[return-value]
 
     def decode_step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Return the logits after the last of the new tokens `ids`, int64 [N, T], as float [N, V], and append the

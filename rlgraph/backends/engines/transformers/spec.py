@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.transformers.layout import layout
 from rlgraph.backends.enginespec.layout_checks import tensor_parallel_misfits
-from rlgraph.backends.enginespec.memory import EngineMemory, GrowingCache
+from rlgraph.backends.enginespec.memory import EngineMemory, GrowingCache, HeadTiles
 from rlgraph.backends.enginespec.spec import GROWING_SEGMENTS, AttentionKind, EngineSpec, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
@@ -68,7 +68,7 @@ SPEC = EngineSpec(
     adapters=("apart",),
     lays_out_adapters=True,
     gather=("layer", "update"),
-    memory=EngineMemory(fused_norms=_fused_norms, cache=GrowingCache()),
+    memory=EngineMemory(fused_norms=_fused_norms, head_tiles=HeadTiles(), cache=GrowingCache()),
     settings=frozenset({"recompute"}),
     preference=1,
     embedded=True,

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained_parameters
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.linear_head import VocabularyPart
 from rlgraph.backends.engines.logprobs import logprobs_and_entropy
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.enginespec.layout_checks import layout_problems
@@ -151,12 +152,21 @@ class TensorParallel:
             if not isinstance(head, nn.Linear) or head.bias is not None:
                 raise EngineError(f"the head of {type(model).__name__} is no plain matrix")
             head.weight, head.out_features = parts[id(head.weight)], stop - self._first
-            head.register_forward_pre_hook(lambda module, inputs: (_identity(inputs[0], self.group),))
+            head.register_forward_pre_hook(lambda module, inputs: (self.enter_head(inputs[0]),))
         embedding.weight, embedding.num_embeddings = parts[id(embedding.weight)], stop - self._first
         pad = embedding.padding_idx
         embedding.padding_idx = None if pad is None or not self._first <= pad < stop else pad - self._first
         embedding.__class__ = type(type(embedding).__name__, (_PartialEmbedding, type(embedding)), {})
         embedding.first, embedding.ranks = self._first, self
+
+    @property
+    def vocabulary_part(self) -> VocabularyPart:
+        """The part of the vocabulary that this rank has."""
+        return VocabularyPart(self._first, self.group)
+
+    def enter_head(self, hidden: Tensor) -> Tensor:
+        """Return the input of the head's parts, whose gradient is the sum of theirs."""
+        return _identity(hidden, self.group)
 
     def logprobs_and_entropies(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of tokens, and entropies, from this rank's part of the logits; float [M] each."""
