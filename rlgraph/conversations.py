@@ -61,9 +61,6 @@ SHAPES = (
 )
 """What `encode(rows)` looks for, in this order."""
 
-TEXT_COLUMNS = frozenset((*_PAIRED, *(name for shape in SHAPES for name in shape.columns)))
-"""Columns that are read as tokens by their name: what they hold is text, also where it looks like a number."""
-
 
 @dataclass(frozen=True, slots=True)
 class Example:

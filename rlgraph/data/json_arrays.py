@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from rlgraph.columns import Column, is_message
-from rlgraph.conversations import TOOLS
 from rlgraph.data.base import DataSource, Row, Rows, make_source
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.concatenated import FileInspector, concatenate_rows
@@ -40,7 +39,7 @@ def _holds_rows(value: Mapping[str, Any]) -> bool:
     return _is_by_columns(value) or any(
         isinstance(inner, list) and inner and all(isinstance(row, dict) and not is_message(row) for row in inner)
         for name, inner in value.items()
-        if name != TOOLS
+        if name != "tools"
     )
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlgraph.columns import Column
-from rlgraph.conversations import TEXT_COLUMNS
+from rlgraph.columns import TEXT_COLUMNS, Column
 from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source, no_rows_error
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.listing import ListedFile, names_of

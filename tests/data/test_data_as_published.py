@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlgraph.conversations import OddRow, parse_content
+from rlgraph.columns import TEXT_COLUMNS
+from rlgraph.conversations import SHAPES, OddRow, parse_content
 from rlgraph.data import open_source, source_columns
 from rlgraph.errors import NO_SPAN, ProgramError
 from rlgraph.user_code.conventions import hint_for_missing_parameters
@@ -45,6 +46,7 @@ def test_the_index_that_pandas_writes_has_a_name(tmp_path: Path) -> None:
 
 
 def test_what_is_read_as_tokens_is_text_where_it_looks_like_a_number(tmp_path: Path) -> None:
+    assert {name for shape in SHAPES for name in shape.columns} | {"chosen", "rejected"} == TEXT_COLUMNS
     text = "prompt,completion,chosen,score\n1,2.50,true,3\n"
     assert rows_of(tmp_path, a_csv=text) == [{"prompt": "1", "completion": "2.50", "chosen": "true", "score": 3}]
 
