@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("algorithm", nargs="?", choices=[*SHOWN])
     parser.add_argument("--lora", action="store_true", help="adapters of rank 8 in place of all weights")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=4, help="rows of data that a step takes")
     parser.add_argument(
         "--backend", choices=["local", "ray"], default="ray", help="local: without Ray, vLLM and Megatron"
     )
@@ -129,16 +130,16 @@ def main() -> int:
 
 def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool]:
     """The row of the table, and whether all is as it should be."""
-    here = run(name, lora, "local", chosen.steps, chosen.out)
+    here = run(name, lora, "local", chosen.steps, chosen.out, chosen.rows)
     runs, apart, there_s = [here], "", ""
     metrics, good = steps_of(here), True
     if chosen.backend == "ray":
         replays = chosen.replay and name in SAMPLING_ALGORITHMS
-        there = run(name, lora, "replayed" if replays else "ray", chosen.steps, chosen.out)
+        there = run(name, lora, "replayed" if replays else "ray", chosen.steps, chosen.out, chosen.rows)
         runs.append(there)
         there_s, same_rows = f" / {seconds(steps_of(there)):.1f}", "" if replays else same_samples(here, there)
         # From the first other sample on the two learn from other rows: what they compute is compared on the same ones.
-        alike = there if not same_rows else run(name, lora, "replayed", chosen.steps, chosen.out)
+        alike = there if not same_rows else run(name, lora, "replayed", chosen.steps, chosen.out, chosen.rows)
         largest, where = difference(metrics, steps_of(alike))
         apart, good = f"{largest:.1e} ({where}){same_rows}", largest < ROUNDING
     same = {}
@@ -153,7 +154,7 @@ def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool
     return row, good and all(same.values())
 
 
-def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
+def run(name: str, lora: bool, backend: str, steps: int, out: Path, batch: int = 4) -> Path:
     """The folder of the run, which is made where it is not there, or is of another program, judge or recording."""
     title = f"{name}-{'lora' if lora else 'full'}"
     folder, recorded = out / f"{title}-{backend}", out / f"{title}-recorded"
@@ -172,7 +173,7 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path) -> Path:
         made_of.append((judge.parents[1] / "metrics.jsonl").read_text("utf-8"))
     source = "prompts" if samples else "pairs"
     rows = {"sft": "sft", "grpo": "prompts", "ppo": "prompts"}.get(name, "preferences")
-    changes[source] = f'jsonl("{data / rows}.jsonl", batch=4)'
+    changes[source] = f'jsonl("{data / rows}.jsonl", batch={batch})'
     if name == "grpo":
         changes["n"] = "4"
     schedule = None if backend == "local" else f"schedule {name}\n{PLACES[name]}"

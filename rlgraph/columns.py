@@ -33,6 +33,10 @@ EVERY_ROW = (
 )
 """The hint for a row that lacks a column that other rows have."""
 
+TEXT_COLUMNS = frozenset(
+    ("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "text")
+)
+"""Columns that `encode` reads as tokens by their name: what they hold is text, also where it looks like a number."""
 ABSENT = frozenset({"null", "missing"})
 """Kinds of no value."""
 NUMBERS = ("whole", "real", "truth")

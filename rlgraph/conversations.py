@@ -29,6 +29,8 @@ TEMPLATE_NAMES = frozenset(
 
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 """Roles of ShareGPT's messages, in the words of chat templates."""
+_CONVERSATIONS = frozenset({"messages", "conversations"})
+"""Columns that hold conversations, also where a table has them as JSON."""
 _PAIRED = {"chosen": "rejected", "rejected": "chosen"}
 """Columns whose conversations begin in common where a row has no prompt of its own."""
 
@@ -141,6 +143,8 @@ def make_example(
 
 def parse_content(value: Any, column: str) -> Content:
     """Return the value of a column as a text or as messages. Raises OddRow."""
+    if isinstance(value, str) and column in _CONVERSATIONS and value.lstrip().startswith("["):
+        value = _messages_of_json(value, column)
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value:
@@ -182,7 +186,32 @@ def _message(value: Any, column: str) -> Message:
         raise OddRow(f'`{column}` holds {value!r:.60}: a message is `{{"role": "user", "content": "..."}}`')
     if "role" not in value:
         value = {"role": _ROLES.get(value["from"], value["from"]), "content": value["value"]}
-    return {name: item for name, item in value.items() if item is not None or name == "content"}
+    message = {name: item for name, item in value.items() if item is not None or name == "content"}
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        raise OddRow(f"`{column}` has a message of role {message['role']!r:.40} that says nothing: its content is null")
+    return message if not isinstance(content, list | tuple) else {**message, "content": _text_of_parts(content, column)}
+
+
+def _messages_of_json(text: str, column: str) -> Sequence[Any]:
+    """Return the messages that the cell of a table has as JSON. Raises OddRow."""
+    try:
+        messages = json.loads(text)
+    except ValueError:
+        messages = None
+    if not isinstance(messages, list):
+        raise OddRow(f"`{column}` is a text that begins as a list, and no JSON of messages: {text!r:.60}")
+    return messages
+
+
+def _text_of_parts(parts: Sequence[Any], column: str) -> str:
+    """Return the text of a message whose content is in parts, `{"type": "text", "text": ...}`, which templates of
+    models that only read write down as they stand. Raises OddRow for other parts."""
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            raise OddRow(f"`{column}` has a message with a part that is no text: {kind or part!r:.60}")
+    return "".join(part["text"] for part in parts)
 
 
 def _up_to_first_answer(messages: Sequence[Message]) -> Sequence[Message]:

@@ -86,7 +86,9 @@ PLUGINS: dict[str, set[str]] = {
     "rlgraph/data/jsonl.py": {f"rlgraph.data.{name}" for name in ("base", "json_lines", "listing")},
     "rlgraph/data/parquet.py": {f"rlgraph.data.{name}" for name in ("base", "listing", "tables")},
     "rlgraph/data/hub.py": {"rlgraph.data.base", "rlgraph.data.tables"},
-    "rlgraph/data/mix.py": {f"rlgraph.data.{name}" for name in ("base", "concatenated", "mixture", "sources")},
+    "rlgraph/data/mix.py": {
+        f"rlgraph.data.{name}" for name in ("base", "concatenated", "mixture", "sources", "streamed_mixture")
+    },
     "rlgraph/data/python.py": {"rlgraph.data.base"},
     "rlgraph/data/reasoning_gym.py": {"rlgraph.data.base"},
     "rlgraph/runs/trackers/mlflow.py": {"rlgraph.runs.trackers.base"},

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlgraph.columns import Column
+from rlgraph.columns import Column, is_message
 from rlgraph.data.base import DataSource, Row, Rows, make_source
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.concatenated import FileInspector, concatenate_rows
-from rlgraph.data.json_lines import too_deep_error
+from rlgraph.data.json_lines import BOM, too_deep_error
 from rlgraph.data.listing import ListedFile, names_of
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, Span, did_you_mean, quoted_list
 from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option
@@ -23,13 +23,33 @@ _MOST_BYTES = 1 << 22
 
 
 def is_json_lines(listed: ListedFile, field: str | None) -> bool:
-    """Whether a `.json` file has an object on each line: many are called so."""
+    """Whether a `.json` file has an object on each line: many are called so. A single object that holds all rows is
+    none."""
     if field is not None:
         return False
     with suppress(*UNPACKING, ValueError, RecursionError), open_decompressed(listed) as handle:
-        first = next((line for line in handle if line.strip()), b"")
-        return isinstance(json.loads(first), dict)
+        lines = filter(bytes.strip, handle)
+        first = json.loads(next(lines, b"").removeprefix(BOM))
+        return isinstance(first, dict) and (next(lines, None) is not None or not _holds_rows(first))
     return False
+
+
+def _holds_rows(value: Mapping[str, Any]) -> bool:
+    """Whether the only object of a file holds all rows: as a list under a name, or column by column."""
+    return _is_by_columns(value) or any(
+        isinstance(inner, list) and inner and all(isinstance(row, dict) and not is_message(row) for row in inner)
+        for name, inner in value.items()
+        if name != "tools"
+    )
+
+
+def _is_by_columns(value: Mapping[str, Any]) -> bool:
+    """Whether an object has a column under each name: a list, or as pandas writes it, an object with the rows'
+    numbers."""
+    columns = [*value.values()]
+    lists = all(isinstance(column, list) and not any(map(is_message, column)) for column in columns)
+    numbered = all(isinstance(column, dict) and column and all(map(str.isdigit, column)) for column in columns)
+    return bool(columns) and (numbered or lists and len(columns) > 1 and len({len(column) for column in columns}) == 1)
 
 
 def open_json_arrays(spec: CallSpec, listed: Sequence[ListedFile], field: str | None) -> DataSource:
@@ -82,6 +102,9 @@ def read_json_array(listed: ListedFile, field: str | None, span: Span) -> list[R
     if field is not None:
         value = _under(value, field, shown, span)
     if not isinstance(value, list):
+        if isinstance(value, dict) and _is_by_columns(value):
+            hint = 'write a row on each line: `table.to_json(FILE, orient="records", lines=True)` in pandas'
+            raise _wrong(f"'{shown}' holds columns, and no list of rows", span, hint)
         arrays = [name for name, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
         hint = f'say where they are: `field="{arrays[0]}"`' if arrays else "write a list of objects: [{...}, {...}]"
         raise _wrong(f"'{shown}' holds no list of rows", span, hint)

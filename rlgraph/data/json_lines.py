@@ -27,7 +27,7 @@ from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"
 CHANGED = "E0712"
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _PEEK_BYTES = 1 << 22
 """The part of a file that the checker looks at, in a tenth of a second; the run looks at all of it."""
 DEEPEST = 100
@@ -110,8 +110,8 @@ def _found(spec: CallSpec, listed: ListedFile, collected: FileInspector, limit: 
             for number, line in enumerate(handle, 1):
                 start = offset
                 offset += len(line)
-                if number == 1 and line.startswith(_BOM):
-                    start, line = len(_BOM), line[len(_BOM) :]
+                if number == 1 and line.startswith(BOM):
+                    start, line = len(BOM), line[len(BOM) :]
                 if line.strip():
                     row = parse_line(line, f"{path}:{number}", spec.argument_span(0))
                     if limit is None or len(starts) < limit:
@@ -129,7 +129,7 @@ def json_lines_columns(spec: CallSpec, listed: ListedFile) -> dict[str, Column] 
     collected.begin_file(listed.shown)
     with suppress(*UNPACKING, RlgraphError):
         with open_decompressed(listed) as handle:
-            head = handle.read(_PEEK_BYTES).removeprefix(_BOM)
+            head = handle.read(_PEEK_BYTES).removeprefix(BOM)
         # The last line may be cut off and then does not parse, like a line that the run will report as wrong.
         for number, line in enumerate(io.BytesIO(head), 1):
             if line.strip():
@@ -211,6 +211,9 @@ def _not_json(line: bytes, where: str, error: Exception, span: Span) -> Diagnost
             hint = "this is the pointer of a file in git LFS: run `git lfs pull`"
         elif line.lstrip().startswith(b"{'"):
             hint = "JSON takes double quotes"
+        elif error.msg == "Extra data":
+            behind = line.decode()[error.pos :].strip()
+            hint = "take the comma behind the row away" if behind == "," else "write each row on a line of its own"
         return Diagnostic(BAD_LINE, message, span, hint)
     return Diagnostic(BAD_LINE, f"{where}: broken JSON: nested too deeply or a number too long", span)
 

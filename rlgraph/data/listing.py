@@ -88,7 +88,9 @@ def list_files(spec: CallSpec, folders: SearchFolders, split: str | None) -> lis
         formats.setdefault(file.format, file.shown)
     if "" in formats:
         message = f"the ending of '{formats['']}' does not say what it holds"
-        hint = f"there are {quoted_list([*FORMATS], 'and')}, those of texts also with .gz or .zst behind"
+        hint = f"there are {quoted_list([*FORMATS], 'and')}, those of texts also with .gz, .zst, .bz2 or .xz behind"
+        if formats[""].lower().endswith((".xlsx", ".xls", ".ods")):
+            hint = "save the sheet as csv"
         raise ProgramError(Diagnostic(NO_FORMAT, message, spec.argument_span(0), hint))
     if len(formats) > 1:
         (one, first), (other, second) = list(formats.items())[:2]

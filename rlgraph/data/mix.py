@@ -16,9 +16,10 @@ from typing import Any
 
 from rlgraph.columns import Column
 from rlgraph.data import sources
-from rlgraph.data.base import DataSource, Rows, make_source, require_full_batch
+from rlgraph.data.base import DataSource, Rows, make_source, require_full_batch, rows_with_defaults
 from rlgraph.data.concatenated import concatenate_rows
-from rlgraph.data.mixture import Mixture
+from rlgraph.data.mixture import Mixture, Turns
+from rlgraph.data.streamed_mixture import StreamedMixture
 from rlgraph.errors import Diagnostic, ProgramError, count_phrase
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, refuse_unknown_options
@@ -55,13 +56,9 @@ def check_arguments(spec: CallSpec) -> None:
 def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None = None) -> DataSource:
     """Open the sources, and put their rows one behind the other."""
     parts = [sources.open_source(part, folders, workers) for part in _parts(spec)]
-    rows: list[Rows] = []
-    for part in parts:
-        if not isinstance(part.rows, Rows):
-            message = f"{_shown(part.spec)} yields its rows one after the other, so they cannot be mixed"
-            hint = "return a list of rows; or leave out `streaming`"
-            raise ProgramError(Diagnostic(NOT_MIXED, message, part.spec.span, hint))
-        rows.append(part.rows)
+    rows = [part.rows for part in parts if isinstance(part.rows, Rows)]
+    if len(rows) < len(parts):
+        return _streamed(spec, parts)
     ends = [*accumulate(map(len, rows))]
     kept = [
         end - len(all_rows) + n
@@ -75,6 +72,27 @@ def open_source(spec: CallSpec, folders: SearchFolders, workers: Workers | None 
     weights = _weights(spec) or [Fraction(count, sum(counts)) for count in counts]
     mixture = Mixture(ends, weights, [part.shuffle for part in parts])
     return require_full_batch(replace(made, kept=kept if len(kept) < ends[-1] else None, mixture=mixture), name)
+
+
+def _streamed(spec: CallSpec, parts: Sequence[DataSource]) -> DataSource:
+    """Return a mixture of sources of which some are streams. Raises ProgramError."""
+    stream = next(_shown(part.spec) for part in parts if not isinstance(part.rows, Rows))
+    weights, one_by_one = _weights(spec), f"{stream} yields its rows one after the other"
+    if weights is None:
+        share = f"{1 / len(parts):.4g}"
+        hint = f"say its share: `weights=[{', '.join([share] * len(parts))}]` for example"
+        message = f"{one_by_one}, so nobody knows beforehand how many it has"
+        raise ProgramError(Diagnostic(BAD_WEIGHTS, message, spec.span, hint))
+    if spec.options.get("shuffle"):
+        hint = "leave `shuffle` out: sources that have all their rows are shuffled"
+        message = f"{one_by_one}, so they cannot be shuffled"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span("shuffle"), hint))
+    if spec.options.get("defaults"):
+        parts = [replace(part, rows=rows_with_defaults(spec, part.rows)) for part in parts]
+    rows = StreamedMixture(parts, Turns(weights), spec.options.get("shuffle", True))
+    plain = {name: value for name, value in spec.options.items() if name not in ("shuffle", "defaults")}
+    name = f"what is mixed with {stream}"
+    return replace(make_source(replace(spec, options=plain), rows, name), spec=spec)
 
 
 def columns(spec: CallSpec, folders: SearchFolders) -> Mapping[str, Column] | None:

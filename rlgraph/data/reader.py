@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few_rows_error
 from rlgraph.data.mixture import Mixture, Turns
+from rlgraph.data.streamed_mixture import StreamedMixture
 from rlgraph.errors import Diagnostic, RunError
 
 
@@ -46,6 +47,10 @@ class BatchReader:
         """
         wanted = count or self.source.batch or self.source.row_count
         assert wanted is not None
+        if isinstance(self.source.rows, StreamedMixture):
+            rows = self.source.rows.read_turns(cursor.position, wanted, self._order_of_part)
+            following = replace(cursor, position=cursor.position + wanted)
+            return rows, [RowId(0, place) for place in range(cursor.position, following.position)], following
         if self.source.mixture is not None:
             return self._mixed(self.source.mixture, cursor, wanted)
         if isinstance(self.source.rows, Rows):

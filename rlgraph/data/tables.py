@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlgraph.columns import Column
+from rlgraph.columns import TEXT_COLUMNS, Column
 from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source, no_rows_error
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.listing import ListedFile, names_of
@@ -127,7 +127,7 @@ def _load(spec: CallSpec, listed: Sequence[ListedFile], kind: str, streaming: bo
         # As texts: `datasets` would take "None" for no value, "007" for 7, and 4 for 4.0 where a row has no number.
         texts = {name: datasets.Value("string") for name in _headers(spec, listed, kind)}
         options = {"features": datasets.Features(texts), "na_filter": False}
-        options |= {"sep": "\t" if kind == "tsv" else ","}
+        options |= {"sep": _separator(listed[0], kind)}
     paths = [str(file.file.absolute()) for file in listed]
     with quiet_datasets():
         return datasets.load_dataset(BUILDERS[kind], data_files=paths, split="train", streaming=streaming, **options)
@@ -153,6 +153,10 @@ def _headers(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> list[st
     """Return the names in the first line of csv files, which have to be the same in all. Raises ProgramError."""
     beginnings = [_first_rows(file, kind) for file in listed]
     headers = [header for header, _ in beginnings]
+    other = next((file for file in listed if _separator(file, kind) != _separator(listed[0], kind)), None)
+    if other is not None:
+        message = f"cells of '{other.shown}' are separated by another sign than those of '{listed[0].shown}'"
+        raise ProgramError(Diagnostic(CELLS, message, spec.argument_span(0), "write all files with `,`"))
     for file, (header, row) in zip(listed, beginnings, strict=True):
         where = f"the first line of '{file.shown}'"
         twice = next((name for name in header if header.count(name) > 1), None)
@@ -173,10 +177,23 @@ def _headers(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> list[st
 
 
 def _first_rows(listed: ListedFile, kind: str) -> tuple[list[str], list[str]]:
-    """Return the cells of the first line of a csv file, and of the first row behind it."""
+    """Return the names in the first line of a csv file, and the cells of the first row behind it. A column without a
+    name, as pandas writes its index, has that which pandas gives it: `Unnamed: 0`."""
     with open_decompressed(listed) as handle:
-        rows = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), delimiter="\t" if kind == "tsv" else ",")
-        return next(rows, []), next(rows, [])
+        text = io.TextIOWrapper(handle, "utf-8-sig", newline="")
+        rows = csv.reader(text, delimiter=_separator(listed, kind))
+        header, row = next(rows, []), next(rows, [])
+    return [name or f"Unnamed: {place}" for place, name in enumerate(header)], row
+
+
+def _separator(listed: ListedFile, kind: str) -> str:
+    """Return what stands between two cells: of a csv file `;` or a tab where its first line has no comma, as
+    spreadsheets write it where numbers have the comma."""
+    if kind == "tsv":
+        return "\t"
+    with open_decompressed(listed) as handle:
+        first = io.TextIOWrapper(handle, "utf-8-sig", newline="").readline()
+    return next((sign for sign in ",;\t" if sign in first), ",")
 
 
 def _has_rows(listed: ListedFile, kind: str) -> bool:
@@ -201,18 +218,19 @@ def parquet_has_rows(path: Path) -> bool:
 
 
 def _typed(table: Any) -> Any:
-    """Return a csv table whose columns are numbers or truths where all their cells are written as such; an empty cell
-    is null."""
+    """Return a csv table whose columns are numbers or truths where all their cells are written as such, and their
+    names do not say that they hold text; an empty cell is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     columns = []
-    for column in table.columns:
+    for name, column in zip(table.column_names, table.columns, strict=True):
         cells = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
         present = cells.drop_null()
         forms = {_WHOLE: pa.int64(), _REAL: pa.float64(), _TRUTH: pa.bool_()}
         fits = (form for pattern, form in forms.items() if pc.all(pc.match_substring_regex(present, pattern)).as_py())
-        columns.append(cells.cast(next(fits, column.type)) if len(present) else cells)
+        plain = name in TEXT_COLUMNS or not len(present)
+        columns.append(cells if plain else cells.cast(next(fits, column.type)))
     return pa.table(columns, names=table.column_names)
 
 

@@ -23,6 +23,7 @@ from rlgraph.dsl.misuses import (
     mixed_keys_error,
     number_error,
     prompt_error,
+    unread_prompt_error,
 )
 from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
@@ -246,6 +247,8 @@ class _UseWalk:
             self._note(Diagnostic("E0771", f"`{source}` has {what}", node.span, hint))
             return
         self.encoded[output] = source, shape, True, attribute_value(node, "turns") == "last"
+        if shape.paired:
+            self._note(unread_prompt_error(source, shape, known, node.span))
         for name in shape.columns:
             use = ColumnUse(source, name, known[name], node.span)
             if not self._note(missing_column_error(use)):

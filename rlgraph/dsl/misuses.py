@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const
 
@@ -30,6 +31,10 @@ _REMEDIES = {
     "wide": "divide by what makes it of the size of others",
     "large": "write it as a text: whole numbers have 64 bits",
 }
+
+
+PROMPT_NAMES = ("question", "instruction", "query", "problem", "input")
+"""Names under which people publish prompts, beside `prompt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +154,22 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
     hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
-    hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
+    message_hint = 'a message is `{"role": "user", "content": "..."}`, and a row has one at least'
+    hint = message_hint if odd == "nested" else hint
+    hint = "write texts: bytes and dates are none" if odd == "other" else hint
     hint = use.part_hint if odd == "object" else hint
     return Diagnostic("E0732", message, span, hint)
+
+
+def unread_prompt_error(source: str, shape: RowFormat, columns: Mapping[str, Column], span: Span) -> Diagnostic | None:
+    """Return the diagnostic for pairs of answers that are texts without a `prompt`, beside a column that is called as
+    prompts are: `question`. It would be left out, without a word."""
+    name = next((name for name in PROMPT_NAMES if "text" in columns.get(name, Column({})).first), None)
+    if name is None or "text" not in columns[shape.answer].first:
+        return None
+    message = f"`{shape.answer}` and `{shape.paired}` would be learned without what stands in `{name}`: a prompt is "
+    message += "in a column `prompt`, or begins both"
+    return Diagnostic("E0717", message, span, f"name it: `encode({source}.{name}, {source}.{shape.answer})`")
 
 
 def braced_column_error(use: ColumnUse, text: Span) -> Diagnostic | None:

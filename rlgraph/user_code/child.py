@@ -22,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -342,7 +343,7 @@ def columns_as_rows(columns: dict[str, Any], returns: tuple[str, ...], count: in
 def finite_number(value: Any, row: int | None) -> float:
     """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if not isinstance(plain, numbers.Real):
+    if not isinstance(plain, numbers.Real | Decimal):
         raise WrongValue(describe_value(value), row, hint_to_return_number(value))
     if not math.isfinite(plain):
         raise WrongValue(str(float(plain)), row)

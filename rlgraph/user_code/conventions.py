@@ -23,6 +23,10 @@ class RewardConvention:
 
 
 CONVENTIONS = (
+    *(
+        RewardConvention("TRL", parameter, f"only TRL gives it: with a default, `{parameter}=None`, it may be missing")
+        for parameter in ("trainer_state", "log_extra", "log_metric", "environments")
+    ),
     RewardConvention(
         "OpenRLHF",
         "queries",
@@ -42,6 +46,10 @@ OTHER_NAMES = {
     "completion_ids": ("response_ids", "output_ids", "token_ids"),
 }
 """For each argument of a function, the names that other systems use for it."""
+
+
+_ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution", "final_answer", "target", "label")
+"""Where other systems' rows have the right answer."""
 
 
 def is_called_per_row(named: Collection[str]) -> bool:
@@ -68,9 +76,13 @@ def verl_row_arguments(
     return arguments | {"solution_str": [str(completion or "") for completion in completions]}
 
 
-def hint_for_missing_parameters(name: str, missing: Collection[str]) -> str:
-    """Return what to write where the function `name` asks for parameters that it does not get; "" if no other system
-    gives them."""
+def hint_for_missing_parameters(name: str, missing: Collection[str], columns: Collection[str] = ()) -> str:
+    """Return what to write where the function `name` asks for parameters that it does not get from rows with these
+    columns; "" if no other system gives them."""
+    if "answer" in missing and (other := next((way for way in _ANSWERS if way.partition(".")[0] in columns), None)):
+        return f"give it by name: `{name}(rollout, answer=rollout.{other})`"
+    if {"ground_truth", "data_source"} <= {*missing}:
+        return f'`data_source="gsm8k"` in its declaration, and `{name}(rollout, ground_truth=rollout.answer)`'
     if "ground_truth" in missing:
         return f"give it by name, `{name}(rollout, ground_truth=rollout.answer)`, or call the data's column so"
     if "data_source" in missing:

@@ -111,7 +111,8 @@ class RewardFunction:
         missing = [name for name in self.signature.required if name not in available]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = hint_for_missing_parameters(self.target.name, missing) or did_you_mean(missing[0], (*names, *_GIVEN))
+            hint = hint_for_missing_parameters(self.target.name, missing, names)
+            hint = hint or did_you_mean(missing[0], (*names, *_GIVEN))
             hint = hint or f"it may ask for {quoted_list((*_GIVEN, *names), 'and')}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 

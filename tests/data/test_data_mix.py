@@ -166,7 +166,7 @@ def test_what_is_wrong_with_the_sources_is_said(tmp_path: Path, workers: Workers
     for spec, said in [
         (mix(*AB), "E0707]: 'b.jsonl' has no rows"),
         (mix(AB[0], part("no.jsonl")), "E0703]: there is no data file 'no.jsonl'"),
-        (mix(AB[0], part("tasks.py:f", "python")), "E0767]: 'tasks.py:f' yields its rows one after the other"),
+        (mix(AB[0], part("tasks.py:f", "python")), "E0766]: 'tasks.py:f' yields its rows one after the other"),
         (mix(AB[0], AB[0], batch=5), "E0708]: a batch of 5 rows is more than 'a.jsonl' and 'a.jsonl' has: 4 rows"),
     ]:
         with pytest.raises(ProgramError) as told:

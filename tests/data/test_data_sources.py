@@ -213,7 +213,11 @@ FILES: list[tuple[bytes, str, str]] = [
         "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2",
         "write each row on one line of its own, without line breaks in it",
     ),
-    (b'{"a": 1} {"a": 2}\n', "E0706: d.jsonl:1: broken JSON: Extra data at column 10", ""),
+    (
+        b'{"a": 1} {"a": 2}\n',
+        "E0706: d.jsonl:1: broken JSON: Extra data at column 10",
+        "write each row on a line of its own",
+    ),
     (
         b'[{"a": 1}]\n',
         "E0706: d.jsonl:1: this line is a list, not a row",

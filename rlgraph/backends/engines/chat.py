@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+_KNOWN_ROLES = {"system", "developer", "user", "assistant", "tool"}
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What every template is given."""
 _PRIVATE = (0xF0000, 0x100000)
@@ -100,7 +101,7 @@ class Conversation:
         places = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         places = [place for place in places if place >= first]
         if not places:
-            raise ConversationError("it has no message of the assistant's to learn from", "E0772")
+            raise _nothing_to_learn(self.messages, first)
         template = self.tokenizer.get_chat_template(tools=[dict(tool) for tool in self.tools] or None)
         if _MARKS.search(template):
             text, marked = self._marked(template)
@@ -116,7 +117,8 @@ class Conversation:
         """Return where in the whole text the first messages end. Raises ConversationError where the template writes
         them otherwise when more follow."""
         if not count:
-            raise ConversationError("it begins with the assistant, whom nobody has asked", "E0772")
+            hint = "leave such rows out of the data, or their first message"
+            raise ConversationError("it begins with the assistant, whom nobody has asked", "E0772", hint)
         alone = self.rendered(count, asks=asks)
         if not text.startswith(alone):
             later = any(message["role"] == "assistant" for message in self.messages[count + asks :])
@@ -141,6 +143,15 @@ class Conversation:
         except Exception as error:
             raise _template_failed(error) from error
         return texts[0], [(int(start), int(end)) for start, end in marked[0] if end > start]
+
+
+def _nothing_to_learn(messages: Sequence[Message], first: int) -> ConversationError:
+    """Return the error for a conversation without a message of the assistant's from number `first` on."""
+    odd = next((role for message in messages[first:] if (role := message["role"]) not in _KNOWN_ROLES), None)
+    hint = "leave such rows out of the data"
+    if odd is not None:
+        hint = f"what is learned has the role `assistant`, and here is one called {odd!r:.40}: write `assistant` for it"
+    return ConversationError("it has no message of the assistant's to learn from", "E0772", hint)
 
 
 def make_conversation(
