@@ -23,6 +23,7 @@ from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker import agent_episodes
 from rlgraph.backends.worker.agent_play import AgentPlay
 from rlgraph.backends.worker.session import Settings
+from tests.waits import NEVER
 
 # Actors cannot import what pytest imports.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -115,7 +116,7 @@ def test_sixty_four_sessions_are_answered_at_once(kept: None, tmp_path: Path) ->
     (tmp_path / "rows.jsonl").write_text("".join(rows), "utf-8")
     (tmp_path / "bot.py").write_text(BOT, "utf-8")
     made, beside = compiled(PROGRAM, {}, SCHEDULE, tmp_path), Beside()
-    with closing(RayBackend(made.program, made.plan, Settings(folder=tmp_path), beside, seconds=120)) as backend:
+    with closing(RayBackend(made.program, made.plan, Settings(folder=tmp_path), beside, seconds=NEVER)) as backend:
         [player] = [handle for (group, _), handle in backend.processes.handles.items() if group.startswith("play")]
         ray.get(player.__ray_call__.remote(wait_for_the_last))
         [step] = backend.run_steps(1)
