@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto) --durat
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: fetched demo demo-small demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
+.PHONY: fetched demo demo-agent demo-small demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -51,8 +51,10 @@ build/smollm2: | $(VENV)/.base
 	@mv build/.smollm2 $@
 
 # Where the processor multiplies bfloat16 in tiles, the base is in it: it learns as well, in less time.
-SUMS = run examples/chat/sums.rlf --set dtype=$(shell grep -q amx_bf16 /proc/cpuinfo 2>/dev/null && echo bfloat16 || \
-	echo float32) --steps 8 --out runs/chat/grpo --overwrite
+BASE_DTYPE = $(shell grep -q amx_bf16 /proc/cpuinfo 2>/dev/null && echo bfloat16 || echo float32)
+SUMS = run examples/chat/sums.rlf --set dtype=$(BASE_DTYPE) --steps 8 --out runs/chat/grpo --overwrite
+CALCULATOR = run examples/agents/calculator.rlf --set dtype=$(BASE_DTYPE) --steps 7 --out runs/agents/grpo --overwrite
+GRADED = run examples/agents/evaluate.rlf --steps 1 --overwrite --out runs/agents
 
 demo: $(VENV)/.demo build/smollm2 ## teach a small chat model sums by GRPO, and talk with it before and after
 	@echo; echo "== python examples/chat/talk.py before"
@@ -61,6 +63,14 @@ demo: $(VENV)/.demo build/smollm2 ## teach a small chat model sums by GRPO, and 
 	@$(BIN)/rlgraph $(SUMS)
 	@echo; echo "== python examples/chat/talk.py after"
 	@$(BIN)/python examples/chat/talk.py after
+
+demo-agent: $(VENV)/.demo build/smollm2 ## teach the same model to use a calculator, and grade it before and after
+	@echo; echo "== rlgraph $(GRADED)/before"
+	@$(BIN)/rlgraph $(GRADED)/before
+	@echo; echo "== rlgraph $(CALCULATOR)"
+	@$(BIN)/rlgraph $(CALCULATOR)
+	@echo; echo "== rlgraph $(GRADED)/after --set base='\"runs/agents/grpo/models/actor\"'"
+	@$(BIN)/rlgraph $(GRADED)/after --set base='"runs/agents/grpo/models/actor"'
 
 demo-small: $(VENV)/.demo ## warm a model of a million weights up, improve it by GRPO, show what it learned
 	@$(BIN)/python examples/spell_backward/demo.py

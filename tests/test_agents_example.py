@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import shutil
 from pathlib import Path
@@ -20,7 +21,7 @@ TINY = (
 def test_the_programs_are_right() -> None:
     """But for the model, which `make demo` fetches."""
     found = [rlgraph.check(path) for path in sorted(EXAMPLE.glob("*.rlf"))]
-    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], []]
+    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], [], []]
 
 
 def test_the_calculator_calculates_and_runs_nothing_else() -> None:
@@ -53,3 +54,29 @@ def test_it_trains_and_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         run = rlgraph.compile(f"agents/{name}.rlf", set={"base": TINY, **changes}).run(1, progress=False)
         assert run.metrics[0][metric] == 0.0 == run.metrics[0]["calls"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="the package `openai` is not installed")
+def test_the_agent_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the client of OpenAI, on what the model of random bytes answers."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE, tmp_path / "agents")
+    few = 'python("tasks.py:sums", count=2, batch=2)'
+    changes = {"base": TINY, "tasks": few, "unseen": few, "shell": 'agent("bot.py:solve", workers=2)'}
+    program = rlgraph.compile("agents/agent.rlf", set=changes)
+    [step] = program.run(1, progress=False).metrics
+    assert (step["reward"], step["turns"], step["died"]) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="the package `openai` is not installed")
+def test_the_program_that_ships_trains_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the page: an agent in the place of the environment, and nothing else is changed but sizes."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE, tmp_path / "agents")
+    monkeypatch.chdir(tmp_path / "agents")
+    few = 'python("tasks.py:sums", count=4, batch=4)'
+    changes = {"base": TINY, "tasks": few, "unseen": few, "shell": 'agent("bot.py:solve", workers=2)'}
+    changes["actor"] = 'causal_lm(base, chat=chat(template="tools.jinja"))'
+    program = rlgraph.compile("agent", set=changes)
+    [step] = program.run(1, progress=False).metrics
+    assert (step["reward"], step["turns"]) == (0.0, 1.0)

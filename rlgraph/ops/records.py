@@ -128,6 +128,10 @@ RECORDS = (
             *_SAMPLING,
             Attribute("max_turns", "int", low=1, doc="times the model may act"),
             Attribute("max_tokens", "int", low=1, doc="tokens of an episode at most, the environment's included"),
+            Attribute("turn_tokens", "int", None, 1, None, "tokens of a turn of the model's at most, its end included"),
+            Attribute(
+                "stop", "texts", (), doc="a turn of the model's ends with any of these tokens, as at the end of a call"
+            ),
             Attribute(
                 "turns",
                 "word",

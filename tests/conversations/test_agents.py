@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import rlgraph
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
 from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.worker import agent_episodes
+from rlgraph.backends.worker.action_sampling import ActionSampling
 from rlgraph.backends.worker.agent_play import AgentPlay
-from rlgraph.errors import ProgramError, RunError
+from rlgraph.errors import Diagnostic, ProgramError, RunError
 
 SHAPE = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
 TEMPLATE = (
@@ -103,6 +105,40 @@ def test_what_an_agent_was_answered_is_what_the_model_learns_from(tmp_path: Path
     assert str(code.decode(bare)).replace("<eos>", "") == "<user>0?<assistant>" + 2 * "<user>and<assistant>"
 
 
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an engine that takes rows while it samples others, from any thread."""
+    one_at_a_time, plain = Lock(), ActionSampling.sample
+
+    def sample(how: ActionSampling, *given: Any) -> Any:
+        with one_at_a_time:
+            return plain(how, *given)
+
+    monkeypatch.setattr(ActionSampling, "takes_rows_meanwhile", True)
+    monkeypatch.setattr(ActionSampling, "sample", sample)
+
+
+def test_requests_that_are_answered_as_they_come_are_answered_the_same(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (rounds,) = play(tmp_path, TALK, rows=4, options=RETURNS)
+    request.getfixturevalue("joining")
+    (seen,) = play(tmp_path, TALK, rows=4, options=RETURNS)
+    assert seen.table("episode").tokens == rounds.table("episode").tokens
+    assert seen.metrics["requests"] == 24 and seen.metrics["off"] < 1e-5
+
+
+def test_what_fails_in_a_thread_that_samples_ends_the_run(
+    joining: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sample(how: ActionSampling, *given: Any) -> Any:
+        raise RunError(Diagnostic("E0733", "nothing can be sampled", how.node.span))
+
+    monkeypatch.setattr(ActionSampling, "sample", sample)
+    with pytest.raises(RunError, match="nothing can be sampled"):
+        play(tmp_path, TALK, options=RETURNS)
+
+
 def test_a_recording_is_played_again(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     with claim_folder(folder, "t", 0):
@@ -112,7 +148,10 @@ def test_a_recording_is_played_again(tmp_path: Path) -> None:
     assert [step.metrics["gain"] for step in again] == [step.metrics["gain"] for step in first]
 
 
-def test_an_episode_that_dies_or_floods_costs_itself_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_episode_that_dies_or_floods_costs_itself_alone(
+    joins: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """One is killed, one raises, one asks without end; the others have what they have without these."""
     ends = """
 def bad(row):
@@ -125,6 +164,8 @@ def bad(row):
         chat([user("first")])
     return solve(row, 7)["reward"]
 """
+    if joins:
+        request.getfixturevalue("joining")
     alone = play(
         tmp_path,
         TALK.replace("solve", "inner") + "\ndef solve(row, seed):\n    return inner(row, 7)['reward']\n",

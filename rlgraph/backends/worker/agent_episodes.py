@@ -1,8 +1,10 @@
-"""Plays the episodes of an agent: what it asks is sampled, with what it asks in other episodes at that time."""
+"""Plays the episodes of an agent: what it asks is sampled, with what it asks in other episodes at that time. Where the
+engine takes rows while it samples others, each request begins when it comes, and is answered when it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,15 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.records import State
-from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import RowId, row_label
+from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.agent_play import AgentEpisode, AgentPlay, AskedRequest, failures_of, numbers_of
 from rlgraph.backends.worker.agent_requests import RequestRefused
-from rlgraph.backends.worker.agent_tree import AgentTree, NextTurn, SampledTurn
+from rlgraph.backends.worker.agent_tree import AgentTree, NextTurn
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
-from rlgraph.backends.worker.sampler import Sampler, sampling_options, weight_refresh
 from rlgraph.backends.worker.session import Session, SessionModel
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
@@ -42,20 +42,12 @@ class PlayedEpisodes:
 
 
 def play_agent(
-    node: Node,
-    frame: Frame,
-    session: Session,
-    model: SessionModel,
-    weights: State | None,
-    version: int,
-    ids: tuple[RowId, ...],
-    rows: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Any],
-    agent: Agent,
+    how: ActionSampling, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], agent: Agent
 ) -> PlayedEpisodes:
     """Play an episode for each row. prompts: of the rows, for those in which nothing is asked."""
+    node, session, model, ids = how.node, how.session, how.model, how.ids
     codec = model.engine.codec
-    seeds = frame.step.row_random_numbers(node.attr("key"), ids, "agent")
+    seeds = how.frame.step.row_random_numbers(node.attr("key"), ids, "agent")
     episodes = [
         AgentEpisode(
             row_label(row),
@@ -65,20 +57,8 @@ def play_agent(
         )
         for row, data, seed in zip(ids, rows, seeds, strict=True)
     ]
-    places = {episode: place for place, episode in enumerate(episodes)}
     with AgentPlay(agent, session.agent_server, model.model.name, episodes) as play:
-        while (asked := play.next_requests()) is not None:
-            begun: list[tuple[AskedRequest, list[NextTurn]]] = []
-            for one in asked:
-                try:
-                    begun.append((one, one.episode.tree.begin_turns(one.request)))
-                except RequestRefused as refused:
-                    play.answer(one, refused)
-            wanted = [(places[one.episode], one.request.seed, turn) for one, turns in begun for turn in turns]
-            made = iter(_sample(node, frame, session, model, weights, version, ids, wanted))
-            for one, turns in begun:
-                sampled = [next(made) for _ in turns]
-                play.answer(one, one.episode.tree.end_turns(one.request, turns, sampled, model.model.name))
+        (_answer_as_they_come if how.takes_rows_meanwhile else _answer_in_rounds)(how, play)
     _note_failures(node, session, episodes, agent)
     numbers = [numbers_of(episode, agent) for episode in episodes]
     lines = [_line(node, model, episode, reward[0]) for episode, reward in zip(episodes, numbers, strict=True)]
@@ -99,38 +79,75 @@ def _number_name(name: str, ids: Sequence[RowId], place: int) -> str:
     return f"`{name}` of {row_label(ids[place])}"
 
 
-def _sample(
-    node: Node,
-    frame: Frame,
-    session: Session,
-    model: SessionModel,
-    weights: State | None,
-    version: int,
-    ids: tuple[RowId, ...],
-    wanted: Sequence[tuple[int, int | None, NextTurn]],
-) -> list[SampledTurn]:
-    """Sample turns, and return what was sampled for each. wanted: for each the place of its episode among `ids`, the
-    seed that it was asked with, and the turn."""
+def _answer_in_rounds(how: ActionSampling, play: AgentPlay) -> None:
+    """Answer the requests that wait together, and then those that have come meanwhile, until all episodes are over."""
+    while (asked := play.next_requests()) is not None:
+        begun = _begin(play, asked)
+        places = _places(play)
+        wanted = [(places[one.episode], one.request.seed, turn) for one, turns in begun for turn in turns]
+        made = iter(_sample(how, wanted))
+        for one, turns in begun:
+            _end(how, play, one, turns, [next(made) for _ in turns])
+
+
+def _answer_as_they_come(how: ActionSampling, play: AgentPlay) -> None:
+    """Answer each request as soon as it is sampled, beside those that come meanwhile, until all episodes are over. This
+    thread alone writes and reads texts; others wait for the engine."""
+    places = _places(play)
+    going: dict[Future[list[SampledTurn]], tuple[AskedRequest, list[NextTurn]]] = {}
+    with ThreadPoolExecutor(play.most_at_once) as threads:
+        while (asked := play.next_requests(gathers=False)) is not None:
+            for one, turns in _begin(play, asked):
+                sampling = threads.submit(
+                    _sample, how, [(places[one.episode], one.request.seed, turn) for turn in turns]
+                )
+                going[sampling] = one, turns
+                sampling.add_done_callback(lambda _: play.wake())
+            for sampling in [sampling for sampling in going if sampling.done()]:
+                _end(how, play, *going.pop(sampling), sampling.result())
+        # Answers to episodes that were ended meanwhile.
+        for sampling, (one, turns) in going.items():
+            _end(how, play, one, turns, sampling.result())
+
+
+def _places(play: AgentPlay) -> dict[AgentEpisode, int]:
+    return {episode: place for place, episode in enumerate(play.episodes)}
+
+
+def _begin(play: AgentPlay, asked: Sequence[AskedRequest]) -> list[tuple[AskedRequest, list[NextTurn]]]:
+    """Return the requests that can be answered, with the turns that are to be sampled; the others are refused."""
+    begun = []
+    for one in asked:
+        try:
+            begun.append((one, one.episode.tree.begin_turns(one.request)))
+        except RequestRefused as refused:
+            play.answer(one, refused)
+    return begun
+
+
+def _end(
+    how: ActionSampling, play: AgentPlay, one: AskedRequest, turns: Sequence[NextTurn], made: Sequence[SampledTurn]
+) -> None:
+    play.answer(one, one.episode.tree.end_turns(one.request, turns, made, how.model.model.name))
+
+
+@torch.no_grad()
+def _sample(how: ActionSampling, wanted: Sequence[tuple[int, int | None, NextTurn]]) -> list[SampledTurn]:
+    """Sample turns, and return what was sampled for each. wanted: for each the place of its episode, the seed that it
+    was asked with, and the turn."""
     made: list[SampledTurn | None] = [None] * len(wanted)
-    for room, group in _groups([turn for _, _, turn in wanted], model.max_row_tokens):
-        rows = tuple(ids[wanted[place][0]] for place in group)
-        turns = [wanted[place][2] for place in group]
+    for room, group in _groups([turn for _, _, turn in wanted], how.model.max_row_tokens):
+        places, turns = [wanted[index][0] for index in group], [wanted[index][2] for index in group]
         keys = np.concatenate(
             [
-                _seeded(frame.step.row_random_numbers(node.attr("key"), (row,), turn.number), wanted[place][1])
-                for row, turn, place in zip(rows, turns, group, strict=True)
+                _seeded(how.random_numbers([place], turn.number), seed)
+                for place, seed, turn in map(wanted.__getitem__, group)
             ]
         )
-        sampling = sampling_options(node, model, room)
-        how = sampling, weights, version, weight_refresh(node, frame), frame.admission
-        sampler = Sampler(node, frame.step, session, model, [turn.number for turn in turns], 1, *how)
         encoded = [turn.line.tokens for turn in turns]
-        [(_, _, generated, runs)] = sampler.sample_parts(rows, encoded, keys, [len(rows)])
-        logprobs = torch.split(generated.logprobs, generated.sequences.scored_counts().tolist())
-        for place, tokens, chances, versions, finished in zip(
-            group, generated.sequences.scored_tokens_by_row(), logprobs, runs, generated.finished.tolist(), strict=True
-        ):
-            made[place] = SampledTurn(tokens, chances.tolist(), versions, finished)
+        sampled = how.sample(places, [turn.number for turn in turns], encoded, keys, room)
+        for index, turn_made in zip(group, sampled, strict=True):
+            made[index] = turn_made
     return [turn for turn in made if turn is not None]
 
 

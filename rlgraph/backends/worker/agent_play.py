@@ -95,11 +95,19 @@ class AgentPlay:
         self._changed = threading.Condition()
         self._coming = list(reversed(episodes))
         self._pending: list[AskedRequest] = []
+        self._answering: set[AgentEpisode] = set()
+        """Episodes of which a request has been handed out, and is not answered."""
+        self._woken = False
         self._stops = False
         self._handed_out_s = time.monotonic()
         """When requests were last handed out."""
         count = min(agent.processes, len(episodes))
         self._threads = [threading.Thread(target=self._drive, daemon=True) for _ in range(count)]
+
+    @property
+    def most_at_once(self) -> int:
+        """How many episodes may wait for an answer, at most."""
+        return len(self._threads)
 
     def __enter__(self) -> AgentPlay:
         for thread in self._threads:
@@ -116,25 +124,37 @@ class AgentPlay:
         for thread in self._threads:
             thread.join()
 
-    def next_requests(self) -> list[AskedRequest] | None:
+    def next_requests(self, gathers: bool = True) -> list[AskedRequest] | None:
         """Return requests that are to be answered, at most one of each episode; none where nobody asks yet, and None
-        where all episodes are over."""
-        gather_s = max(GATHER_S, GATHER_SHARE * (time.monotonic() - self._handed_out_s))
+        where all episodes are over. gathers: requests wait a little for those of others."""
+        gather_s = max(GATHER_S, GATHER_SHARE * (time.monotonic() - self._handed_out_s)) if gathers else 0.0
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._all_over(), LOOK_S)
-            while self._pending and self._others_work() and self._changed.wait(gather_s):
+            self._changed.wait_for(lambda: self._woken or self._next() or self._all_over(), LOOK_S)
+            self._woken = False
+            while gathers and self._next() and self._others_work() and self._changed.wait(gather_s):
                 pass
             self._handed_out_s = time.monotonic()
             self._end_stalled()
-            if not self._pending:
-                return None if self._all_over() else []
-            taken = {asked.episode: asked for asked in reversed(self._pending)}
-            self._pending = [asked for asked in self._pending if taken[asked.episode] is not asked]
-            return [*reversed(taken.values())]
+            taken = self._next()
+            self._pending = [asked for asked in self._pending if asked not in taken]
+            self._answering |= {asked.episode for asked in taken}
+            return None if not taken and self._all_over() else taken
+
+    def wake(self) -> None:
+        """Have whoever waits for requests look up."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def _next(self) -> list[AskedRequest]:
+        """Return the first request of each episode that has none being answered."""
+        first = {asked.episode: asked for asked in reversed(self._pending)}
+        return [asked for episode, asked in reversed(first.items()) if episode not in self._answering]
 
     def answer(self, asked: AskedRequest, result: AgentAnswer | RequestRefused) -> None:
         """Answer a request."""
         with self._changed:
+            self._answering.discard(asked.episode)
             self._answer(asked, result)
             if isinstance(result, RequestRefused):
                 asked.episode.refused += 1

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.weight_versions import Runs
+from rlgraph.backends.worker.action_sampling import SampledTurn, turn_room
 from rlgraph.backends.worker.agent_answers import AgentAnswer, Choice
 from rlgraph.backends.worker.agent_requests import AgentRequest, RequestRefused, is_same_message
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
@@ -37,17 +38,6 @@ class NextTurn:
     """The number of the answer in its episode."""
     room: int
     """How many tokens it may have, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTurn:
-    """What the engine has sampled for an answer."""
-
-    ids: Sequence[int]
-    logprobs: Sequence[float]
-    versions: Runs
-    finished: bool
-    """Whether it came to its end by itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -261,7 +251,7 @@ class AgentTree:
 
     def _room(self, line: GrowingEpisode, request: AgentRequest) -> int:
         """Return how many tokens the next answer of a line may have. Raises RequestRefused where it may have none."""
-        room = line.tokens_left(self.most_tokens)
+        room = turn_room(self.node, line.tokens_left(self.most_tokens))
         if self.longest is not None:
             room = min(room, self.longest - len(line.tokens))
         if room <= 0:

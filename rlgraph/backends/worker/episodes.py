@@ -10,24 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.rows import RowId, TableData, row_label
+from rlgraph.backends.rows import TableData, row_label
 from rlgraph.backends.weight_versions import merge_version_runs
+from rlgraph.backends.worker.action_sampling import ActionSampling, turn_room
 from rlgraph.backends.worker.agent_episodes import play_agent
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
-from rlgraph.backends.worker.sampler import (
-    Sampler,
-    newest_allowed_version,
-    sampling_options,
-    weight_refresh,
-    weights_to_sample_with,
-)
+from rlgraph.backends.worker.sampler import newest_allowed_version, weights_to_sample_with
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
-from rlgraph.backends.worker.session import Session, SessionModel
+from rlgraph.backends.worker.session import Session
 from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
@@ -55,17 +49,16 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     kind, count = table_type(node), node.attr("n")
     ids = ids_of_samples(parents, count)
     weights, version = weights_to_sample_with(node, frame, session, model)
+    how = ActionSampling(node, frame, session, model, weights, version, ids)
     environment = session.environments[node.attr("env")]
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     more: Mapping[str, Tensor] = {}
     if environment.agent is not None:
-        played = play_agent(node, frame, session, model, weights, version, ids, rows, asked, environment.agent)
+        played = play_agent(how, rows, asked, environment.agent)
         episodes, asked, more = played.lines, played.asked, played.columns
     else:
         started = encode_prompts(node, model, prompts, parents, data, environment.tools)
-        episodes = _step_environment(
-            node, frame, session, model, weights, version, ids, rows, asked, started, environment
-        )
+        episodes = _step_environment(how, rows, asked, started, environment)
     if node.name not in session.checked:
         session.checked.add(node.name)
         for episode in episodes[:CHECKED]:
@@ -98,13 +91,7 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
 
 
 def _step_environment(
-    node: Node,
-    frame: Frame,
-    session: Session,
-    model: SessionModel,
-    weights: State | None,
-    version: int,
-    ids: tuple[RowId, ...],
+    how: ActionSampling,
     rows: Sequence[Mapping[str, Any]],
     asked: Sequence[Any],
     started: Sequence[Sequence[int]],
@@ -112,7 +99,8 @@ def _step_environment(
 ) -> list[GrowingEpisode]:
     """Return the episodes of an environment that answers each action. asked, started: what each row is asked, and for
     each of the data rows its tokens."""
-    codec, by_template = model.engine.codec, attribute_value(node, "turns") == "chat"
+    node, codec = how.node, how.model.engine.codec
+    by_template = attribute_value(node, "turns") == "chat"
     count = node.attr("n")
     episodes = [
         GrowingEpisode(
@@ -126,9 +114,9 @@ def _step_environment(
             template_options_of(rows[place]),
             environment.reads_special,
         )
-        for place, row in enumerate(ids)
+        for place, row in enumerate(how.ids)
     ]
-    games = [environment(row_label(row)) for row in ids]
+    games = [environment(row_label(row)) for row in how.ids]
     try:
         first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for said, episode in zip(first, episodes, strict=True):
@@ -141,7 +129,7 @@ def _step_environment(
                 if episodes and turn == 0:
                     raise _no_room_error(node, episodes)
                 break
-            _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
+            _turn(how, episodes, environment, games, open_, turn)
     finally:
         for game in games:
             game.close()
@@ -158,13 +146,7 @@ def _no_room_error(node: Node, episodes: Sequence[GrowingEpisode]) -> RunError:
 
 
 def _turn(
-    node: Node,
-    frame: Frame,
-    session: Session,
-    model: SessionModel,
-    weights: State | None,
-    version: int,
-    ids: tuple[RowId, ...],
+    how: ActionSampling,
     episodes: list[GrowingEpisode],
     environment: Environment,
     games: Sequence[Episode],
@@ -172,23 +154,16 @@ def _turn(
     turn: int,
 ) -> None:
     """Take one action in every open episode. Rows with the same room left are sampled together."""
-    most = node.attr("max_tokens")
-    keys = frame.step.row_random_numbers(node.attr("key"), ids, turn)
+    most, most_turns = how.node.attr("max_tokens"), how.node.attr("max_turns")
     by_room: dict[int, list[int]] = {}
     for place in open_:
-        by_room.setdefault(episodes[place].tokens_left(most), []).append(place)
+        by_room.setdefault(turn_room(how.node, episodes[place].tokens_left(most)), []).append(place)
     for room, group in by_room.items():
         encoded = [episodes[place].tokens for place in group]
-        rows, sampling = tuple(ids[place] for place in group), sampling_options(node, model, room)
-        how = sampling, weights, version, weight_refresh(node, frame), frame.admission
-        sampler = Sampler(node, frame.step, session, model, turn, 1, *how)
-        [(_, _, made, runs)] = sampler.sample_parts(rows, encoded, keys[group], [len(rows)])
-        logprobs = torch.split(made.logprobs, made.sequences.scored_counts().tolist())
+        made = how.sample(group, turn, encoded, how.random_numbers(group, turn), room)
         actions = [
-            episodes[place].add_action(ids, chances.tolist(), runs_of_row)
-            for place, ids, chances, runs_of_row in zip(
-                group, made.sequences.scored_tokens_by_row(), logprobs, runs, strict=True
-            )
+            episodes[place].add_action(sampled.ids, sampled.logprobs, sampled.versions)
+            for place, sampled in zip(group, made, strict=True)
         ]
         answers = environment.run_calls(
             [partial(games[place].step, action) for place, action in zip(group, actions, strict=True)]
@@ -197,5 +172,5 @@ def _turn(
             episodes[place].rewards.append(reward)
             episodes[place].over = over
             episodes[place].record_tool_calls(games[place].last_calls)
-            if not over and turn + 1 < node.attr("max_turns"):
+            if not over and turn + 1 < most_turns:
                 episodes[place].add_observation(observation, most)

@@ -341,6 +341,57 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
     assert not engine._calls and not engine._desk._calls and not engine._desk._driven and not engine._desk._dismissed
 
 
+def test_calls_of_one_request_are_sampled_beside_each_other(pair: Pair) -> None:
+    """Those of agents come one by one, from several threads, and none waits for another one's rows."""
+    engine, _ = pair
+    prompts = [PROMPTS, LONG, PROMPTS]
+    ways = [Sampling(longest, min_tokens=8, stop_ids=(20, 21)) for longest in (30, 40, 30)]
+    alone = [engine.generate(each, 3, how, keys(3 * len(each))) for each, how in zip(prompts, ways, strict=True)]
+    admission = Admission(1, join_call=False, may_continue=True)
+
+    def call(prompts: Sequences, sampling: Sampling) -> Generation:
+        return engine.generate(prompts, 3, sampling, keys(3 * len(prompts)), admission=admission)
+
+    with ThreadPoolExecutor(4) as threads:
+        made = [threads.submit(call, *each) for each in zip(prompts, ways, strict=True)]
+        while len(engine._desk.calls_of(1)) < 3 and not any(each.done() for each in made):
+            time.sleep(0.001)
+        # The request is over when all of its calls are.
+        threads.submit(lambda: ([each.result() for each in made], engine.dismiss_call(1)))
+        engine.sample_until_call_done(1)
+        for found, expected in zip(made, alone, strict=True):
+            assert found.result().sequences.rows() == expected.sequences.rows()
+            torch.testing.assert_close(found.result().logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    assert admission.concurrent_calls >= 3 * len(PROMPTS), "rows of all of them are there at once"
+    assert not engine._calls and not engine._desk._calls and not engine._desk._driven
+
+
+def test_who_comes_when_the_sampling_has_failed_does_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = pair
+    admission = Admission(1, join_call=False, may_continue=True)
+
+    def call() -> Generation:
+        return engine.generate(PROMPTS, 1, Sampling(9), keys(len(PROMPTS)), admission=admission)
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    with ThreadPoolExecutor(2) as threads, monkeypatch.context() as patch:
+        made = [threads.submit(call) for _ in range(2)]
+        while len(engine._desk.calls_of(1)) < 2:
+            time.sleep(0.001)
+        patch.setattr(engine, "_step", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            engine.sample_until_call_done(1)
+        for each in made:
+            with pytest.raises(RuntimeError, match="broken"):
+                each.result()
+        with pytest.raises(EngineError, match="has ended"):
+            call()
+    engine.dismiss_call(1)
+    assert not engine._calls and not engine._desk._calls and not engine._desk._driven
+
+
 def test_a_call_that_diverges_leaves_others_alone(pair: Pair) -> None:
     engine, _ = pair
     sampling = Sampling(12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.first_done import is_decided
 from rlgraph.backends.engines.rank_weights import RankWeights
-from rlgraph.backends.engines.vllm.calls import GenerateCall, NumberedCalls, Sample
+from rlgraph.backends.engines.records import Admission
+from rlgraph.backends.engines.vllm.calls import GenerateCall, NumberedCalls, Sample, request_ended
 from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.ir.mesh import Mesh
 
@@ -58,14 +59,15 @@ class CallSampler(RankWeights):
             if call is not None:
                 self._drive(number, call)
         except BaseException as error:
-            calls = [*self._calls.values(), *([call] if call else [])]
+            calls = [*self._calls.values(), *self._desk.calls_of(number)]
             for open_call in calls:
                 open_call.samples.put(error)
             for open_call in calls:
                 self._drop(open_call)
             raise
         finally:
-            self._desk.note_driven_to_end(number)
+            for late_call in self._desk.note_driven_to_end(number):
+                late_call.samples.put(request_ended())
 
     def _drive(self, number: int, call: GenerateCall) -> None:
         if call.weights is not None:
@@ -108,19 +110,18 @@ class CallSampler(RankWeights):
             assert admission is not None
             admission.token_limit = limits[2]
         if least == -most < _NO_CALL:
-            self._give_up(self._desk.note_given_up(least))
+            for call in self._desk.note_given_up(least):
+                self._give_up(call)
             return bool(over)
         if first == -last < _NO_CALL:
-            call = self._desk.wait_for_call(first)
-            assert call is not None
-            self._admit(call)
+            self._admit(self._desk.first_waiting_call(first))
         return bool(over)
 
     def _admit(self, call: GenerateCall) -> None:
         """Begin a call: its rows come behind those of earlier ones."""
         from rlgraph.backends.engines.vllm.sampling import SampledRow
 
-        number, call.begun = next(self._numbers), True
+        number = next(self._numbers)
         call.unfinished_by_request = {
             f"{number}/{index}": SampledRow(call.batch, index, key, [*before.logprobs], before.tokens)
             for index, key in enumerate(call.keys)
@@ -129,6 +130,8 @@ class CallSampler(RankWeights):
         if call.unfinished_by_request:
             self._calls[number] = call
         call.pending_samples.extend(call.ordered_requests())
+        # Another thread takes a call that has begun, and has no unfinished rows, for one that has ended.
+        call.begun = True
 
     def _give_up(self, call: GenerateCall) -> None:
         """Give up a call's unfinished rows, with which somebody else goes on."""
@@ -138,9 +141,12 @@ class CallSampler(RankWeights):
             call.samples.put(given_up)
 
     def _feed(self) -> None:
-        """Hand rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
-        that have ended, and do not slow the others down. Rows that others have begun come beside them."""
-        width = max((len(call.keys) for call in self._calls.values()), default=0)
+        """Hand rows to vLLM, no more than the largest request has at a time: those of a later one take the places of
+        rows that have ended, and do not slow the others down. Rows that others have begun come beside them."""
+        rows_of_requests: Counter[Admission | GenerateCall] = Counter()
+        for call in self._calls.values():
+            rows_of_requests[call.admission or call] += len(call.keys)
+        width = max(rows_of_requests.values(), default=0)
         width += sum(len(call.keys) for call in self._calls.values() if call.has_begun_parts)
         in_vllm = sum(len(call.unfinished_by_request) - len(call.pending_samples) for call in self._calls.values())
         for call in self._calls.values():

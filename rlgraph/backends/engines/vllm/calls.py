@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from threading import Condition
 from typing import TYPE_CHECKING
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandoned, State
 from rlgraph.backends.engines.roles import WeightRefresh
 
@@ -62,6 +63,11 @@ class GenerateCall:
     is_abandoned: bool = False
     """Nobody wants the other rows."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be sampled for it."""
+        return (self.begun or self.is_abandoned) and not self.unfinished_by_request
+
     def prompt_and_begun_tokens(self, row: SampledRow) -> list[int]:
         """Return a row's prompt and the tokens with which its response began."""
         return [*self.prompts[row.index // self.n], *row.begun_tokens]
@@ -109,10 +115,11 @@ class GenerateCall:
 
 
 class NumberedCalls:
-    """Keeps calls until the thread that samples takes them."""
+    """Keeps calls until the thread that samples takes them. Several may have one number: those of a request whose rows
+    come one after the other, or beside each other."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, GenerateCall] = {}
+        self._calls: dict[int, list[GenerateCall]] = {}
         self._dismissed: set[int] = set()
         self._driven: set[int] = set()
         """Calls that have been driven to their end, and are forgotten when they are dismissed."""
@@ -123,9 +130,12 @@ class NumberedCalls:
         self._condition = Condition()
 
     def hand_over_call(self, number: int, call: GenerateCall) -> None:
-        """Hand a call over in place of the one before, whose rows have ended."""
+        """Hand a call over, beside those of its number whose rows have not ended."""
         with self._condition:
-            self._calls[number] = call
+            if number in self._driven:
+                call.samples.put(request_ended())
+                return
+            self._calls[number] = [*(other for other in self._calls.get(number, ()) if not other.is_over), call]
             self._condition.notify_all()
 
     def dismiss_call(self, number: int) -> None:
@@ -138,10 +148,20 @@ class NumberedCalls:
             self._condition.notify_all()
 
     def wait_for_call(self, number: int) -> GenerateCall | None:
-        """Return the last call of this number, when one has been handed over; None: it was dismissed before."""
+        """Return a call of this number, when one has been handed over; None: it was dismissed before."""
         with self._condition:
             self._condition.wait_for(lambda: number in self._calls or number in self._dismissed)
-            return self._calls.get(number)
+            return next(iter(self._calls.get(number, ())), None)
+
+    def first_waiting_call(self, number: int) -> GenerateCall:
+        """Return the first call of this number that has not begun."""
+        with self._condition:
+            return next(call for call in self._calls[number] if not call.begun)
+
+    def calls_of(self, number: int) -> list[GenerateCall]:
+        """Return the calls of this number."""
+        with self._condition:
+            return [*self._calls.get(number, ())]
 
     def request_give_up(self, number: int) -> None:
         """Note that a call is to give its rows up."""
@@ -151,16 +171,13 @@ class NumberedCalls:
     def first_call_giving_up(self) -> int | None:
         """Return the lowest number of the calls that have rows to give up."""
         with self._condition:
-            return min(
-                (number for number in self._leaving if number in self._calls and self._calls[number].begun),
-                default=None,
-            )
+            return min((number for number in self._leaving if self._has_begun(number)), default=None)
 
-    def note_given_up(self, number: int) -> GenerateCall:
-        """Note that a call has given its rows up."""
+    def note_given_up(self, number: int) -> list[GenerateCall]:
+        """Note that the calls of this number, which are returned, have given their rows up."""
         with self._condition:
             self._leaving.discard(number)
-            return self._calls[number]
+            return [*self._calls[number]]
 
     def set_token_limit(self, number: int, tokens: int) -> None:
         """Set the number of tokens at which rows of a call are given up."""
@@ -170,53 +187,61 @@ class NumberedCalls:
     def first_limited_call(self) -> tuple[int, int] | None:
         """Return the lowest number of the calls whose rows have a new limit, and that limit."""
         with self._condition:
-            changed = (
-                entry for entry in self._limits.items() if entry[0] in self._calls and self._calls[entry[0]].begun
-            )
-            return min(changed, default=None)
+            return min((entry for entry in self._limits.items() if self._has_begun(entry[0])), default=None)
 
     def note_limit_agreed(self, number: int, tokens: int) -> GenerateCall:
         """Note that all ranks know of a call's limit."""
         with self._condition:
             if self._limits.get(number) == tokens:
                 del self._limits[number]
-            return self._calls[number]
+            return self._calls[number][0]
 
-    def note_driven_to_end(self, number: int) -> None:
-        """Note that a call was driven to its end."""
+    def note_driven_to_end(self, number: int) -> list[GenerateCall]:
+        """Note that a call was driven to its end, and return those of its number that have not begun, and never
+        will."""
         with self._condition:
             self._leaving.discard(number)
             self._limits.pop(number, None)
-            self._calls.pop(number, None)
+            calls = self._calls.pop(number, [])
             if number in self._dismissed:
                 self._dismissed.remove(number)
             else:
                 self._driven.add(number)
+            return [call for call in calls if not call.begun]
 
     def next_startable(self, driven: int) -> int | None:
         """Return the lowest number of the calls that have not begun and may: the driven one, and those that join."""
         with self._condition:
             return self._following(driven)
 
+    def _has_begun(self, number: int) -> bool:
+        return any(call.begun for call in self._calls.get(number, ()))
+
     def _following(self, driven: int) -> int | None:
-        waiting = [number for number, call in self._calls.items() if not (call.begun or call.is_abandoned)]
-        allowed = (
-            candidate
-            for candidate in waiting
-            if candidate == driven or ((admission := self._calls[candidate].admission) and admission.join_call)
+        return min(
+            (
+                number
+                for number, calls in self._calls.items()
+                for call in calls
+                if not (call.begun or call.is_abandoned)
+                and (number == driven or (call.admission is not None and call.admission.join_call))
+            ),
+            default=None,
         )
-        return min(allowed, default=None)
 
     def is_call_over(self, number: int) -> bool:
         """Return whether nothing more will be sampled for a call."""
         with self._condition:
-            call = self._calls[number]
-            more = call.admission is not None and call.admission.may_continue
-            return number in self._dismissed or (
-                not more and (call.begun or call.is_abandoned) and not call.unfinished_by_request
-            )
+            calls = self._calls[number]
+            more = any(call.admission is not None and call.admission.may_continue for call in calls)
+            return number in self._dismissed or (not more and all(call.is_over for call in calls))
 
     def wait_for_startable(self, driven: int) -> None:
         """Wait until there are rows that may begin, or the driven call is dismissed."""
         with self._condition:
             self._condition.wait_for(lambda: driven in self._dismissed or self._following(driven) is not None)
+
+
+def request_ended() -> EngineError:
+    """Return why a call is not sampled that comes too late."""
+    return EngineError("the request that its rows are of has ended")

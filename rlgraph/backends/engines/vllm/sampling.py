@@ -3,7 +3,8 @@ place."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,11 @@ class CallSamplingSettings:
     admission: Admission | None = None
     failure: EngineError | None = None
     """Why nothing could be sampled. It is not raised inside vLLM, which would print all it knows."""
+
+    @property
+    def way(self) -> tuple[Sampling, tuple[int, ...]]:
+        """How a token is sampled: the same for rows that differ in how long they may become."""
+        return replace(self.sampling, max_tokens=0), self.stops
 
 
 @dataclass
@@ -79,7 +85,7 @@ class SamplingLogitsProcessor(LogitsProcessor):
         self._rows: list[SampledRow] = []
         self._responses: list[list[int]] = []
         self._keys = np.zeros(0, dtype=np.uint64)
-        self._batches = self._min_tokens = self._begun_counts = np.zeros(0, dtype=np.int64)
+        self._batches = self._ways = self._min_tokens = self._begun_counts = np.zeros(0, dtype=np.int64)
 
     def is_argmax_invariant(self) -> bool:
         """Tell vLLM that this changes which token is the likeliest."""
@@ -94,6 +100,8 @@ class SamplingLogitsProcessor(LogitsProcessor):
         self._keys = np.array([row.key for row in self._rows], dtype=np.uint64)
         self._min_tokens = np.array([row.batch.sampling.min_tokens for row in self._rows])
         self._batches = np.array([id(row.batch) for row in self._rows])
+        ways: dict[Any, int] = {}
+        self._ways = np.array([ways.setdefault(row.batch.way, len(ways)) for row in self._rows])
         self._begun_counts = np.array([len(row.begun_tokens) for row in self._rows], dtype=np.int64)
 
     def apply(self, logits: Tensor) -> Tensor:
@@ -102,8 +110,9 @@ class SamplingLogitsProcessor(LogitsProcessor):
         short = places < self._min_tokens
         for batch in np.unique(self._batches):
             self._count(batch)
+        for way in np.unique(self._ways):
             for forbids in (False, True):
-                rows = np.flatnonzero((self._batches == batch) & (short == forbids))
+                rows = np.flatnonzero((self._ways == way) & (short == forbids))
                 if len(rows):
                     self._sample(logits, rows, places[rows], forbids)
         return logits
@@ -116,7 +125,7 @@ class SamplingLogitsProcessor(LogitsProcessor):
             admission.concurrent_calls = max(admission.concurrent_calls, int((~own_rows).sum()))
 
     def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
-        """Sample for some rows of one batch, at these places; `forbids`: no stop token."""
+        """Sample for some rows that are sampled in the same way, at these places; `forbids`: no stop token."""
         batch = self._rows[rows[0]].batch
         banned = torch.tensor(batch.stops, device=logits.device) if forbids and batch.stops else None
         positions = torch.from_numpy(rows).to(logits.device)
@@ -124,6 +133,12 @@ class SamplingLogitsProcessor(LogitsProcessor):
         try:
             tokens, logprobs = sample(selected, self._keys[rows], places, batch.sampling, banned)
         except EngineError as error:
+            own_rows = self._batches[rows] == id(batch)
+            if not own_rows.all():
+                # Of the calls that are sampled together each fails by itself.
+                self._sample(logits, rows[own_rows], places[own_rows], forbids)
+                self._sample(logits, rows[~own_rows], places[~own_rows], forbids)
+                return
             batch.failure = error
             logits[positions] = 0
             return
