@@ -213,7 +213,7 @@ def test_without_a_cluster_it_is_this_machine(capsys: pytest.CaptureFixture[str]
 
 WRONG = {
     "E0932": [*PPO, "--cluster", "1x8:a100-80gb"],
-    "E0935": [str(ALGORITHMS / "safe_rlhf.rlf"), *CLUSTER],
+    "E0935": [*PPO, *CLUSTER, "--set", 'base="mine/unknown"'],
     "E0962": [str(ALGORITHMS / "safe_rlhf.rlf")],
     "E0963": [*PPO, *CLUSTER, "--svg", "missing/step.svg"],
     "E0818": [*PPO, *CLUSTER, "--trace", "missing/step.json"],

@@ -18,6 +18,7 @@ from rlgraph.ir.types import StateHandle
 from rlgraph.ops import model_work_of
 from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
 from rlgraph.ops.program_work import model_operations
+from rlgraph.passes.compilation.assumed_shapes import assumed_shape_warnings, assumed_shapes
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
 from rlgraph.passes.compilation.target import Target
@@ -180,9 +181,13 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
     return _without_tight_fusions(unfused, ends) if answer.pieces else unfused
 
 
-def unused_schedule_line_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
-    """Return warnings about parts of a schedule that the chosen plan does not use."""
-    return tuple(unused_schedule_warnings(choice.question.program, choice.plan, schedule))
+def plan_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
+    """Return warnings about parts of a schedule that the chosen plan does not use, and about assumed shapes."""
+    program, assumed = choice.question.program, choice.question.assumed_shapes
+    return (
+        *assumed_shape_warnings(program, assumed),
+        *unused_schedule_warnings(program, choice.plan, schedule),
+    )
 
 
 def make_placement_query(
@@ -190,6 +195,8 @@ def make_placement_query(
 ) -> PlacementQuery:
     """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
     shapes = read_model_shapes(program, folders)
+    assumed = assumed_shapes(program, shapes)
+    shapes |= {name: shape for name, (shape, _) in assumed.items()}
     work = model_operations(program)
     problems = [
         Diagnostic(
@@ -221,6 +228,7 @@ def make_placement_query(
         target.search_seconds,
         target.search_gap,
         fuse=target.fuse,
+        assumed_shapes=tuple((name, other) for name, (_, other) in assumed.items()),
     )
 
 

@@ -98,10 +98,10 @@ class Compilation:
         if self.file is not None:
             return PlannedProgram(self.file.plan, read_model_shapes(self.program, self.folders), ())
         if self.target is not None:
-            from rlgraph.passes.compilation.choose_plan import unused_schedule_line_warnings
+            from rlgraph.passes.compilation.choose_plan import plan_warnings
 
             return PlannedProgram(
-                self.choice.plan, self.choice.question.shapes, unused_schedule_line_warnings(self.choice, self.schedule)
+                self.choice.plan, self.choice.question.shapes, plan_warnings(self.choice, self.schedule)
             )
         return place_program(self.program, self.schedule, self.folders, local_machine(self.devices))
 

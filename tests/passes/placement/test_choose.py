@@ -849,8 +849,22 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_a_model_of_unknown_size() -> None:
     with pytest.raises(ProgramError) as found:
-        rlgraph.compile(ALGORITHMS / "safe_rlhf.rlf", {"base": SMALL["base"]}, cluster="1x8:h100")
+        rlgraph.compile(ALGORITHMS / "grpo.rlf", {"base": '"mine/unknown"'}, cluster="1x8:h100")
     assert {each.code for each in found.value.diagnostics} == {"E0935"} and len(found.value.diagnostics) == 2
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "ppo.rlf", {"base": '"mine/unknown"', "judge": '"mine/judge"'}, cluster="1x8:h100")
+    assert "reward" in str(found.value), "nothing that is trained has a size"
+
+
+def test_a_reward_model_of_unknown_size_is_as_large_as_what_is_trained() -> None:
+    """With the adapters of what is trained it would have other bytes."""
+    text = (ALGORITHMS / "ppo.rlf").read_text().replace("_lm(base)", "_lm(base, lora=lora(rank=8))")
+    known = rlgraph.compile(text, SMALL | {"judge": SMALL["base"]}, cluster="1x2:h100")
+    assumed = rlgraph.compile(text, SMALL | {"judge": '"not-trained-yet"'}, cluster="1x2:h100")
+    assert [each.code for each in assumed.diagnostics] == ["W0965"] and "`critic`" in str(assumed.diagnostics[0])
+    assert not known.diagnostics and assumed.choice.search_result.seconds == known.choice.search_result.seconds
+    shapes = assumed.choice.question.shapes
+    assert shapes["reward"] == replace(shapes["critic"], adapters=None) != shapes["critic"]
 
 
 def test_a_goal_that_is_none() -> None:
