@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rlgraph.backends.engines.offload import MemoryCounters
+from rlgraph.backends.hard.groups import BACKEND, HardGroups
 from rlgraph.backends.hard.ledger import DeviceLedger, SeatUse
 from rlgraph.backends.hard.node import HardNodes, short_bytes
 from rlgraph.backends.hard.tensors import StorageMeter
@@ -53,6 +54,7 @@ class HardProcess:
         self._fixed = 0
         self._reserved: list[Reservation] = []
         self._peak = 0
+        self._groups: HardGroups | None = None
         self.meter = StorageMeter(self._write)
         self.charge(seat.process_bytes)
 
@@ -62,6 +64,18 @@ class HardProcess:
         with self.meter.counting():
             yield
         self._write(0)
+
+    def join_groups(self, name_of: Callable[[int], str], seconds: float) -> str:
+        """Have this process's groups meet as NCCL's do, and return the name of their backend. name_of: returns how
+        messages call a rank. seconds: the longest wait for another process."""
+        self._groups = HardGroups(self.device, name_of, lambda: self.charge(self.nodes.communicator), seconds)
+        self._groups.install()
+        return BACKEND
+
+    def close(self) -> None:
+        """Stop counting and meeting."""
+        if self._groups is not None:
+            self._groups.remove()
 
     def charge(self, size: int) -> None:
         """Count bytes that are there until the process ends: its runtime, a communicator."""

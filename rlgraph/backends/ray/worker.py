@@ -23,7 +23,7 @@ from rlgraph.backends.length_history import Known
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import RequestArrivalTracker
-from rlgraph.backends.ray.failures import work_phrase
+from rlgraph.backends.ray.failures import process_name, work_phrase
 from rlgraph.backends.ray.piece_store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
@@ -162,6 +162,8 @@ class Worker(RankRows):
         opener = engine_opener.EngineOpener(
             spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned
         )
+        if self.hard is not None and spec.group.mesh.rank_count > 1:
+            opener.backend = self.hard.join_groups(lambda rank: process_name((spec.group.name, rank)), spec.seconds)
         with self.doing("the opening of its models"):
             self.session = Session(
                 spec.program,
@@ -197,6 +199,8 @@ class Worker(RankRows):
         """End the processes that run the user's files, if they were opened."""
         if hasattr(self, "session"):
             self.session.close()
+        if self.hard is not None:
+            self.hard.close()
 
     def pid(self) -> int:
         return os.getpid()
