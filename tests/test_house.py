@@ -51,6 +51,7 @@ FLOORS = {
     "backends.lowering": 5,
     "backends.engines": 6,
     "backends.exchange": 7,
+    "backends.hard": 7,
     "viz": 8,
     "runs": 10,
     "runs.planfiles": 10,

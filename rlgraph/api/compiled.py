@@ -210,7 +210,8 @@ class Compiled(Compilation):
         - `out`: a folder, new or empty, for metrics and trained models; if not given, nothing is written.
         - `overwrite`: `out` may hold an earlier run, which is removed.
         - `device`: of the models with `local`, as torch names it ("cpu", "cuda:1"); if not given, a GPU where there is
-          one. On it models are bfloat16 whose dtype neither the program nor a cluster says.
+          one. On it models are bfloat16 whose dtype neither the program nor a cluster says. With `ray`,
+          "hard:8x80GB" is a CPU that refuses what eight GPUs of so much memory would.
         - `threads`: cores to use; all if not given.
         - `block`: rows of its unit that every node works on at a time, in place of what the schedule streams.
         - `token_budget`: padded tokens of a micro-batch at most.

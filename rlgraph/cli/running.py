@@ -153,7 +153,12 @@ _GROUPS = {
     "[default: runs/NAME-1, -2, ...; runs/NAME-sweep]",
 )
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
-@click.option("--device", metavar="NAME", help="Of the models: cpu, cuda, cuda:1.  [default: a GPU if there is one]")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help=f"Of the models: cpu, cuda, cuda:1. With {_PROCESSES} hard:8x80GB: a CPU that refuses what GPUs would.  "
+    "[default: a GPU if there is one]",
+)
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
 @click.option(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.hard.node import is_hard, read_hard_nodes
 from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
@@ -108,7 +109,7 @@ def open_ray(
     """Open a backend with the processes of the plan."""
     from rlgraph.backends.worker.model_sources import model_spec
 
-    if options.device:
+    if options.device and not is_hard(options.device):
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"
         raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
     if missing := [
@@ -133,6 +134,7 @@ def open_ray(
         repeats=options.restarts,
         verify_every=options.verify_weights,
         say=observer.show_note,
+        hard=read_hard_nodes(options.device) if options.device and is_hard(options.device) else None,
     )
     backend.most_samples = max(options.kept_sample_count, options.show_samples)
     models = {

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from rlgraph.backends.hard.node import is_hard, read_hard_nodes
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install_command
 from rlgraph.runs.trackers.known import require_trackers
 
@@ -117,7 +118,8 @@ class RunOptions:
     trace: Path | None = None
     """A file for the timeline."""
     device: str | None = None
-    """The device of the models, with `local`; None takes a GPU if there is one."""
+    """The device of the models, with `local`; None takes a GPU if there is one. With processes, the hard devices that
+    they are held to: `hard:8x80GB`."""
     timeout: float = 1800.0
     """The longest wait for an answer of a process, in seconds."""
     on_nonfinite: Literal["stop", "skip"] | None = None
@@ -159,6 +161,11 @@ class RunOptions:
             processes = " or ".join(f"`{name}`" for name, candidate in BACKENDS.items() if candidate.processes)
             message = f"`{option}` is for a backend with processes, and `{spec.name}` has none"
             raise UsageMistake(Diagnostic("E0820", message, NO_SPAN, f"take the backend {processes}, or leave it out"))
+        if self.device is not None and is_hard(self.device):
+            read_hard_nodes(self.device)
+            if not spec.processes:
+                message = f"`--device {self.device}` is for a backend with processes, and `{spec.name}` has none"
+                raise UsageMistake(Diagnostic("E0749", message, NO_SPAN, "take the backend `ray`"))
         if (self.save_every or self.resume) and not spec.resumes:
             message = f"a run with the backend `{spec.name}` cannot be saved on the way, or gone on with"
             alternatives = " or ".join(f"`{name}`" for name, candidate in BACKENDS.items() if candidate.resumes)

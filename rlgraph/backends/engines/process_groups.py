@@ -69,13 +69,13 @@ def connect_to_store(address: str, seconds: float) -> StoreClient:
     return StoreClient(host, int(port), bytes.fromhex(token), seconds)
 
 
-def join_process_group(rank: int, world: int, address: str, seconds: float) -> None:
+def join_process_group(rank: int, world: int, address: str, seconds: float, backend: str | None = None) -> None:
     """Make this process a rank of torch's default process group; one that waits longer than `seconds` for another
     fails.
 
-    address: where somebody listens.
+    address: where somebody listens. backend: torch's name of it; None: NCCL where there is a GPU, else gloo.
     """
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     store = connect_to_store(address, seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
     _default[:] = [store]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,8 @@ class ActivityLog:
     def __init__(self) -> None:
         self._now: dict[int, tuple[str, float]] = {}
         """What each thread does, and since when."""
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What all of it is done in."""
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
@@ -69,7 +71,8 @@ class ActivityLog:
         before = self._now.get(thread)
         self._now[thread] = what, began
         try:
-            yield
+            with self.around():
+                yield
         except RuntimeError as error:
             if not is_collective_error(error):
                 raise

@@ -12,6 +12,7 @@ from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.hard.node import HardNodes
 from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.ray.agent_placement import agent_placement_errors
 from rlgraph.backends.ray.cluster import start_processes
@@ -55,6 +56,7 @@ class RayBackend(DistributedBackend):
         repeats: int = 0,
         verify_every: int = 1,
         say: Callable[[str], None] = lambda text: None,
+        hard: HardNodes | None = None,
     ) -> None:
         """Start every process of the plan and load its models.
 
@@ -62,8 +64,9 @@ class RayBackend(DistributedBackend):
         for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the processes
         need together at least. repeats: how often steps are run again automatically after processes that only sample
         were lost. verify_every: of so many transfers of the same weights one is verified; 0: none. say: receives a
-        message about each such repeat. Raises ProgramError for what cannot be opened, RunError for a cluster that
-        cannot hold the plan.
+        message about each such repeat. hard: devices that the processes are held to.
+
+        Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
         if split := agent_placement_errors(program, plan):
@@ -79,6 +82,7 @@ class RayBackend(DistributedBackend):
             seconds=seconds,
             memory=memory,
             note=observer.report_progress,
+            hard=hard,
         )
         try:
             observer.report_progress("models")

@@ -8,10 +8,14 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlgraph.backends.engines.process_groups import INTERFACES, loopback_interface
 from rlgraph.backends.enginespec.registry import engines_by_name
+from rlgraph.backends.hard.node import HardNodes
+from rlgraph.backends.hard.seats import hard_seats
 from rlgraph.backends.lock_places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.daemons import Daemons, keep_signal_handlers
@@ -47,11 +51,14 @@ def start_processes(
     seconds: float,
     memory: int,
     note: Callable[[str], None],
+    hard: HardNodes | None = None,
 ) -> Processes:
     """Start every process of the plan, without opening any. Raises RunError for what the cluster cannot hold.
 
-    memory: bytes that the processes need together at least.
+    memory: bytes that the processes need together at least. hard: the devices that processes are held to.
     """
+    counts = None if hard is None else TemporaryDirectory(prefix="rlgraph-hard-")
+    seats = {} if hard is None or counts is None else hard_seats(plan, hard, Path(counts.name))
     specs = {
         (group.name, rank): WorkerSpec(
             program,
@@ -60,14 +67,18 @@ def start_processes(
             settings,
             outside_names_to_open(program, plan, group),
             seconds,
+            hard=seats.get((group.name, rank)),
         )
         for group in plan.groups
         for rank in range(group.mesh.rank_count)
     }
     if debug:
-        return InlineProcesses(specs)
-    note("Ray")
-    return _actors(plan, specs, address, seconds, memory, note)
+        processes: Processes = InlineProcesses(specs)
+    else:
+        note("Ray")
+        processes = _actors(plan, specs, address, seconds, memory, note, hard)
+    processes.counts = counts
+    return processes
 
 
 def outside_names_to_open(program: Program, plan: Plan, group: Group) -> frozenset[str]:
@@ -90,6 +101,7 @@ def _actors(
     seconds: float,
     memory: int,
     note: Callable[[str], None],
+    hard: HardNodes | None,
 ) -> Actors:
     import ray
     from ray.util.placement_group import remove_placement_group
@@ -108,7 +120,7 @@ def _actors(
 
     try:
         if starts_ray:
-            _connect(ray, address, plan, note, daemons)
+            _connect(ray, address, plan, note, daemons, hard)
         kind = _kind(ray)
         _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
@@ -155,14 +167,21 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         # Ray's control process would keep a record of each of the last 100,000 calls: 100 kB for a small step.
         enable_task_events=False,
         scheduling_strategy=place,
-        runtime_env={"env_vars": process_env_vars(kind, spec.alone, group.engine)},
+        runtime_env={"env_vars": process_env_vars(kind, spec.alone, group.engine, spec.hard is not None)},
     ).remote(spec)
 
 
 # The cluster
 
 
-def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], None], daemons: Daemons) -> None:
+def _connect(
+    ray: Any,
+    address: str | None,
+    plan: Plan,
+    note: Callable[[str], None],
+    daemons: Daemons,
+    hard: HardNodes | None = None,
+) -> None:
     """Join the cluster at an address, or start Ray here."""
     # A process without a device of its own (the host's) still sees the machine's devices.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -180,7 +199,7 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             # Ray would prestart a process for each core, none of which has the environment of our actors.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-            room = _local_room(plan, note)
+            room = _local_room(plan, note) | ({} if hard is None else {"num_gpus": hard.devices})
             with keep_signal_handlers(), daemons.start_in_own_session(), longer_start_timeout():
                 ray.init("local", include_dashboard=False, **room, **common)
     except Exception as error:  # Ray raises a plain Exception where its processes do not start.
@@ -285,13 +304,15 @@ def _machines(groups: Mapping[str, Any]) -> set[str]:
     return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
 
 
-def process_env_vars(kind: str, alone: bool, engine: str) -> dict[str, str]:
+def process_env_vars(kind: str, alone: bool, engine: str, hard: bool = False) -> dict[str, str]:
     """Return the environment variables of a process of an engine. On CPU each process gets one thread, since one
     process for each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that
-    the loopback interface is enough."""
+    the loopback interface is enough. hard: it computes on a CPU as if it had a GPU."""
     variables = {"TOKENIZERS_PARALLELISM": "false"}
     if alone and INTERFACES not in os.environ and (inside := loopback_interface()):
         variables[INTERFACES] = inside
+    if hard:
+        variables["OMP_NUM_THREADS"] = "1"
     if kind == "CPU":
         variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     elif engine in engines_by_name():

@@ -48,6 +48,8 @@ class EngineOpener:
     """The arenas of this process."""
     reversed_models: Collection[str] = ()
     """The models whose pipeline stages are reversed."""
+    backend: str | None = None
+    """Torch's name of the backend of the group; None: see `join_process_group`."""
 
     def open_engine(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
@@ -74,7 +76,8 @@ class EngineOpener:
     def join_ranks(self) -> None:
         """Join the ranks of the group, once for all its models."""
         if not torch.distributed.is_initialized():
-            join_process_group(self.rank, self.group.mesh.rank_count, self.addresses["group"], self.seconds)
+            ranks = self.group.mesh.rank_count
+            join_process_group(self.rank, ranks, self.addresses["group"], self.seconds, self.backend)
 
 
 def call_environment(worker: Any, environment: str, *request: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rlgraph.backends.device_full import device_full_error, is_device_full
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.digest import MovedPart
 from rlgraph.backends.exchange.link import LinkError
@@ -101,6 +102,8 @@ def process_error(error: BaseException, who: Address, request: CallContext, logs
     cause = _cause(error)
     if isinstance(cause, RlgraphError):
         return cause
+    if is_device_full(cause):
+        return device_full_error(cause, request.doing, request.source_span, process_name(who))
     if isinstance(cause, EngineError):
         return engine_refused_error(cause, request)
     if isinstance(cause, lost.ActorUnavailableError):

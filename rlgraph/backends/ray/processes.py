@@ -10,8 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+import torch
+
+from rlgraph.backends.device_full import device_full_error, is_device_full
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.ray.failures import CallContext, engine_refused_error
+from rlgraph.backends.ray.failures import CallContext, engine_refused_error, process_name
 from rlgraph.backends.ray.piece_store import Wire, Wish
 from rlgraph.backends.ray.row_refs import Address
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
@@ -45,6 +48,8 @@ class Processes(ABC):
         """Processes that have ended, and why."""
         self.waited: Callable[[CallContext], None] = lambda request: None
         """Is told now and then which request is still waited for; may ask processes, and must not wait."""
+        self.counts: object = None
+        """The folder in which processes on hard devices count what they hold; it is there as long as this is."""
         self._sending = {group: threading.RLock() for group, _ in specs}
 
     def load_models(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
@@ -220,7 +225,7 @@ class InlineProcesses(Processes):
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
         worker = self.workers[who]
-        answer: T | Future[T] | EngineError
+        answer: T | Future[T] | EngineError | torch.OutOfMemoryError
         if method in _WHILE_IT_WAITS:
             return cast("Reference[T]", method(worker, *args, **named))
         if who in self._waiting:
@@ -231,7 +236,7 @@ class InlineProcesses(Processes):
             with self._locks[who]:
                 try:
                     answer = method(worker, *args, **named)
-                except EngineError as error:
+                except (EngineError, torch.OutOfMemoryError) as error:
                     answer = error
         return cast("Reference[T]", answer)
 
@@ -259,6 +264,8 @@ class InlineProcesses(Processes):
     ) -> list[T]:
         answers = [reference.result() if isinstance(reference, Future) else reference for reference in references]
         for answer in answers:
+            if isinstance(answer, Exception) and is_device_full(answer):
+                raise device_full_error(answer, request.doing, request.source_span, process_name(request.who[0]))
             if isinstance(answer, EngineError):
                 raise engine_refused_error(answer, request)
         return cast("list[T]", answers)

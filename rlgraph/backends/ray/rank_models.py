@@ -173,11 +173,13 @@ class RankModels:
 
     def offload_model(self, model: str, keep: bool) -> OffloadRecord:
         """Offload a model from the device. keep: its weights are needed again."""
-        return self.offloading_engine(model).sleep(keep)
+        with self.doing(f"putting `{model}` to sleep"):
+            return self.offloading_engine(model).sleep(keep)
 
     def onload_model(self, model: str, kept: bool = True) -> OffloadRecord:
         """Bring an offloaded model back to the device."""
-        return self.offloading_engine(model).wake()
+        with self.doing(f"waking `{model}` up"):
+            return self.offloading_engine(model).wake()
 
     def offloading_engine(self, model: str) -> Offloads:
         return cast(Offloads, self.session.models[model].engine)

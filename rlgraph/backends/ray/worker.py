@@ -18,11 +18,12 @@ from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, o
 from rlgraph.backends.engines.records import Admission, PartialRow
 from rlgraph.backends.engines.roles import AdmitsCalls
 from rlgraph.backends.frame import Frame, NodeOutput
+from rlgraph.backends.hard.process import HardSeat, open_hard_process
 from rlgraph.backends.length_history import Known
 from rlgraph.backends.ray import engine_opener
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import RequestArrivalTracker
-from rlgraph.backends.ray.failures import work_phrase
+from rlgraph.backends.ray.failures import process_name, work_phrase
 from rlgraph.backends.ray.piece_store import Piece, Wire, as_array, from_wire, wire_bytes
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
@@ -71,6 +72,8 @@ class WorkerSpec:
     """Longest wait for another process."""
     alone: bool = True
     """Whether all processes of the run are on one machine."""
+    hard: HardSeat | None = None
+    """Its place on hard devices, where the run asks for them; None for a process without a device, too."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ class Worker(RankRows):
         self.meetings: list[RendezvousStore] = []
         self.arenas = MemoryCounters()
         """The memory of its models on the device and, while they are offloaded, on the host."""
+        self.hard = None if spec.hard is None else open_hard_process(spec.hard, self.arenas)
+        if self.hard is not None:
+            self.doing.around = self.hard.counting
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this replica, by rank, if this one leads it."""
         self._working: int | None = None
@@ -156,6 +162,8 @@ class Worker(RankRows):
         opener = engine_opener.EngineOpener(
             spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned
         )
+        if self.hard is not None and spec.group.mesh.rank_count > 1:
+            opener.backend = self.hard.join_groups(lambda rank: process_name((spec.group.name, rank)), spec.seconds)
         with self.doing("the opening of its models"):
             self.session = Session(
                 spec.program,
@@ -191,6 +199,8 @@ class Worker(RankRows):
         """End the processes that run the user's files, if they were opened."""
         if hasattr(self, "session"):
             self.session.close()
+        if self.hard is not None:
+            self.hard.close()
 
     def pid(self) -> int:
         return os.getpid()
@@ -434,7 +444,7 @@ class Worker(RankRows):
             notes = self.take_step_notes(frame.step, keeps)
         failures = self.session.failures.pop_new()
         if not keeps:
-            peak = peak_memory_bytes()
+            peak = self.peak_bytes()
             return Receipt(start, time.time(), tokens=tokens, received_bytes=came, peak_bytes=peak, failures=failures)
         rows, named, sizes = self.store_outputs(number, node, frame, made)
         receipt = Receipt(
@@ -447,10 +457,14 @@ class Worker(RankRows):
             tokens=tokens,
             received_bytes=came,
             notes=notes,
-            peak_bytes=peak_memory_bytes(),
+            peak_bytes=self.peak_bytes(),
             failures=failures,
         )
         return replace(receipt, other_rows=frame.admission.concurrent_calls) if frame.admission else receipt
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that this process has had on its device."""
+        return peak_memory_bytes() if self.hard is None else self.hard.peak_bytes
 
     def take_step_notes(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
         """Return the notes that were made for a step, on the rank that reports for its replica."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from rlgraph.backends.device_full import device_full_error, is_device_full
 from rlgraph.backends.engines.errors import ConversationError, EngineError, HubError, MissingHead, ModelRefused
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Rank
@@ -362,6 +363,8 @@ def engine_run_error(node: Node, what: str, error: Exception) -> RunError:
     """Return the error for what an engine refuses, at the place in the program that asked."""
     if isinstance(error, ConversationError):
         return RunError(Diagnostic(error.code, f"{what}: {error}", node.span, error.hint))
+    if is_device_full(error):
+        return device_full_error(error, f"the work of `{node.name}`", node.span)
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 
