@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlgraph.backends.engines.ragged import ragged_positions
+from rlgraph.backends.mismatch import Mismatch
 from rlgraph.backends.rows import RemoteEntries, Rows, TableData, concat_entries, pick_entries
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis, StateHandle, Table, Type, axes_of, axis_of
@@ -36,6 +37,8 @@ class NodeOutput:
     """The rows of new axes, outer ones first; parents are counted within the block."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the node reported."""
+    mismatches: tuple[Mismatch, ...] = ()
+    """What the node has compared with the sampler's log-probabilities."""
 
 
 Part = tuple[int, NodeOutput]

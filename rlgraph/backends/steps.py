@@ -17,6 +17,7 @@ from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
+from rlgraph.backends.mismatch import Mismatches
 from rlgraph.backends.recording_cleanup import drop_unfinished_steps
 from rlgraph.backends.regions import LoopPolicy, run_loop
 from rlgraph.backends.samples import RowReader, Sample, SampledTable, ShownSamples, read_shown_samples, sampled_tables
@@ -122,7 +123,8 @@ class StepResult:
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, float] = field(default_factory=dict)
-    """Numbers about the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
+    """Numbers about the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`;
+    `mismatch/kl`, `mismatch/max`."""
     trace: Mapping[str, Any] | None = None
     """Where steps may overlap, what became of its rows: see `rlgraph.backends.trace_notes`."""
     samples: Sequence[Sample] = ()
@@ -192,7 +194,7 @@ class StepRunner:
         for frame, left in self.iter_finished_steps(coming):
             self.done, self.last_things = frame.step.number, left
             frame.shown = self.shown_samples(frame)
-            yield frame, self.finish_step(frame.step, left)
+            yield frame, self.finish_step(frame.step, left) | self.mismatches.pop_metrics(frame.step)
 
     def shown_samples(self, frame: Frame) -> ShownSamples:
         """Return what is shown of a finished step's rows. They are read before the step's rows are forgotten."""
@@ -226,6 +228,11 @@ class StepRunner:
         """The notes on the rows of this process."""
         return TraceNotes(self.program)
 
+    @cached_property
+    def mismatches(self) -> Mismatches:
+        """What was compared with samplers' log-probabilities in the steps that are not over."""
+        return Mismatches()
+
     def new_frame(self, phase: Phase, number: int) -> Frame:
         """Return a frame for a step of a phase."""
         return Frame(
@@ -238,6 +245,7 @@ class StepRunner:
         if policy is not None:
             return run_loop(policy, node, frame, self)
         made = self.do_node_work(node, frame)
+        self.mismatches.add(frame.step, made.mismatches)
         self.note_changed_models(node, frame)
         return made
 

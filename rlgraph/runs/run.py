@@ -29,6 +29,7 @@ from rlgraph.runs.display import choose_display
 from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
 from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
+from rlgraph.runs.mismatch_warning import MismatchWarning
 from rlgraph.runs.observer import InterruptHandler, RunObserver
 from rlgraph.runs.options import RunOptions, installed_versions
 from rlgraph.runs.plan_picture import picture_text
@@ -282,11 +283,13 @@ def _steps(
                 watch.publish(CheckpointSaved(step=number, path=path))
 
             saver = Saver(folder, compiled, options, taken, resumable, publish_saved)
+        warning = MismatchWarning(watch.show_note)
         try:
             watch.run_started(phases, done, compiled.name, predicted_seconds_by_work(compiled))
             for step in backend.run_steps(steps_left(compiled, options, done)):
                 result.metrics.append(_record(step, len(phases) > 1))
                 watch.step_done(step, result.metrics[-1])
+                warning.step_done(step)
                 if saver:
                     saver.step_done(step.number, result.metrics[-1])
             if saver:

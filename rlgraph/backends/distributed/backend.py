@@ -95,6 +95,7 @@ class DistributedBackend(StepRunner):
 
     def fail_pending_work(self, why: BaseException) -> None:
         self.trace_notes.clear()
+        self.mismatches.clear()
         self.transport.fail_pending_work(why)
 
     def close(self) -> None:
@@ -159,7 +160,8 @@ class DistributedBackend(StepRunner):
     def run_fused_trainings(self, nodes: Sequence[Node], frame: Frame) -> Sequence[NodeOutput]:
         """Do the work of trainings that share a pipeline, all of one group."""
         made = self._fire_with_weights(nodes, frame, self.transport.run_fused_trainings)
-        for node in nodes:
+        for node, output in zip(nodes, made, strict=True):
+            self.mismatches.add(frame.step, output.mismatches)
             self.note_changed_models(node, frame)
         return made
 

@@ -82,6 +82,7 @@ class RowShards:
         if self.axis is None:
             return made[min(made)]
         metrics: dict[str, float] = {}
+        mismatches = tuple(one for replica_made in made.values() for one in replica_made.mismatches)
         parts: list[tuple[Frame, Places]] = []
         for replica, replica_made in made.items():
             body = self.frames[replica]
@@ -97,7 +98,7 @@ class RowShards:
         joined.assemble_slices(parts, self.axis, names)
         new_rows = [rows for key, rows in joined.rows.items() if key not in self.frame.rows]
         new_rows.sort(key=lambda rows: rows.axis.depth)
-        return NodeOutput(single | {name: joined.values[name] for name in names}, new_rows, metrics)
+        return NodeOutput(single | {name: joined.values[name] for name in names}, new_rows, metrics, mismatches)
 
 
 def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[int] | None = None) -> RowShards:

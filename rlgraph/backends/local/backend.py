@@ -119,6 +119,7 @@ class LocalBackend(StepRunner):
     def fail_pending_work(self, why: BaseException) -> None:
         """Forget the notes; no other node is at work."""
         self.trace_notes.clear()
+        self.mismatches.clear()
 
     def fire(self, node: Node, frame: Frame) -> NodeOutput:
         self.observer.node_started(node)

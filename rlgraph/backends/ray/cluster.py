@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -129,8 +129,11 @@ def _actors(
         specs = {who: replace(spec, alone=alone) for who, spec in specs.items()}
         logs = os.path.join(here.get_temp_dir(), here.get_session_name(), "logs")
 
+        # Once: Ray may number machines otherwise when one is lost, and others have their bundles by then.
+        bundles = {name: bundles_by_device(bundle_machines(group)) for name, group in groups.items()}
+
         def start_process(spec: WorkerSpec) -> Any:
-            return _begin(ray, plan, spec, kind, groups)
+            return _begin(ray, plan, spec, kind, groups, bundles)
 
         handles = {who: start_process(spec) for who, spec in specs.items()}
         return Actors(specs, handles, seconds, shut_down_ray, logs, start_process)
@@ -144,8 +147,15 @@ def _kind(ray: Any) -> str:
     return "GPU" if ray.cluster_resources().get("GPU") else "CPU"
 
 
-def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[str, Any]) -> Any:
-    """Start one process and return its actor handle."""
+def _begin(
+    ray: Any,
+    plan: Plan,
+    spec: WorkerSpec,
+    kind: str,
+    groups: Mapping[str, Any],
+    bundles: Mapping[str, Sequence[int]],
+) -> Any:
+    """Start one process and return its actor handle. bundles: for each pool the bundle that each of its devices is."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     group = spec.group
@@ -158,7 +168,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         sharing = sum(other.pool == group.pool for other in plan.groups)
         fraction = math.floor(1e4 / sharing) / 1e4
         kind = "CPU" if group.code else kind
-        place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
+        place = PlacementGroupSchedulingStrategy(groups[group.pool], bundles[group.pool][group.devices[spec.rank]])
     actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: SORTS, SAVES: 1, SAMPLES: 2 * TOGETHER})(Worker)
     return actor.options(
         num_cpus=fraction if kind == "CPU" else 0,
@@ -297,11 +307,26 @@ def _pools(plan: Plan, kind: str, resource: str) -> str:
     return ", ".join(f"`{name}` {size}" for name, size in sizes.items() if size)
 
 
-def _machines(groups: Mapping[str, Any]) -> set[str]:
-    """Return Ray's ids of the machines that have the reserved devices."""
+def bundle_machines(group: Any) -> dict[int, str]:
+    """Return Ray's id of the machine that each bundle of a placement group is on."""
     from ray.util.placement_group import placement_group_table
 
-    return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
+    return dict(placement_group_table(group)["bundles_to_node_id"])
+
+
+def bundles_by_device(machines: Mapping[int, str]) -> list[int]:
+    """Return which bundle each device of a pool is: neighbours are on one machine, as the plan has them. Ray packs
+    bundles on few machines, and numbers them in no order of these. The machine with the most comes first, so that what
+    begins at a multiple of its size lies on one. machines: that of each bundle."""
+    on = dict[str, list[int]]()
+    for bundle in sorted(machines):
+        on.setdefault(machines[bundle], []).append(bundle)
+    return [bundle for bundles in sorted(on.values(), key=len, reverse=True) for bundle in bundles]
+
+
+def _machines(groups: Mapping[str, Any]) -> set[str]:
+    """Return Ray's ids of the machines that have the reserved devices."""
+    return {machine for group in groups.values() for machine in bundle_machines(group).values()}
 
 
 def process_env_vars(kind: str, alone: bool, engine: str, hard: bool = False) -> dict[str, str]:

@@ -407,7 +407,7 @@ class Dispatcher:
             size = receipt.row_counts[value.name]
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
             values[value.name] = ValueRef(ref) if size is None else RowRefs.from_whole_piece(ref)
-        return NodeOutput(values, rows, receipt.metrics)
+        return NodeOutput(values, rows, receipt.metrics, receipt.mismatches)
 
 
 def _version(order: NodeRequest, copy: int) -> int | None:

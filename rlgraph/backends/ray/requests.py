@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.mismatch import Mismatch
 from rlgraph.backends.ray.piece_store import Places
 from rlgraph.backends.ray.row_refs import Key
 from rlgraph.backends.step import Step
@@ -104,6 +105,8 @@ class Receipt:
     row_loads: Sequence[float] | None = None
     """A weight for each row, by which rows are sharded."""
     metrics: dict[str, float] = field(default_factory=dict)
+    mismatches: tuple[Mismatch, ...] = ()
+    """What was compared with the sampler's log-probabilities."""
     tokens: int = 0
     """How many tokens were sampled."""
     received_bytes: tuple[int, ...] = ()

@@ -454,6 +454,7 @@ class Worker(RankRows):
             named,
             sizes,
             metrics=made.metrics,
+            mismatches=made.mismatches,
             tokens=tokens,
             received_bytes=came,
             notes=notes,

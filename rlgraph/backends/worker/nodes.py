@@ -17,6 +17,7 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
+from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
 from rlgraph.backends.worker.compose import run_compose_texts
 from rlgraph.backends.worker.draws import run_uniform
 from rlgraph.backends.worker.episodes import run_interact
@@ -164,7 +165,9 @@ def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
         value = getattr(engine, node.op)(sequences, **model_call_options(node))
     except EngineError as error:
         raise engine_run_error(node, f"`{node.op}` failed", error) from None
-    return NodeOutput({node.outputs[0].name: value.to("cpu", session.dtype)})
+    value = value.to("cpu", session.dtype)
+    compared = compare_with_sampler(node, frame, session, value) if weights_begin_step(node, session) else ()
+    return NodeOutput({node.outputs[0].name: value}, mismatches=compared)
 
 
 def run_call(node: Node, frame: Frame, session: Session) -> NodeOutput:

@@ -162,6 +162,8 @@ class Session:
         self.spread = spread
         self.program, self.settings = program, settings
         self.versions = WeightVersions(program)
+        self.first_versions = frozenset(value.name for phase in program.phases for value in phase.graph.inputs)
+        """The names of the values with which steps begin."""
         self.bases = base_models(program)
         self.notes = TraceNotes(program)
         self._open_engine = open_engine

@@ -19,9 +19,11 @@ from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.roles import AccumulatesGradients, FusesPipelines, PipelineNeighbours
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.frame import Frame, NodeOutput, Places
+from rlgraph.backends.mismatch import Mismatch
 from rlgraph.backends.regions import assemble_exports, region_output, run_region
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step
+from rlgraph.backends.worker.compared import compare_with_sampler
 from rlgraph.backends.worker.nodes import engine_and_sequences, model_call_options, run_node
 from rlgraph.backends.worker.session import Session, engine_run_error
 from rlgraph.errors import quoted_list
@@ -186,6 +188,9 @@ class _NodeMicroBatches:
         self.model = frame.values[node.inputs[0]]
         self.rows = [] if idle else _blocks(node, frame, session, axis) if axis else [None]
         self.parts: dict[int, tuple[Frame, Places]] = {}
+        self.begins_step = session.models[self.model].past.changed < frame.step.number
+        """Whether the weights are as they were when the step began: no update of it came before."""
+        self.compared: list[Mismatch] = []
         self.asked = [inner for inner in node.region.nodes if NODES[inner.op].scores]
         self._lock = threading.Lock()
         if not idle:
@@ -219,12 +224,16 @@ class _NodeMicroBatches:
 
         def loss(answers: Sequence[Tensor]) -> Tensor:
             """The micro-batch's part of the loss."""
+            compared: list[Mismatch] = []
             for inner, answer in zip(self.asked, answers, strict=True):
-                body.values[inner.name] = answer.to("cpu", session.dtype)
+                body.values[inner.name] = scored = answer.to("cpu", session.dtype)
+                if self.begins_step:
+                    compared += compare_with_sampler(inner, body, session, scored)
             [value] = run_region(partial(_straight, session), region, body, [self.model])
             body.values = {name: _detached(body.values[name]) for name, _ in self.node.exported_values}
             with self._lock:
                 self.parts[block] = body, places
+                self.compared += compared
                 done = len(self.parts)
             self.session.progress(done, len(self.rows), "micro-batch", 0)
             assert isinstance(value, Tensor)
@@ -243,7 +252,8 @@ class _NodeMicroBatches:
             return NodeOutput({self.node.outputs[0].name: carried})
         ordered = [self.parts[block] for block in self.micro_batch_numbers]
         exports = assemble_exports(self.node, self.frame, ordered, self.axis or "")
-        return region_output(self.node, self.frame, exports, [carried], {})
+        output = region_output(self.node, self.frame, exports, [carried], {})
+        return replace(output, mismatches=tuple(self.compared))
 
 
 def _call(node: Node, body: Frame, session: Session) -> ModelCall:

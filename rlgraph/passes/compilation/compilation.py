@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlgraph.errors import Diagnostic, Source, did_you_mean
+from rlgraph.errors import Diagnostic, ProgramError, Source, did_you_mean
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
@@ -135,6 +135,14 @@ class Compilation:
         kind = local_machine(self.devices).kind
         return engine_contracts(self.program, plan, self.placed.shapes, cluster, kind)
 
+    def _row_room_errors(self) -> list[Diagnostic]:
+        """Return what is wrong with the caches that the schedule says."""
+        from rlgraph.passes.compilation.default_plan import local_machine
+        from rlgraph.passes.placement.row_room import row_room_errors
+
+        cluster, kind = self.target and self.target.cluster, local_machine(self.devices).kind
+        return list(row_room_errors(self.program, self.plan, self.schedule, self.placed.shapes, cluster, kind))
+
     @property
     def assumptions(self) -> Mapping[str, Any]:
         """The assumptions of its plan, as plan files have them: lengths, constants, what is minimized."""
@@ -154,6 +162,8 @@ class Compilation:
     def checked_placement(self) -> Self:
         """Return the same with the warnings of its placement; raise ProgramError where the schedule cannot be
         followed."""
+        if wrong := self._row_room_errors():
+            raise ProgramError(wrong)
         checked = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
         # Copying the cached properties avoids a second search.
         checked.__dict__.update(

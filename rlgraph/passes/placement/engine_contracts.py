@@ -80,7 +80,7 @@ def engine_contracts(
             else {},
         )
         for group in groups
-        for device, memory in [_device(plan, group, cluster, kind)]
+        for device, memory in [device_of_group(plan, group, cluster, kind)]
         for model in group.models
     )
 
@@ -103,7 +103,9 @@ def contract_lines(contracts: Sequence[EngineContract]) -> Iterator[tuple[str, s
         yield str(contract.opens), f"{contract.group} {contract.model}", "; ".join(terms)
 
 
-def _device(plan: Plan, group: Group, cluster: Cluster | None, kind: DeviceKind) -> tuple[DeviceKind, float | None]:
+def device_of_group(
+    plan: Plan, group: Group, cluster: Cluster | None, kind: DeviceKind
+) -> tuple[DeviceKind, float | None]:
     """Return the kind of a group's devices, and the bytes of the smallest one, where a cluster says so."""
     if cluster is None:
         return kind, None
@@ -111,6 +113,27 @@ def _device(plan: Plan, group: Group, cluster: Cluster | None, kind: DeviceKind)
     numbers = {cluster.node_group_number(first + device) for device in group.devices}
     device = min((cluster.islands[number].device for number in numbers), key=lambda device: device.memory)
     return device.kind, device.memory
+
+
+def cache_question(
+    program: Program,
+    plan: Plan,
+    group: Group,
+    model: str,
+    shape: Shape | UnsupportedModel | None,
+    device: DeviceKind,
+    memory: float | None,
+) -> tuple[CacheSizingInput, ReservedCache] | None:
+    """Return what the cache of a model is sized by, and how its engine reserves one. None: it reserves none, or the
+    model's numbers are unknown. memory: bytes of the device, where they are known."""
+    spec = engines_by_name().get(group.engine)
+    if spec is None or not isinstance(spec.memory.cache, ReservedCache) or not reserves_cache(plan, group):
+        return None
+    if not isinstance(shape, Shape):
+        return None
+    kind, ranks = cast(ModelKind, program.model(model).kind), spec.column_rank_count(group.mesh)
+    question = CacheSizingInput(shape, kind, ranks, _itemsize(program, model, spec, device), device == "cpu", memory)
+    return question, spec.memory.cache
 
 
 def _cache(
@@ -122,21 +145,12 @@ def _cache(
     device: DeviceKind,
     memory: float | None,
 ) -> CacheReservation | None:
-    spec, holding = engines_by_name().get(group.engine), plan.holding(model, group.name)
-    if spec is None or not isinstance(spec.memory.cache, ReservedCache) or not reserves_cache(plan, group):
+    asked, holding = cache_question(program, plan, group, model, shape, device, memory), plan.holding(model, group.name)
+    if asked is None:
         return None
-    if not isinstance(shape, Shape):
-        return None
-    question = CacheSizingInput(
-        shape,
-        cast(ModelKind, program.model(model).kind),
-        spec.column_rank_count(group.mesh),
-        _itemsize(program, model, spec, device),
-        device == "cpu",
-        memory,
-    )
-    share = holding.share or spec.memory.cache.share
-    return cache_reservation(question, spec.memory.cache, holding.max_len or None, holding.kv_bytes or None, share)
+    question, cache = asked
+    share = holding.share or cache.share
+    return cache_reservation(question, cache, holding.max_len or None, holding.kv_bytes or None, share)
 
 
 def _itemsize(program: Program, model: str, spec: EngineSpec, device: DeviceKind) -> int:

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.weights import tensors_for_file
+from rlgraph.backends.mismatch import KL, MAX
 from rlgraph.backends.ray.calls import Calls, replicas_of
 from rlgraph.backends.ray.transfer_ends import WeightsReport
 from rlgraph.backends.ray.worker import Worker
@@ -264,6 +265,13 @@ def test_metrics(run: OnActors) -> None:
     assert len(run.steps) == len(run.local.steps)
     for found, expected in zip(run.steps, run.local.steps, strict=True):
         assert found.metrics == pytest.approx(expected.metrics, rel=0, abs=CLOSE)
+
+
+@plans("")
+def test_sampler_and_trainer_agree(run: OnActors) -> None:
+    """Every step has tokens that one engine sampled and another one trained on at the same weights."""
+    for step in run.steps:
+        assert 0 <= step.extra[MAX] < CLOSE and 0 <= step.extra[KL] < CLOSE
 
 
 @plans("")

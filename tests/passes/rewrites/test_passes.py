@@ -201,6 +201,18 @@ USED = {
         ROLLOUT + "    minibatch prompts(parts=2):\n    " + TRAIN.replace("\n", "\n    ").rstrip() + "\n" + OLD,
         False,
     ),
+    "beside the sampler's": (ROLLOUT + OLD + "    report drift = mean(old - rollout.logprobs)\n", False),
+    "beside the sampler's in a loss": (
+        ROLLOUT + OLD + TRAIN.replace("rollout)**2", "rollout)*rollout.logprobs"),
+        False,
+    ),
+    "beside the sampler's of a part": (
+        ROLLOUT
+        + "    kept = pick(rollout, argmax(rollout.length, by=prompts))\n"
+        + OLD
+        + "    report p = mean(kept.logprobs)\n",
+        False,
+    ),
     "data": ("    rollout = encode(prompts.prompt, prompts.answer)\n" + OLD, False),
 }
 
