@@ -332,8 +332,11 @@ class _UseWalk:
 
     def _expr(self, expr: Expr) -> None:
         for part in operations_in(expr):
-            if TENSOR[part.op].texts:
+            if TENSOR[part.op].texts and len(part.args) == 2:
                 self._compared(part)
+                continue
+            if part.type.dtype == "key":
+                self._keyed(part)
                 continue
             if TENSOR[part.op].reads_text:
                 if isinstance(part.args[0], Ref):
@@ -342,6 +345,12 @@ class _UseWalk:
             for arg in part.args:
                 if isinstance(arg, Ref):
                     self._number(arg.name, part.span)
+
+    def _keyed(self, expr: Apply) -> None:
+        """Check that a column by which rows are grouped has numbers alone, or texts alone."""
+        for use in (self.columns[arg.name] for arg in expr.args if isinstance(arg, Ref) and arg.name in self.columns):
+            if not self._note(missing_column_error(use)):
+                self._note(key_error(use))
 
     def _compared(self, expr: Apply) -> None:
         """Check that both sides of `==` or `!=` are texts, or both are numbers."""

@@ -8,6 +8,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.braced_texts import compose_text, user_message
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.expand_def import expand_call
+from rlgraph.dsl.keys import key_expr
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise_expr, unary_expr, valid_expr
 from rlgraph.dsl.method_calls import evaluate_method_call
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
@@ -198,6 +199,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_row(context, expr, hint)
     if name == "uniform":
         return emit_uniform(context, expr, hint)
+    if name == "key":
+        return key_expr(context, expr)
     if name in ("valid", "otherwise"):
         return valid_expr(context, expr) if name == "valid" else otherwise_expr(context, expr)
     if name in FUNCTIONS and TENSOR[name].reads_text:
