@@ -332,11 +332,13 @@ class _UseWalk:
 
     def _expr(self, expr: Expr) -> None:
         for part in operations_in(expr):
-            if TENSOR[part.op].texts and len(part.args) == 2:
-                self._compared(part)
-                continue
             if part.type.dtype == "key":
                 self._keyed(part)
+                continue
+            if TENSOR[part.op].kind == "pairing":
+                continue
+            if TENSOR[part.op].texts:
+                self._compared(part)
                 continue
             if TENSOR[part.op].reads_text:
                 if isinstance(part.args[0], Ref):
@@ -365,6 +367,8 @@ class _UseWalk:
 
     def _side(self, expr: Expr) -> str:
         """Return the kind of a side of a comparison: that of its column, or of its type."""
+        if isinstance(expr, Apply) and TENSOR[expr.op].kind == "pairing":
+            return self._side(expr.args[0])
         if expr.type.dtype == "any":
             return (
                 self.columns[expr.name].comparison_side if isinstance(expr, Ref) and expr.name in self.columns else ""

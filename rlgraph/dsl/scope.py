@@ -60,6 +60,16 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
+class PairsValue:
+    """Ordered pairs of rows, which lie in their first row."""
+
+    offset: Ref
+    """For each pair by how many rows its second row is behind its first one."""
+    group: Axis
+    """The rows in which both rows of a pair lie."""
+
+
+@dataclass(frozen=True, slots=True)
 class LiteralConstant:
     """A constant that is not a number: a text, a record, a list."""
 
@@ -123,6 +133,7 @@ Meaning = (
     | OptionalValue
     | NamedValues
     | KeyValue
+    | PairsValue
     | LiteralConstant
     | TableValue
     | ModelName
@@ -173,6 +184,8 @@ def describe_meaning(meaning: Meaning) -> str:
         return f"{meaning}, which some rows lack"
     if isinstance(meaning, KeyValue):
         return "a key"
+    if isinstance(meaning, PairsValue):
+        return "an axis of pairs"
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):

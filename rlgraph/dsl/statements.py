@@ -21,6 +21,7 @@ from rlgraph.dsl.scope import (
     ModelName,
     NamedValues,
     OptionalValue,
+    PairsValue,
     StateName,
     TableValue,
     describe_meaning,
@@ -59,7 +60,7 @@ def emit_assign(context: Context, statement: tree.Assign) -> None:
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
     meaning = materialize_meaning(context, meaning, target)
-    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue)):
+    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue)):
         hint = "write it where rows are grouped: `by=key(...)`" if isinstance(meaning, KeyValue) else ""
         raise context.statement_error(
             "E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span, hint

@@ -283,6 +283,17 @@ def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
     return rank(x, index, size) < (broadcast_to_entries(k, index) if isinstance(k, Tensor) and k.dim() else k)
 
 
+# Pairs
+
+
+def other(x: Any, offset: Tensor, index: Tensor) -> Any:
+    """Return for each pair the entry of its second row, so many rows behind the first one; of a list of texts a list.
+
+    offset, index: int64 [pairs]; index: the first row of each.
+    """
+    return broadcast_to_entries(x, index + offset)
+
+
 # Scans
 
 
@@ -503,6 +514,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "argmin": argmin,
     "rank": rank,
     "top": top,
+    "other": other,
     "next": next_,
     "prev": prev,
     "cumsum": cumsum,

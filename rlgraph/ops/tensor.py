@@ -2,7 +2,8 @@
 
 Elementwise operations work on entries broadcast to the innermost axis of their arguments; a reduction goes from an axis
 to one that contains it; a ranking compares the entries of each row of such an axis, and has a result for each entry; a
-scan runs along the inner axis of its argument, inside each row.
+pairing has for each pair of rows the entry of the second; a scan runs along the inner axis of its argument, inside each
+row.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from rlgraph.ir.types import Axis, DType, Tensor, inner_of_two_axes
 
-OpKind = Literal["elementwise", "reduction", "ranking", "scan"]
+OpKind = Literal["elementwise", "reduction", "ranking", "pairing", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TensorOp:
     @property
     def is_grouped(self) -> bool:
         """Whether a result depends on all entries of a row of the axis that `by=` names, or of the whole batch."""
-        return self.kind in ("reduction", "ranking")
+        return self.kind in ("reduction", "ranking", "pairing")
 
 
 def _sign(
@@ -234,6 +235,9 @@ _ALL = (
         gradient=False,
         numbers="own",
     ),
+    TensorOp(
+        "other", "pairing", 2, "same", "what the second row of a pair has", False, numbers="own", texts=True, exact=True
+    ),
     TensorOp("next", "scan", 1, "same", "the entry of the next valid token; 0 at the last"),
     TensorOp("prev", "scan", 1, "same", "the entry of the valid token before; 0 at the first"),
     TensorOp("cumsum", "scan", 1, "same", "sum of the entries up to and with this one"),
@@ -259,6 +263,11 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
     earlier, with a caret.
     """
     op, key = TENSOR[name], key_of(args)
+    if op.kind == "pairing":
+        value, pairs = args
+        if pairs.axis is None or pairs.axis.parent is None or not pairs.axis.parent.is_within(value.axis):
+            raise ValueError(f"{value} has nothing for {pairs}")
+        return Tensor(value.dtype, pairs.axis)
     if op.is_grouped and key is not None:
         args = args[:-1]
     if op.is_grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":

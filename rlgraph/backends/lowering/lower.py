@@ -154,6 +154,11 @@ class _Lowering:
         assert source is not None
         if key is not None:
             return self.lower_by_key(expr, args, chosen, key, hint)
+        if kind == "pairing":
+            pairs = expr.args[1].type.axis
+            assert pairs is not None and pairs.parent is not None
+            entries = self.broadcast(args[0], source, pairs.parent)
+            return self.add_call(function, (entries, args[1], self.ancestor_rows(pairs, pairs.parent)), hint)
         if kind == "ranking":
             return self.lower_ranking(expr, args, chosen, hint)
         if kind == "scan":
