@@ -108,6 +108,16 @@ class Frame:
             np.maximum.at(largest, self.ancestor_rows(value_axis.row_axis.key, axis), row_numbers)
         return largest
 
+    def row_pairs(self, axis: str, group: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first and the second row of each pair of different rows that lie in one row of `group`, int64: the
+        first ones ascending."""
+        above = self.ancestor_rows(axis, group)
+        counts = np.bincount(above, minlength=self.row_count(group))
+        starts = counts.cumsum() - counts
+        first = np.repeat(np.arange(len(above)), counts[above])
+        second = ragged_positions(starts[above], counts[above])
+        return first[first != second], second[first != second]
+
     def add_rows(self, rows: Rows) -> None:
         """Add rows of a new axis, or more rows of an axis that it has (their parents counted from the first row of
         all)."""

@@ -335,6 +335,11 @@ class _UseWalk:
 
     def _expr(self, expr: Expr) -> None:
         for part in operations_in(expr):
+            if part.type.dtype == "key":
+                self._keyed(part)
+                continue
+            if TENSOR[part.op].kind == "pairing":
+                continue
             if TENSOR[part.op].texts:
                 self._compared(part)
                 continue
@@ -345,6 +350,12 @@ class _UseWalk:
             for arg in part.args:
                 if isinstance(arg, Ref):
                     self._number(arg.name, part.span)
+
+    def _keyed(self, expr: Apply) -> None:
+        """Check that a column by which rows are grouped has numbers alone, or texts alone."""
+        for use in (self.columns[arg.name] for arg in expr.args if isinstance(arg, Ref) and arg.name in self.columns):
+            if not self._note(missing_column_error(use)):
+                self._note(key_error(use))
 
     def _compared(self, expr: Apply) -> None:
         """Check that both sides of `==` or `!=` are texts, or both are numbers."""
@@ -359,6 +370,8 @@ class _UseWalk:
 
     def _side(self, expr: Expr) -> str:
         """Return the kind of a side of a comparison: that of its column, or of its type."""
+        if isinstance(expr, Apply) and TENSOR[expr.op].kind == "pairing":
+            return self._side(expr.args[0])
         if expr.type.dtype == "any":
             return (
                 self.columns[expr.name].comparison_side if isinstance(expr, Ref) and expr.name in self.columns else ""

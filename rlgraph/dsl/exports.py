@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.nodes import unique_name
-from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, UnavailableName, map_refs
+from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, PairsValue, TableValue, UnavailableName, map_refs
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Let, Node, Ref, Value, substitute, tensor_node, used_names
 from rlgraph.ir.types import Table, Tensor, axis_of
@@ -36,6 +36,8 @@ class LoopExporter:
         if isinstance(meaning, TableValue) and meaning.name in self.makers:
             value = self.export_value(meaning.name, meaning.type)
             return TableValue(value.name, meaning.type)
+        if isinstance(meaning, PairsValue):
+            return UnavailableName(f"`{word}` pairs the rows of a loop: write `pairs(...)` below it", span)
         if not isinstance(meaning, (Ref, OptionalValue, NamedValues)):
             return meaning
         try:

@@ -8,10 +8,12 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.braced_texts import compose_text, user_message
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.expand_def import expand_call
+from rlgraph.dsl.keys import key_expr
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise_expr, unary_expr, valid_expr
 from rlgraph.dsl.method_calls import evaluate_method_call
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
+from rlgraph.dsl.pairs import emit_pairs
 from rlgraph.dsl.random_numbers import emit_uniform
 from rlgraph.dsl.row_call import emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
@@ -198,6 +200,10 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_row(context, expr, hint)
     if name == "uniform":
         return emit_uniform(context, expr, hint)
+    if name == "pairs":
+        return emit_pairs(context, expr, hint)
+    if name == "key":
+        return key_expr(context, expr)
     if name in ("valid", "otherwise"):
         return valid_expr(context, expr) if name == "valid" else otherwise_expr(context, expr)
     if name in FUNCTIONS and TENSOR[name].reads_text:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from rlgraph.dsl.loss_warnings import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
 from rlgraph.dsl.truncated_sampling import truncated_sampling_warnings
 from rlgraph.errors import Diagnostic, Related
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, program_axes, used_names
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.nodes import inputs_chosen_from, unit_seen_by_node, user_code_of
 from rlgraph.ops.shared_base_models import changed_models, has_adapters
+from rlgraph.ops.tensor import key_of
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -26,6 +28,7 @@ def lint(program: Program) -> list[Diagnostic]:
         warnings += _groups_of_one(phase.graph)
         warnings += _broken_groups(phase.graph, axis_by_key)
         warnings += _short_groups(phase.graph)
+        warnings += _real_keys(phase.graph)
         warnings += loss_warnings(phase)
         warnings += off_policy_warnings(phase)
         warnings += truncated_sampling_warnings(phase)
@@ -81,7 +84,15 @@ def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Di
             yield from _cut_function(inner, sliced)
             for reduction in _reductions(inner):
                 group = axis_by_key[reduction.axis] if reduction.axis else None
-                if group and group.key != sliced.key and sliced.is_within(group):
+                if _is_by_key(reduction) and not (group and group.is_within(sliced)):
+                    yield Diagnostic(
+                        "W0505",
+                        f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the groups of "
+                        "equal keys",
+                        reduction.span,
+                        f"compute it above the loop, or group inside of a row: `by=key({sliced.name}, ...)`",
+                    )
+                elif group and group.key != sliced.key and sliced.is_within(group):
                     yield Diagnostic(
                         "W0505",
                         f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the "
@@ -89,6 +100,40 @@ def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Di
                         reduction.span,
                         f"compute it above the loop, or write `minibatch {group.name}(...)`",
                     )
+
+
+def _is_by_key(reduction: Apply) -> bool:
+    return key_of([arg.type for arg in reduction.args]) is not None
+
+
+def _real_keys(graph: Graph) -> Iterator[Diagnostic]:
+    """Warn of keys that are real numbers of which the last digits depend on the plan."""
+    nodes = list(graph.walk())
+    made_of = {let.name: let.expr for node in nodes for let in node.body}
+    of_models = {v.name for node in nodes if NODES[node.op].uses_model for v in node.outputs}
+    older = {new: old for node in nodes for old, new in _same_rows(node)}
+
+    def is_computed(expr: Expr) -> bool:
+        if isinstance(expr, Ref) and expr.name in older:
+            return is_computed(replace(expr, name=older[expr.name]))
+        if isinstance(expr, Ref) and expr.name in made_of:
+            return is_computed(made_of[expr.name])
+        if not isinstance(expr, Apply):
+            return isinstance(expr, Ref) and expr.name in of_models
+        op = TENSOR[expr.op]
+        if expr.type.dtype != "float" or op.whole:
+            return False
+        return not op.exact or any(map(is_computed, expr.args))
+
+    for part in (part for let_expr in made_of.values() for part in operations_in(let_expr) if part.op == "key"):
+        if part.args[0].type.dtype == "float" and is_computed(part.args[0]):
+            yield Diagnostic(
+                "W0511",
+                "rows are grouped by a real number that is computed: its last digits depend on the plan, and so do "
+                "the groups",
+                part.span,
+                "round it: `by=round(100 * x)` for example",
+            )
 
 
 def _cut_function(node: Node, sliced: Axis) -> Iterator[Diagnostic]:

@@ -9,6 +9,7 @@ from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.exports import LoopExporter
 from rlgraph.dsl.names import axis_named, model_named, names_used
 from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_state_value, unique_name
+from rlgraph.dsl.pairs import drop_pairs
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import (
     ExternalName,
@@ -104,11 +105,17 @@ def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
         context, STATEMENTS["minibatch"], statement.options, statement.span, context.block.scope
     )
     options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
+
+    def body() -> None:
+        reason = f"pairs rows that a slice of `{axis.name}` need not have both of: slice what they lie in"
+        drop_pairs(context, axis, reason, statement.span, whole=True)
+        context.emit_body(statement.body)
+
     write_region(
         context,
         "minibatch",
         names_written(context, statement.body),
-        lambda: context.emit_body(statement.body),
+        body,
         options,
         statement.span,
         defers=True,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.keys import evaluate_groups, grouping
 from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import limit_depth, materialize
-from rlgraph.dsl.scope import ExternalName, OptionalValue, TableValue, describe_meaning
+from rlgraph.dsl.scope import ExternalName, KeyValue, OptionalValue, TableValue, describe_meaning
 from rlgraph.dsl.values import (
     evaluate_numbers,
     evaluate_optional,
@@ -184,11 +185,11 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
         raise context.statement_error(
             "E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span
         )
-    target: Axis | None = None
+    groups = KeyValue(None)
     if by is not None:
-        target = _group_axis(context, by.value, source)
+        groups = evaluate_groups(context, by.value, source)
     elif len(expr.args) > value_count:
-        target = _reduced_axis(context, expr.args[value_count], source, name)
+        groups = KeyValue(_reduced_axis(context, expr.args[value_count], source, name))
     if TENSOR[name].dtype == "row":
         if source.inner:
             raise context.statement_error(
@@ -197,18 +198,24 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
                 expr.args[0].span,
                 f"reduce it first: `sum(x, {source.name})`",
             )
-        if target is None:
-            groups = source.parent.name if source.parent else "prompts"
+        if by is not None and groups.values:
+            key, order = by.value.span.covered_text, "" if name == "argmax" else "-"
+            message = f"`{name}` chooses a row of each row of a table, and rows with one key lie in none"
+            hint = f"keep the first of each: `keep {source.name} where rank({order}x, by={key}) == 0`"
+            raise context.statement_error("E0213", message, by.value.span, hint)
+        if groups.within is None:
+            outer = source.parent.name if source.parent else "prompts"
             raise context.statement_error(
-                "E0308", f"`{name}` chooses a row in each group", expr.span, f"say which groups: `by={groups}`"
+                "E0308", f"`{name}` chooses a row in each group", expr.span, f"say which groups: `by={outer}`"
             )
-    return _grouped(context, expr, name, args, given, target)
+    return _grouped(context, expr, name, args, given, groups)
 
 
 def _grouped(
-    context: Context, expr: tree.Call, name: str, args: list[Expr], given: tuple[Ref, ...], target: Axis | None
+    context: Context, expr: tree.Call, name: str, args: list[Expr], given: tuple[Ref, ...], groups: KeyValue
 ) -> Expr:
-    """Return an operation on the entries that are there, in each row of `target` or in the whole batch."""
+    """Return an operation on the entries that are there, in each group or in the whole batch."""
+    target, key = grouping(groups)
     for arg, syntax in zip(args[1:], expr.args[1:], strict=False):
         if arg.type.axis is not None and (target is None or not target.is_within(arg.type.axis)):
             where = f", or one for each row of `{target.name}`" if target else ""
@@ -216,12 +223,12 @@ def _grouped(
             form = f"mean(x, by={target.name})" if target else "mean(x)"
             raise context.statement_error("E0855", message, syntax.span, f"reduce it: `{form}` for example")
     if not given:
-        return apply_operation(context, name, args, expr.span, target)
+        return apply_operation(context, name, [*args, *key], expr.span, target)
     if context.block.training:
         shown = describe_meaning(OptionalValue(args[0], given))
         message = f"a loss needs a value of each row, and this is {shown}"
         raise context.statement_error("E0781", message, expr.args[0].span, missing_value_hint(context, given))
-    return apply_operation(context, name, [*args, all_given_expr(context, given, expr.span)], expr.span, target)
+    return apply_operation(context, name, [*args, all_given_expr(context, given, expr.span), *key], expr.span, target)
 
 
 def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr | OptionalValue:
@@ -245,8 +252,8 @@ def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | Non
     for syntax in expr.args[1:]:
         args += evaluate_numbers(context, [syntax])
         _check_whole_number(context, args[-1], syntax, name)
-    target = _group_axis(context, by.value, source) if by else None
-    result = _grouped(context, expr, name, args, given, target)
+    groups = evaluate_groups(context, by.value, source) if by else KeyValue(None)
+    result = _grouped(context, expr, name, args, given, groups)
     return result if result.type.dtype == "bool" else _optional(result, given)
 
 
@@ -294,24 +301,6 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
         expr.span,
         did_you_mean(expr.id, axis_names),
     )
-
-
-def _group_axis(context: Context, expr: tree.Expr, source: Axis) -> Axis:
-    """Return the axis that `by=` names."""
-    named = axis_named(context, expr) if isinstance(expr, tree.Name) else None
-    if named is None:
-        raise context.statement_error(
-            "E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row_axis.name}` for example"
-        )
-    if not source.is_within(named):
-        rows = [axis.name for axis in source.path_to_root() if not axis.inner]
-        raise context.statement_error(
-            "E0303",
-            f"this value has no `{expr.span.covered_text}` to be grouped by; it is [{source.label}]",
-            expr.span,
-            f"its rows lie in {', '.join(f'`{name}`' for name in rows)}",
-        )
-    return named
 
 
 def _unnested(a: Axis, b: Axis) -> str:

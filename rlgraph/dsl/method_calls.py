@@ -9,9 +9,10 @@ from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ENV_COLUMNS
+from rlgraph.dsl.pairs import other_expr
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.rows import emit_buffer_sample, option_names
-from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe_meaning
+from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, PairsValue, TableValue, describe_meaning
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
@@ -27,6 +28,8 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
     name = expr.func.name
     if isinstance(base, ExternalName) and base.outside.kind == "buffer":
         return emit_buffer_sample(context, expr, base.outside, hint)
+    if isinstance(base, PairsValue):
+        return other_expr(context, expr, base)
     if isinstance(base, TableValue) and name in base.type.column_types():
         raise context.statement_error(
             "E0206",

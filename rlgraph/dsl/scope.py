@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlgraph.dsl import tree
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span, sorted_diagnostics
 from rlgraph.ir.graph import Apply, Const, Constant, ConstructorCall, Expr, External, Model, Ref, ScalarState
-from rlgraph.ir.types import Table, Tensor
+from rlgraph.ir.types import Axis, Table, Tensor
 
 MAX_ERRORS = 100
 """The most errors reported for a program, so that no text can be checked for ever."""
@@ -46,6 +46,27 @@ class NamedValues:
     def first(self) -> Ref | OptionalValue:
         """The value that it is without a name."""
         return self.values[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """What rows are grouped by: they are a group where all values are equal, and they lie in one row of the axis."""
+
+    within: Axis | None
+    """The rows of this axis have no group in common; None: any rows may."""
+    values: tuple[Ref, ...] = ()
+    """On axes of which each lies in the one before or the other way round; without any the groups are the rows of
+    `within`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairsValue:
+    """Ordered pairs of rows, which lie in their first row."""
+
+    offset: Ref
+    """For each pair by how many rows its second row is behind its first one."""
+    group: Axis
+    """The rows in which both rows of a pair lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,8 @@ Meaning = (
     | Apply
     | OptionalValue
     | NamedValues
+    | KeyValue
+    | PairsValue
     | LiteralConstant
     | TableValue
     | ModelName
@@ -159,6 +182,10 @@ def describe_meaning(meaning: Meaning) -> str:
         return describe_meaning(meaning.first)
     if isinstance(meaning, OptionalValue):
         return f"{meaning}, which some rows lack"
+    if isinstance(meaning, KeyValue):
+        return "a key"
+    if isinstance(meaning, PairsValue):
+        return "an axis of pairs"
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):

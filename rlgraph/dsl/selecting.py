@@ -9,6 +9,7 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import axis_named, look_up_name
 from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, unique_name
+from rlgraph.dsl.pairs import drop_pairs
 from rlgraph.dsl.scope import (
     Meaning,
     NamedValues,
@@ -161,6 +162,7 @@ def _choose(
             if isinstance(kept_value.type, Table)
             else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
         )
+    drop_pairs(context, axis, f"pairs rows of which `{operation}` chooses: write `pairs(...)` below it", span)
     if context.block.sliced:
         context.block.kept.update(new.key for new in new_axes.values())
         changed = {word: new for word, new in context.block.scope.items() if before.get(word) is not new}

@@ -17,9 +17,11 @@ from rlgraph.dsl.nodes import (
 )
 from rlgraph.dsl.scope import (
     ExternalName,
+    KeyValue,
     ModelName,
     NamedValues,
     OptionalValue,
+    PairsValue,
     StateName,
     TableValue,
     describe_meaning,
@@ -58,8 +60,11 @@ def emit_assign(context: Context, statement: tree.Assign) -> None:
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
     meaning = materialize_meaning(context, meaning, target)
-    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue)):
-        raise context.statement_error("E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span)
+    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue)):
+        hint = "write it where rows are grouped: `by=key(...)`" if isinstance(meaning, KeyValue) else ""
+        raise context.statement_error(
+            "E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span, hint
+        )
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
 

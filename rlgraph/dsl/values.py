@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, StatementError, TableValue, describe_meaning
+from rlgraph.dsl.scope import (
+    KeyValue,
+    Meaning,
+    NamedValues,
+    OptionalValue,
+    StatementError,
+    TableValue,
+    describe_meaning,
+)
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
@@ -58,6 +66,8 @@ def _value(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr | Option
     column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"
     table = "" if context.call_site else expr.span.covered_text
     hint = f"name one of its columns: `{table}.{column}`" if isinstance(meaning, TableValue) else ""
+    if isinstance(meaning, KeyValue):
+        hint = "a key says what rows are grouped by: `mean(x, by=key(prompts, rollout.level))`"
     raise context.statement_error(
         "E0305", f"numbers are needed here, and this is {describe_meaning(meaning)}", expr.span, hint
     )

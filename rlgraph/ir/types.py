@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-DType = Literal["float", "int", "bool", "number", "text", "any", "row"]
+DType = Literal["float", "int", "bool", "number", "text", "any", "row", "key"]
 """`any` is a data column whose type is only known when it is read, and `number` what is computed from one: an integer
-if the column is. `row` refers to one row of a table."""
+if the column is. `row` refers to one row of a table. A `key` says which rows are equal, inside an expression alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,14 @@ RECORDS = (
         chooses=1,
     ),
     NodeOp(
+        "pairs",
+        "table -> tensor",
+        "row",
+        "Ordered pairs of different rows: by how many rows the second is behind the first, in which the pair lies.",
+        attributes=(replace(_AXIS, doc="in each row of which all rows are paired"),),
+        free=True,
+    ),
+    NodeOp(
         "recent",
         "tensor -> ",
         "batch",

@@ -138,6 +138,30 @@ def _last_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+# Keys
+
+
+def key(x: Tensor | Sequence[Any]) -> Tensor:
+    """Return for each entry a number, int64 [entries], that is the same for equal entries."""
+    if isinstance(x, Tensor):
+        return torch.unique(x.detach(), return_inverse=True)[1]
+    numbers: dict[Any, int] = {}
+    return torch.tensor([numbers.setdefault(entry, len(numbers)) for entry in x], dtype=torch.int64)
+
+
+def join(a: Tensor, b: Tensor) -> Tensor:
+    """Return for each entry a number, int64 [entries], that is the same where both of two keys are."""
+    return key(a * (int(b.max()) + 1) + b) if len(b) else b
+
+
+def first_of_equals(keys: Tensor, above: Tensor | None) -> Tensor:
+    """Return for each row the first row with an equal key, int64 [rows]. above: the outer row that each lies in, whose
+    rows alone are compared; None: all are."""
+    groups = keys if above is None else join(above, keys)
+    places = torch.arange(len(groups), device=groups.device)
+    return places.new_full((len(groups),), len(groups)).scatter_reduce(0, groups, places, "amin")[groups]
+
+
 # Reductions
 
 
@@ -257,6 +281,17 @@ def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
     k: a single value or [size].
     """
     return rank(x, index, size) < (broadcast_to_entries(k, index) if isinstance(k, Tensor) and k.dim() else k)
+
+
+# Pairs
+
+
+def other(x: Any, offset: Tensor, index: Tensor) -> Any:
+    """Return for each pair the entry of its second row, so many rows behind the first one; of a list of texts a list.
+
+    offset, index: int64 [pairs]; index: the first row of each.
+    """
+    return broadcast_to_entries(x, index + offset)
 
 
 # Scans
@@ -462,6 +497,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "matches": matches,
     "number": last_number,
     "has_number": has_number,
+    "key": key,
+    "join": join,
     "mean": mean,
     "sum": sum_,
     "std": std,
@@ -477,6 +514,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "argmin": argmin,
     "rank": rank,
     "top": top,
+    "other": other,
     "next": next_,
     "prev": prev,
     "cumsum": cumsum,

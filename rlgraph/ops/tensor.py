@@ -2,7 +2,8 @@
 
 Elementwise operations work on entries broadcast to the innermost axis of their arguments; a reduction goes from an axis
 to one that contains it; a ranking compares the entries of each row of such an axis, and has a result for each entry; a
-scan runs along the inner axis of its argument, inside each row.
+pairing has for each pair of rows the entry of the second; a scan runs along the inner axis of its argument, inside each
+row.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from rlgraph.ir.types import Axis, DType, Tensor, inner_of_two_axes
 
-OpKind = Literal["elementwise", "reduction", "ranking", "scan"]
+OpKind = Literal["elementwise", "reduction", "ranking", "pairing", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,15 @@ class TensorOp:
     """Whether it also takes two texts, for which it does what `python` does."""
     reads_text: bool = False
     """Whether its first argument is a text, in a column."""
+    exact: bool = False
+    """Whether equal arguments have results equal to the last digit, in any block and on any processor."""
+    whole: bool = False
+    """Whether its result is a whole number, though its dtype is float."""
 
     @property
     def is_grouped(self) -> bool:
         """Whether a result depends on all entries of a row of the axis that `by=` names, or of the whole batch."""
-        return self.kind in ("reduction", "ranking")
+        return self.kind in ("reduction", "ranking", "pairing")
 
 
 def _sign(
@@ -88,14 +93,14 @@ def _reads_text(name: str, args: int, dtype: DType, doc: str, **more: Any) -> Te
 
 
 _ALL = (
-    _sign("add", "+", 5, "same", "`a + b`", python=operator.add, linear="all", neutral=0, commutes=True),
-    _sign("sub", "-", 5, "same", "`a - b`", python=operator.sub, linear="all", neutral=0),
-    _sign("mul", "*", 6, "same", "`a * b`", python=operator.mul, linear="each", neutral=1, commutes=True),
-    _sign("div", "/", 6, "float", "`a / b`", python=operator.truediv, linear="first", neutral=1),
-    _sign("floordiv", "//", 6, "same", "`a // b`, rounded down", python=operator.floordiv, gradient=False),
-    _sign("mod", "%", 6, "same", "`a % b`, with the sign of `b`", python=operator.mod),
+    _sign("add", "+", 5, "same", "`a + b`", python=operator.add, linear="all", neutral=0, commutes=True, exact=True),
+    _sign("sub", "-", 5, "same", "`a - b`", python=operator.sub, linear="all", neutral=0, exact=True),
+    _sign("mul", "*", 6, "same", "`a * b`", python=operator.mul, linear="each", neutral=1, commutes=True, exact=True),
+    _sign("div", "/", 6, "float", "`a / b`", python=operator.truediv, linear="first", neutral=1, exact=True),
+    _sign("floordiv", "//", 6, "same", "`a // b`, rounded down", python=operator.floordiv, gradient=False, exact=True),
+    _sign("mod", "%", 6, "same", "`a % b`, with the sign of `b`", python=operator.mod, exact=True),
     _sign("pow", "**", 9, "float", "`a ** b`", python=operator.pow, right=True, neutral=1),
-    _sign("neg", "-", 8, "same", "`-a`", 1, python=operator.neg, linear="all", inverse=True),
+    _sign("neg", "-", 8, "same", "`-a`", 1, python=operator.neg, linear="all", inverse=True, exact=True),
     _comparison("lt", "<", operator.lt),
     _comparison("le", "<=", operator.le),
     _comparison("gt", ">", operator.gt),
@@ -110,10 +115,10 @@ _ALL = (
     TensorOp("log1p", "elementwise", 1, "float", "`log(1 + x)`, exact for a small `x`"),
     TensorOp("expm1", "elementwise", 1, "float", "`exp(x) - 1`, exact for a small `x`"),
     TensorOp("sqrt", "elementwise", 1, "float", "square root"),
-    TensorOp("abs", "elementwise", 1, "same", "absolute value"),
-    TensorOp("sign", "elementwise", 1, "same", "-1, 0 or 1", gradient=False),
-    TensorOp("floor", "elementwise", 1, "float", "rounded down", gradient=False),
-    TensorOp("ceil", "elementwise", 1, "float", "rounded up", gradient=False),
+    TensorOp("abs", "elementwise", 1, "same", "absolute value", exact=True),
+    TensorOp("sign", "elementwise", 1, "same", "-1, 0 or 1", gradient=False, exact=True),
+    TensorOp("floor", "elementwise", 1, "float", "rounded down", gradient=False, exact=True, whole=True),
+    TensorOp("ceil", "elementwise", 1, "float", "rounded up", gradient=False, exact=True, whole=True),
     TensorOp(
         "round",
         "elementwise",
@@ -121,11 +126,13 @@ _ALL = (
         "float",
         "rounded to the nearest whole number, halves to the even one",
         gradient=False,
+        exact=True,
+        whole=True,
     ),
     TensorOp("sigmoid", "elementwise", 1, "float", "`1 / (1 + exp(-x))`"),
     TensorOp("logsigmoid", "elementwise", 1, "float", "`log(sigmoid(x))`, without overflow"),
     TensorOp("tanh", "elementwise", 1, "float", "hyperbolic tangent"),
-    TensorOp("relu", "elementwise", 1, "same", "`max(x, 0)`"),
+    TensorOp("relu", "elementwise", 1, "same", "`max(x, 0)`", exact=True),
     TensorOp(
         "minimum",
         "elementwise",
@@ -135,6 +142,7 @@ _ALL = (
         function=False,
         python=min,
         commutes=True,
+        exact=True,
     ),
     TensorOp(
         "maximum",
@@ -145,17 +153,38 @@ _ALL = (
         function=False,
         python=max,
         commutes=True,
+        exact=True,
     ),
-    TensorOp("clip", "elementwise", 3, "same", "`x` held between the second and the third argument"),
+    TensorOp("clip", "elementwise", 3, "same", "`x` held between the second and the third argument", exact=True),
     TensorOp(
-        "where", "elementwise", 3, "same", "the second argument where the first is true, else the third", conditions=1
+        "where",
+        "elementwise",
+        3,
+        "same",
+        "the second argument where the first is true, else the third",
+        conditions=1,
+        exact=True,
     ),
-    TensorOp("detach", "elementwise", 1, "same", "the same value, through which no gradient goes", gradient=False),
-    TensorOp("float", "elementwise", 1, "float", "as a real number", linear="all"),
+    TensorOp(
+        "detach", "elementwise", 1, "same", "the same value, through which no gradient goes", gradient=False, exact=True
+    ),
+    TensorOp("float", "elementwise", 1, "float", "as a real number", linear="all", exact=True),
     _reads_text("contains", 2, "bool", "whether the text has the second one in it, letter by letter"),
     _reads_text("matches", 2, "bool", "whether the regular expression (Python's) is somewhere in the text"),
-    _reads_text("number", 1, "float", "the last number in the text; a row without one has no entry"),
+    _reads_text("number", 1, "float", "the last number in the text; a row without one has no entry", exact=True),
     _reads_text("has_number", 1, "bool", "whether there is a number in the text", function=False),
+    TensorOp(
+        "key",
+        "elementwise",
+        1,
+        "key",
+        "the number of an entry's value",
+        False,
+        gradient=False,
+        numbers="own",
+        texts=True,
+    ),
+    TensorOp("join", "elementwise", 2, "key", "the number of two keys together", False, gradient=False, numbers="own"),
     TensorOp("mean", "reduction", 1, "float", "average of the valid entries; 0 of none", linear="all"),
     TensorOp("sum", "reduction", 1, "same", "sum of the valid entries", linear="all"),
     TensorOp("std", "reduction", 1, "float", "unbiased standard deviation; 0 of a single entry"),
@@ -206,6 +235,9 @@ _ALL = (
         gradient=False,
         numbers="own",
     ),
+    TensorOp(
+        "other", "pairing", 2, "same", "what the second row of a pair has", False, numbers="own", texts=True, exact=True
+    ),
     TensorOp("next", "scan", 1, "same", "the entry of the next valid token; 0 at the last"),
     TensorOp("prev", "scan", 1, "same", "the entry of the valid token before; 0 at the first"),
     TensorOp("cumsum", "scan", 1, "same", "sum of the entries up to and with this one"),
@@ -223,12 +255,21 @@ COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
     """Return the type of an operation's result; `axis` is the one that a reduction leaves, or whose rows a ranking
-    compares the entries of. Both may have one argument more, which says for each entry whether it counts.
+    compares the entries of. Both may have one argument more, which says for each entry whether it counts, and a key
+    behind it: then entries in rows with equal keys, that lie in one row of `axis`, are a group, and a reduction has an
+    entry for each row of the key's axis.
 
     Raises ValueError where axes do not nest, and where an operation on texts is given none; the checker reports that
     earlier, with a caret.
     """
-    op = TENSOR[name]
+    op, key = TENSOR[name], key_of(args)
+    if op.kind == "pairing":
+        value, pairs = args
+        if pairs.axis is None or pairs.axis.parent is None or not pairs.axis.parent.is_within(value.axis):
+            raise ValueError(f"{value} has nothing for {pairs}")
+        return Tensor(value.dtype, pairs.axis)
+    if op.is_grouped and key is not None:
+        args = args[:-1]
     if op.is_grouped and len(args) == op.args + 1 and args[-1].dtype == "bool":
         args = args[:-1]
     if len(args) != op.args:
@@ -239,6 +280,10 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
         source = args[0].axis
         if source is None or not source.is_within(axis):
             raise ValueError(f"{name} cannot go from {source and source.key} to {axis and axis.key}")
+        if key is not None:
+            if key.axis is None or not source.is_within(key.axis) or not key.axis.is_within(axis) or op.dtype == "row":
+                raise ValueError(f"{name} of {args[0]} cannot be grouped by {key} in {axis and axis.key}")
+            return Tensor(_dtype(op, args), key.axis if op.kind == "reduction" else source)
         return Tensor(_dtype(op, args), axis if op.kind == "reduction" else source)
     if op.kind == "scan":
         if args[0].axis is None or not args[0].axis.inner:
@@ -248,6 +293,12 @@ def infer_type(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> T
     for arg in args:
         common_axis = inner_of_two_axes(common_axis, arg.axis)
     return Tensor(_dtype(op, args), common_axis)
+
+
+def key_of(args: Sequence[Tensor]) -> Tensor | None:
+    """Return the type of the key by which a reduction or a ranking groups, given the types of its arguments; None where
+    it groups by the rows of an axis."""
+    return args[-1] if args and args[-1].dtype == "key" else None
 
 
 def _dtype(op: TensorOp, args: Sequence[Tensor]) -> DType:

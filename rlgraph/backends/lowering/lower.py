@@ -18,7 +18,7 @@ from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import Axis, DType
 from rlgraph.ir.types import Tensor as Type
 from rlgraph.ops import reference
-from rlgraph.ops.tensor import TENSOR
+from rlgraph.ops.tensor import TENSOR, key_of
 from rlgraph.ops.whole_numbers import OF_COLUMNS
 
 _CONSTANTS = (bool, int, float, str)
@@ -126,10 +126,12 @@ class _Lowering:
 
     def lower_operation(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
         """Return the value of an operation on values."""
-        kind, chosen = TENSOR[expr.op].kind, None
+        kind, chosen, key = TENSOR[expr.op].kind, None, None
+        if kind != "elementwise" and key_of([arg.type for arg in expr.args]):
+            key, args = args[-1], args[:-1]
         if len(args) > TENSOR[expr.op].args:
             assert expr.args[0].type.axis is not None
-            chosen = self.broadcast(args[-1], expr.args[-1].type.axis, expr.args[0].type.axis)
+            chosen = self.broadcast(args[-1], expr.args[len(args) - 1].type.axis, expr.args[0].type.axis)
             args = args[:-1]
         if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
             return _fold(expr, args)
@@ -150,6 +152,13 @@ class _Lowering:
             return self.add_call(function, tuple(operands), hint)
         source = expr.args[0].type.axis
         assert source is not None
+        if key is not None:
+            return self.lower_by_key(expr, args, chosen, key, hint)
+        if kind == "pairing":
+            pairs = expr.args[1].type.axis
+            assert pairs is not None and pairs.parent is not None
+            entries = self.broadcast(args[0], source, pairs.parent)
+            return self.add_call(function, (entries, args[1], self.ancestor_rows(pairs, pairs.parent)), hint)
         if kind == "ranking":
             return self.lower_ranking(expr, args, chosen, hint)
         if kind == "scan":
@@ -194,6 +203,33 @@ class _Lowering:
         return self.add_call(
             reference.scatter_chosen, (self.add_call(function, (entries, *rest, index, size)), chosen), hint
         )
+
+    def lower_by_key(
+        self, expr: Apply, args: tuple[Any, ...], chosen: fx.Node | None, key: fx.Node, hint: str | None
+    ) -> fx.Node:
+        """Return the value of an operation on the entries of each group of rows with equal keys. A group is counted as
+        its first row: that of a block is another one than that of the batch, and has the same rows after it."""
+        source, keyed = expr.args[0].type.axis, expr.args[-1].type.axis
+        assert source is not None and keyed is not None
+        outer = next((axis for axis in keyed.path_to_root() if axis.key == expr.axis), None)
+        above = None if outer is None else self.index_to(keyed, outer, key)
+        first = self.add_call(reference.first_of_equals, (key, above))
+        rest = [self.broadcast(arg, of.type.axis, keyed) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
+        index, entries = self.broadcast(first, keyed, source), args[0]
+        if chosen is not None:
+            entries, index = (self.add_call(reference.select_chosen, (part, chosen)) for part in (entries, index))
+        operands = (entries, *rest, index, self.row_count(keyed))
+        is_ranking = TENSOR[expr.op].kind == "ranking"
+        result = self.add_call(reference.REFERENCE[expr.op], operands, hint if is_ranking and chosen is None else None)
+        if not is_ranking:
+            return self.add_call(reference.broadcast_to_entries, (result, first), hint)
+        return result if chosen is None else self.add_call(reference.scatter_chosen, (result, chosen), hint)
+
+    def index_to(self, axis: Axis, outer: Axis, entries: fx.Node) -> fx.Node:
+        """Return the row of an outer axis in which each entry of a value lies, which is of `axis`."""
+        if axis.key == outer.key:
+            return self.add_call(reference.identity_index, (entries,))
+        return self.ancestor_rows(axis, outer)
 
     def in_result_dtype(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""

@@ -55,6 +55,8 @@ class FakeValues:
             return self.sample_rows(order)
         if node.op == "sample":
             return self.sample_from_buffer(node, frame, group)
+        if node.op == "pairs":
+            return self.pair_rows(node, frame, group)
         values: dict[str, Any] = {}
         for value in node.outputs:
             if isinstance(value.type, StateHandle):
@@ -80,6 +82,14 @@ class FakeValues:
         rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
         rows = replace(rows, prompt=rows.sample_lengths(self.workload.prompt, f"{self.seed}/prompt"))
         return NodeOutput({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
+
+    def pair_rows(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
+        """Return fake pairs of rows."""
+        axis = axis_of(node.outputs[0].type)
+        assert axis is not None and axis.parent is not None
+        first, _ = frame.row_pairs(axis.parent.key, node.attr("axis"))
+        made = _rows(node.name, group.name, np.arange(len(first)), max(1, len(first)))
+        return NodeOutput({node.name: made}, [Rows(axis, len(first), first)])
 
     def sample_rows(self, order: NodeRequest) -> NodeOutput:
         """Return the fake rows that a model samples."""

@@ -119,7 +119,7 @@ def _check_sides(expr: Expr, inputs: Mapping[str, Any], given: Mapping[str, Any]
         return
     for arg in expr.args:
         _check_sides(arg, inputs, given, who)
-    if not TENSOR[expr.op].texts:
+    if not TENSOR[expr.op].texts or TENSOR[expr.op].kind != "elementwise" or expr.type.dtype == "key":
         return
     texts = [_is_text(arg, inputs) for arg in expr.args]
     if True not in texts or False not in texts:
@@ -146,6 +146,8 @@ def _is_text(expr: Expr, inputs: Mapping[str, Any]) -> bool | None:
         if value is None:
             return None  # This value is made in the node: the checker has seen it.
         return None if isinstance(value, Tensor) and not value.numel() else isinstance(value, list | str)
+    if TENSOR[expr.op].kind == "pairing":
+        return _is_text(expr.args[0], inputs)
     return False
 
 

@@ -22,6 +22,7 @@ from rlgraph.backends.worker.compose import run_compose_texts
 from rlgraph.backends.worker.draws import run_uniform
 from rlgraph.backends.worker.episodes import run_interact
 from rlgraph.backends.worker.expected_lengths import run_expect_lengths, run_learn_lengths
+from rlgraph.backends.worker.pairing import run_pairs
 from rlgraph.backends.worker.pieces import replace_row_prompts
 from rlgraph.backends.worker.row_choice import group_starts, row_namer, run_keep, run_pick
 from rlgraph.backends.worker.sampling import rows_of_inner_axes, run_generate, table_type
@@ -304,6 +305,7 @@ WORK: dict[str, Work] = {
     "keep": run_keep,
     "resample": run_keep,
     "pick": run_pick,
+    "pairs": run_pairs,
     "uniform": run_uniform,
     "lookup": run_state_lookup,
     "assign": run_state_assign,

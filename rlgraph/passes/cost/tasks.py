@@ -379,6 +379,11 @@ class _TaskList:
                 self.copy_axis_sizes(self.types[name], value.type, share)
         elif node.op == "pick":
             self.copy_axis_sizes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
+        elif node.op == "pairs":
+            pairs = axis_of(node.outputs[0].type)
+            assert pairs and pairs.parent
+            rows = self.rows.get(pairs.parent.key, 1.0)
+            self.rows[pairs.key] = rows * max(0.0, rows / max(1.0, self.rows.get(node.attr("axis"), 1.0)) - 1)
         elif node.op == "sample":
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token

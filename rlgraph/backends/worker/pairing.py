@@ -1,0 +1,24 @@
+"""Makes pairs of rows."""
+
+from __future__ import annotations
+
+import torch
+
+from rlgraph.backends.frame import Frame, NodeOutput
+from rlgraph.backends.rows import Rows
+from rlgraph.backends.worker.session import Session
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import axis_of
+
+
+def run_pairs(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Pair each row with all others of its group, in their order."""
+    axis = axis_of(node.outputs[0].type)
+    assert axis is not None and axis.parent is not None
+    first, second = frame.row_pairs(axis.parent.key, node.attr("axis"))
+    known = frame.rows[axis.parent.key].known_ids
+    ids = (
+        tuple((*known[a], known[b][-1]) for a, b in zip(first.tolist(), second.tolist(), strict=True)) if known else ()
+    )
+    rows = Rows(axis, len(first), first, ids)
+    return NodeOutput({node.name: torch.from_numpy(second - first)}, [rows])
