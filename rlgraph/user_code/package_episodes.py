@@ -1,5 +1,5 @@
-"""Episodes of environments that packages bring: TextArena, Gymnasium, OpenEnv. Run like a user's file in a process of its
-own.
+"""Episodes of environments that packages bring: TextArena, Gymnasium, OpenEnv. They run as a user's file does, in a
+process of its own.
 
 Each class takes the name of an environment and the options of the declaration, and raises ValueError where there is no
 such environment. It has `reset(row)`, `step(action)` and `close()`, as the classes that users write.
@@ -176,7 +176,7 @@ def _text_field(schema: Mapping[str, Any], option: str, wanted: str) -> str:
         return wanted
     if len(texts) != 1:
         count = f"{len(texts)} texts ({', '.join(texts)})" if texts else "no text"
-        raise ValueError(f"the server's {option} has {count}: say the field that is meant, as `{option}=\"NAME\"`")
+        raise ValueError(f'the server\'s {option} has {count}: say the field that is meant, as `{option}="NAME"`')
     return texts[0]
 
 

@@ -141,7 +141,7 @@ def test_a_seed_is_the_column_or_a_number_made_of_all_columns() -> None:
     assert row_seed({"a": 1, "b": [2]}) == row_seed({"b": [2], "a": 1}) != row_seed({"a": 1, "b": [3]})
 
 
-SERVER = '''
+SERVER = """
 import socket
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
@@ -172,7 +172,7 @@ door.bind(("127.0.0.1", 0))
 print(door.getsockname()[1], flush=True)
 app = create_fastapi_app(World, Guess, Said, max_concurrent_envs=8)
 uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[door])
-'''
+"""
 
 
 @pytest.fixture
