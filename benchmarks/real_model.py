@@ -18,12 +18,14 @@ Ray, where Megatron trains, reads and scores, and vLLM samples (`make .venv/.eng
                   there are adapters) and of vLLM, and the scores and values of transformers; of both runs' folders
 
 PPO's judge is 1000 times a reward model of ten steps, which is trained first where it is not there. Runs are kept in
-`build/real`, and taken from there the next time; `--anew` begins again.
+`build/real`, and taken from there the next time; `--anew` begins again. Two commands that make the same runs wait for
+each other.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import os
@@ -32,7 +34,8 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +123,22 @@ def main() -> int:
     wrong = 0
     for name, lora in itertools.product(several, [chosen.lora] if chosen.algorithm else [False, True]):
         try:
-            row, good = row_of(name, lora, chosen)
+            with alone(chosen.out, f"{name}-{'lora' if lora else 'full'}"):
+                row, good = row_of(name, lora, chosen)
         except RlgraphError as error:
             row, good = f"| {name} | {'adapters' if lora else 'all'} | {error} |", False
         print(row, flush=True)
         wrong += not good
     return min(wrong, 1)
+
+
+@contextmanager
+def alone(folder: Path, title: str) -> Iterator[None]:
+    """Wait until no other process makes these runs: each would remove what the other reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{title}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def row_of(name: str, lora: bool, chosen: argparse.Namespace) -> tuple[str, bool]:
@@ -164,11 +177,13 @@ def run(name: str, lora: bool, backend: str, steps: int, out: Path, batch: int =
     if backend == "replayed":
         made_of.append((recorded / "recording.json").read_text("utf-8"))
     data = out / "data"
-    if not data.exists():
-        write_data(data)
+    with alone(out, "data"):
+        if not data.exists():
+            write_data(data)
     if name == "ppo":
         # Apart from the runs of `reward_model`, whose steps may be others the next time.
-        judge = run("reward_model", False, "local", JUDGE_STEPS, out / "judge") / "models" / "reward"
+        with alone(out / "judge", "reward_model-full"):
+            judge = run("reward_model", False, "local", JUDGE_STEPS, out / "judge") / "models" / "reward"
         changes["judge"] = json.dumps(str(judge))
         made_of.append((judge.parents[1] / "metrics.jsonl").read_text("utf-8"))
     source = "prompts" if samples else "pairs"
