@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.hard.demands import start_demands
 from rlgraph.backends.hard.node import is_hard, read_hard_nodes
 from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
@@ -122,6 +123,8 @@ def open_ray(
     from rlgraph.backends.ray.backend import RayBackend
 
     program = _with_products(compiled.program, observer)
+    hard = read_hard_nodes(options.device) if options.device and is_hard(options.device) else None
+    shapes = compiled.placed.shapes
     backend = RayBackend(
         program,
         compiled.plan,
@@ -130,11 +133,12 @@ def open_ray(
         address=options.address,
         debug=options.debug,
         seconds=options.timeout,
-        memory=least_bytes_of_all_ranks(program, compiled.plan, compiled.placed.shapes),
+        memory=least_bytes_of_all_ranks(program, compiled.plan, shapes),
         repeats=options.restarts,
         verify_every=options.verify_weights,
         say=observer.show_note,
-        hard=read_hard_nodes(options.device) if options.device and is_hard(options.device) else None,
+        hard=hard,
+        demands=None if hard is None else start_demands(program, compiled.plan, shapes, hard.memory),
     )
     backend.most_samples = max(options.kept_sample_count, options.show_samples)
     models = {

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlgraph.backends.hard.node import is_hard
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
@@ -111,6 +112,8 @@ def run_in_folder(
     """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process
     goes back to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
+    if is_hard(options.device):
+        compiled = replace(compiled, gpus=True)
     if folder is None:
         options = replace(options, keep_samples=0)
     guests, broken = user_event_readers(on_event)

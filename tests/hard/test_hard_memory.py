@@ -13,7 +13,7 @@ from rlgraph.backends.engines.offload import MemoryCounters, Offloader
 from rlgraph.backends.hard.ledger import DeviceLedger
 from rlgraph.backends.hard.node import HardNodes, read_hard_nodes
 from rlgraph.backends.hard.process import HardProcess, HardSeat, Reservation, visible_device
-from rlgraph.backends.hard.seats import hard_seats, seat_uses
+from rlgraph.backends.hard.seats import device_peaks, hard_seats
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError, UsageMistake
@@ -145,19 +145,18 @@ def test_hard_devices_that_can() -> None:
 NAME = "grpo with large weights"
 
 
-def run(folder: Path, memory: int) -> list[tuple[int, int]]:
-    """Two steps on one hard device; returns what its processes had at most."""
+def run(folder: Path, memory: int) -> dict[int, int]:
+    """Two steps on one hard device; returns what it had at most."""
     torch.set_num_threads(1)
     made = program(NAME, folder)
     nodes = HardNodes(1, 1, memory, process=0, communicator=0, host=1 << 30)
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True, hard=nodes)) as backend:
         list(backend.run_steps(2))
-        seats = {who: spec.hard for who, spec in backend.processes.specs.items() if spec.hard is not None}
-        return [*seat_uses(seats).values()]
+        return device_peaks(spec.hard for spec in backend.processes.specs.values() if spec.hard is not None)
 
 
 def test_a_step_has_the_peak_of_its_plan_and_is_refused_on_less(tmp_path: Path) -> None:
-    [(device, peak)] = run(tmp_path, 1 << 30)
+    [(device, peak)] = run(tmp_path, 1 << 30).items()
     assert device == 0 and peak == pytest.approx(predicted(NAME).used_bytes, rel=0.05)
     with pytest.raises(RunError) as caught:
         run(tmp_path, int(0.95 * peak))

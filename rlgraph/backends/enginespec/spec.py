@@ -106,6 +106,10 @@ class EngineSpec:
     gpu_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes begin with on a GPU, where the user has not set them."""
 
+    start_check: str = ""
+    """The `module:function` that says of a `StartDemand`, a `StartDevice` and where ranks meet whether the engine would
+    start on a GPU, and how many bytes it would hold; empty: it demands nothing."""
+
     # How it splits models
 
     axes: tuple[str, ...] = ("dp",)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SEAT = struct.Struct("<qqqq96s")
-"""The number of the device plus one, bytes on it, the most that there were, bytes pinned in its host's memory, and who
-has the seat."""
+"""The number of the device plus one, bytes on it, the most that all its processes had when this one wrote, bytes pinned
+in its host's memory, and who has the seat."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class SeatUse:
     """The number of its device among all; -1 before it has one."""
     device_bytes: int
     peak_bytes: int
+    """The most that all processes of the device had when this one wrote."""
     host_bytes: int
 
 

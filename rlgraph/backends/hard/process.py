@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rlgraph.backends.engines.offload import MemoryCounters
+from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.enginespec.start_demand import StartDemand, StartDevice
 from rlgraph.backends.hard.groups import BACKEND, HardGroups
 from rlgraph.backends.hard.ledger import DeviceLedger, SeatUse
 from rlgraph.backends.hard.node import HardNodes, short_bytes
@@ -32,6 +36,10 @@ class HardSeat:
     """The number of its device by the plan; Ray may give it another one."""
     process_bytes: int = 0
     """Bytes of the device that it has beside its tensors."""
+    engine: str = ""
+    """The name of its engine."""
+    demands: Mapping[str, StartDemand] = field(default_factory=dict)
+    """What its engine wants when it starts, by model."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +54,16 @@ class Reservation:
 class HardProcess:
     """A process on a hard device."""
 
-    def __init__(self, seat: HardSeat, device: int, counters: MemoryCounters) -> None:
+    def __init__(self, seat: HardSeat, device: int, counters: MemoryCounters, visible: int = 1) -> None:
         """device: the number among all. counters: those of the process, whose copies on the host are not on the
-        device."""
+        device. visible: how many devices it sees."""
         self.seat, self.nodes, self.device = seat, seat.nodes, device
+        self.visible = visible
+        """How many devices this process sees."""
         self._counters, self._ledger = counters, DeviceLedger(Path(seat.ledger))
         self._fixed = 0
         self._reserved: list[Reservation] = []
-        self._peak = 0
+        self._peak = self._device_peak = 0
         self._groups: HardGroups | None = None
         self.meter = StorageMeter(self._write)
         self.charge(seat.process_bytes)
@@ -86,6 +96,21 @@ class HardProcess:
         """Count what an engine would hold on a GPU while it does not sleep."""
         self._reserved.append(reservation)
         self._write(reservation.size)
+
+    def open_engine(self, model: str, open_it: Callable[[], Any], address: str | None) -> Any:
+        """Open an engine, if it would start on what is free of the device, and count what it would hold. address: where
+        the ranks of a replica meet. Raises EngineError."""
+        demand, check = self.seat.demands.get(model), engine(self.seat.engine).start_check if self.seat.engine else ""
+        if demand is None or not check:
+            return open_it()
+        module, _, name = check.partition(":")
+        device = StartDevice(self.nodes.memory, self.free_bytes(), self.visible)
+        held = getattr(import_module(module), name)(demand, device, address)
+        before = self.device_bytes
+        opened = open_it()
+        beyond = max(0, held - (self.device_bytes - before))
+        self.reserve(Reservation(beyond, lambda: opened.offloader.asleep))
+        return opened
 
     def free_bytes(self) -> int:
         """Return the bytes of the device that nobody has."""
@@ -126,7 +151,8 @@ class HardProcess:
                     f"of its host's memory, of which {short_bytes(self.nodes.host)} may be pinned"
                 )
             self._peak = max(self._peak, held)
-            use = SeatUse(self.seat.who, self.device, held, self._peak, pinned)
+            self._device_peak = max(self._device_peak, held + elsewhere)
+            use = SeatUse(self.seat.who, self.device, held, self._device_peak, pinned)
             self._ledger.write(self.seat.number, use)
 
     def _full(self, asked: int, held: int, others: list[SeatUse]) -> torch.OutOfMemoryError:
@@ -142,7 +168,9 @@ class HardProcess:
 
 def open_hard_process(seat: HardSeat, counters: MemoryCounters) -> HardProcess:
     """Return the process that this is, on the device that it sees."""
-    return HardProcess(seat, visible_device(seat, os.environ.get("CUDA_VISIBLE_DEVICES")), counters)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = len(seen.split(",")) if seen else 1
+    return HardProcess(seat, visible_device(seat, seen), counters, visible)
 
 
 def visible_device(seat: HardSeat, visible: str | None) -> int:

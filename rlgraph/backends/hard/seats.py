@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.enginespec.start_demand import StartDemand
 from rlgraph.backends.hard.ledger import DeviceLedger
 from rlgraph.backends.hard.node import HardNodes
 from rlgraph.backends.hard.process import HardSeat
@@ -13,9 +14,15 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.plan import Group, Plan
 
 
-def hard_seats(plan: Plan, nodes: HardNodes, folder: Path) -> dict[tuple[str, int], HardSeat]:
+def hard_seats(
+    plan: Plan, nodes: HardNodes, folder: Path, demands: Mapping[tuple[str, str], StartDemand] | None = None
+) -> dict[tuple[str, int], HardSeat]:
     """Return the place of each process that has a device, by group and rank, and make the file in `folder` in which
-    they count. Raises RunError for a plan with more devices than there are."""
+    they count.
+
+    demands: what engines want when they start, by group and model. Raises RunError for a plan with more devices than
+    there are.
+    """
     needed = sum(pool.devices for pool in plan.pools)
     if needed > nodes.devices:
         there = count_phrase(nodes.devices, "hard device")
@@ -37,21 +44,25 @@ def hard_seats(plan: Plan, nodes: HardNodes, folder: Path) -> dict[tuple[str, in
             f"rank {rank} of {group.name}",
             devices[group.pool] + group.devices[rank],
             _process_bytes(nodes, group),
+            group.engine,
+            {model: demand for (name, model), demand in (demands or {}).items() if name == group.name},
         )
         for number, (group, rank) in enumerate(who)
     }
 
 
-def seat_uses(seats: Mapping[tuple[str, int], HardSeat]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return for each process the number of its device, and the most bytes that it has had there."""
-    if not seats:
-        return {}
-    ledger = DeviceLedger(Path(next(iter(seats.values())).ledger))
-    try:
-        uses = ledger.read()
-    finally:
-        ledger.close()
-    return {who: (uses[seat.number].device, uses[seat.number].peak_bytes) for who, seat in seats.items()}
+def device_peaks(seats: Iterable[HardSeat]) -> dict[int, int]:
+    """Return the most bytes that each device has had, of all of its processes together."""
+    peaks: dict[int, int] = {}
+    for path in {seat.ledger for seat in seats}:
+        ledger = DeviceLedger(Path(path))
+        try:
+            for use in ledger.read():
+                if use.device >= 0:
+                    peaks[use.device] = max(peaks.get(use.device, 0), use.peak_bytes)
+        finally:
+            ledger.close()
+    return peaks
 
 
 def _process_bytes(nodes: HardNodes, group: Group) -> int:

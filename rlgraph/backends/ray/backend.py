@@ -10,6 +10,7 @@ from rlgraph.backends.clocks import InlineClock, ThreadClock
 from rlgraph.backends.device_queues import DeviceQueues
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import embedded_engine
+from rlgraph.backends.enginespec.start_demand import StartDemand
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.hard.node import HardNodes
@@ -57,6 +58,7 @@ class RayBackend(DistributedBackend):
         verify_every: int = 1,
         say: Callable[[str], None] = lambda text: None,
         hard: HardNodes | None = None,
+        demands: Mapping[tuple[str, str], StartDemand] | None = None,
     ) -> None:
         """Start every process of the plan and load its models.
 
@@ -65,6 +67,7 @@ class RayBackend(DistributedBackend):
         need together at least. repeats: how often steps are run again automatically after processes that only sample
         were lost. verify_every: of so many transfers of the same weights one is verified; 0: none. say: receives a
         message about each such repeat. hard: devices that the processes are held to.
+        demands: what engines want of them when they start, by group and model.
 
         Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
         """
@@ -83,6 +86,7 @@ class RayBackend(DistributedBackend):
             memory=memory,
             note=observer.report_progress,
             hard=hard,
+            demands=demands,
         )
         try:
             observer.report_progress("models")

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlgraph.backends.engines.process_groups import INTERFACES, loopback_interface
 from rlgraph.backends.enginespec.registry import engines_by_name
+from rlgraph.backends.enginespec.start_demand import StartDemand
 from rlgraph.backends.hard.node import HardNodes
 from rlgraph.backends.hard.seats import hard_seats
 from rlgraph.backends.lock_places import TOGETHER
@@ -52,13 +53,15 @@ def start_processes(
     memory: int,
     note: Callable[[str], None],
     hard: HardNodes | None = None,
+    demands: Mapping[tuple[str, str], StartDemand] | None = None,
 ) -> Processes:
     """Start every process of the plan, without opening any. Raises RunError for what the cluster cannot hold.
 
-    memory: bytes that the processes need together at least. hard: the devices that processes are held to.
+    memory: bytes that the processes need together at least. hard: the devices that processes are held to,
+    and what engines want of them when they start, by group and model.
     """
     counts = None if hard is None else TemporaryDirectory(prefix="rlgraph-hard-")
-    seats = {} if hard is None or counts is None else hard_seats(plan, hard, Path(counts.name))
+    seats = {} if hard is None or counts is None else hard_seats(plan, hard, Path(counts.name), demands)
     specs = {
         (group.name, rank): WorkerSpec(
             program,

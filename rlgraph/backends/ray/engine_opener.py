@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed
@@ -48,6 +49,9 @@ class EngineOpener:
     """The arenas of this process."""
     reversed_models: Collection[str] = ()
     """The models whose pipeline stages are reversed."""
+    open_with: Callable[[str, Callable[[], Any], str | None], Any] = lambda model, open_it, address: open_it()
+    """Opens an engine of a model; on hard devices asks first whether it would start. It is told where the ranks of a
+    replica meet."""
     backend: str | None = None
     """Torch's name of the backend of the group; None: see `join_process_group`."""
 
@@ -68,7 +72,7 @@ class EngineOpener:
             memory_counters=self.arenas,
             reversed_stages=model.name in self.reversed_models,
         )
-        opened = rank_opener(spec_of_engine)(spec, rank)
+        opened = self.open_with(model.name, partial(rank_opener(spec_of_engine), spec, rank), rank.address)
         if self.holdings[model.name].offload:
             opened.sleep()
         return opened

@@ -162,6 +162,8 @@ class Worker(RankRows):
         opener = engine_opener.EngineOpener(
             spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned
         )
+        if self.hard is not None:
+            opener.open_with = self.hard.open_engine
         if self.hard is not None and spec.group.mesh.rank_count > 1:
             opener.backend = self.hard.join_groups(lambda rank: process_name((spec.group.name, rank)), spec.seconds)
         with self.doing("the opening of its models"):

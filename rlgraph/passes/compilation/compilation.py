@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlgraph.passes.compilation.target import Target
     from rlgraph.passes.placement.choose import PlacementChoice
     from rlgraph.passes.placement.engine_contracts import EngineContract
+    from rlgraph.passes.placement.place import Machine
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Compilation:
     """The plan file that it was read from, which says where everything runs; None if it was compiled."""
     target: Target | None = None
     """What a plan is searched for; None: the schedule and simple defaults say where it runs."""
+    gpus: bool = False
+    """Whether it is placed as on a machine with GPUs, whatever this one has."""
 
     @property
     def program(self) -> Program:
@@ -90,7 +93,6 @@ class Compilation:
         """The plan, and what is known of the models. Raise ProgramError where the program cannot run as scheduled."""
         from rlgraph.passes.compilation.default_plan import (
             PlannedProgram,
-            local_machine,
             place_program,
             read_model_shapes,
         )
@@ -103,7 +105,15 @@ class Compilation:
             return PlannedProgram(
                 self.choice.plan, self.choice.question.shapes, plan_warnings(self.choice, self.schedule)
             )
-        return place_program(self.program, self.schedule, self.folders, local_machine(self.devices))
+        return place_program(self.program, self.schedule, self.folders, self._machine)
+
+    @property
+    def _machine(self) -> Machine:
+        """The machine that it is placed for where no cluster is named."""
+        from rlgraph.passes.compilation.default_plan import local_machine
+
+        machine = local_machine(self.devices)
+        return replace(machine, kind="gpu") if self.gpus else machine
 
     @cached_property
     def choice(self) -> PlacementChoice:
@@ -124,7 +134,6 @@ class Compilation:
     def contracts(self) -> tuple[EngineContract, ...]:
         """What the processes of its plan are opened with. Raise ProgramError where there is no plan."""
         from rlgraph.catalog.clusters.read import read_cluster
-        from rlgraph.passes.compilation.default_plan import local_machine
         from rlgraph.passes.placement.engine_contracts import engine_contracts
 
         plan, cluster = self.plan, None
@@ -132,8 +141,7 @@ class Compilation:
             cluster = self.target.cluster
         elif plan.cluster:
             cluster = read_cluster(plan.cluster)
-        kind = local_machine(self.devices).kind
-        return engine_contracts(self.program, plan, self.placed.shapes, cluster, kind)
+        return engine_contracts(self.program, plan, self.placed.shapes, cluster, self._machine.kind)
 
     def _row_room_errors(self) -> list[Diagnostic]:
         """Return what is wrong with the caches that the schedule says."""

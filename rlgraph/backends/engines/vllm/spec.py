@@ -42,6 +42,7 @@ def _apart_faults(shape: Shape) -> list[str]:
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.backends.engines.vllm.engine:open_rank",
+    start_check="rlgraph.backends.engines.vllm.start_check:check_start",
     operations=frozenset({"generate", "interact"}),
     axes=("dp", "ep", "tp"),
     columns=("tp", "ep"),
