@@ -142,7 +142,8 @@ class VllmEngine(CallSampler):
     @property
     def model(self) -> nn.Module:
         """vLLM's own module, of this rank."""
-        module: nn.Module = self._engine.model_executor.driver_worker.worker.model_runner.model
+        [module] = self._engine.apply_model(lambda model: model)
+        assert isinstance(module, nn.Module)
         return module
 
     @property

@@ -44,7 +44,7 @@ class NativeLora:
         """engine: vLLM's own, started with `lora_options`. tensors: all of each adapter, by name."""
         self.tensors, self._scale = tensors, adapters.scale
         self.request: LoRARequest = _add_adapter(engine, adapters, tensors)
-        manager = engine.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
+        [manager] = engine.collective_rpc(lambda worker: worker.model_runner.lora_manager._adapter_manager)
         self._slot: int = manager.lora_index_to_id.index(_ADAPTER_ID)
         self._layers: list[tuple[Any, list[str]]] = [
             (layer, manager.packed_modules.get(name, [name])) for name, layer in manager.modules.items()

@@ -28,7 +28,7 @@ def make_offloader(engine: Any, arenas: MemoryCounters) -> Offloader:
 def kv_cache_tensors(engine: Any) -> Iterator[Tensor]:
     """Yield the cache of keys and values, unless vLLM itself takes care of it."""
     if has_no_gpu():
-        yield from _flattened(engine.model_executor.driver_worker.worker.model_runner.kv_caches)
+        yield from _flattened(engine.collective_rpc(lambda worker: worker.model_runner.kv_caches))
 
 
 def offloaded_weights(
