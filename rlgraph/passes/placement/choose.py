@@ -167,6 +167,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
             adaptable,
             lambda: has_fitting_plan(with_adapters(question, adaptable, ADAPTER_RANK)),
+            [make_problem(variant) for variant in queries_with_other_engines(plain)],
         )
     )
 

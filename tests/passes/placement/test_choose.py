@@ -816,6 +816,21 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
         rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090", schedule=pinned)
 
 
+def test_a_refusal_is_of_all_engines() -> None:
+    """The least is that of the engine that needs least, and the others' are beside it."""
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "sft.rlf", {"base": '"Qwen/Qwen2.5-7B"'}, cluster="1x1:h100", offload=False)
+    [refusal] = found.value.diagnostics
+    said = re.search(r"at least ([\d.]+)GB on .* with (\w+) on .* \(([\d.]+)GB with (\w+) on ", refusal.message)
+    assert said and float(said[1]) <= float(said[3]) and {said[2], said[4]} == {"transformers", "megatron"}
+
+
+def test_products_in_another_dtype_are_planned_on_an_engine_that_has_them() -> None:
+    narrow = {"actor": 'causal_lm("Qwen/Qwen2.5-0.5B", dtype="float32", autocast="bfloat16")'}
+    found = rlgraph.compile(ALGORITHMS / "sft.rlf", narrow, cluster="1x2:h100", offload=False)
+    assert found.plan.group_of_role("actor", "train").engine == "transformers"
+
+
 def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits ")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.backends.enginespec.layout_checks import layout_problems
@@ -44,10 +44,12 @@ def no_plan_diagnostics(
     free: Callable[[], bool],
     adaptable: Sequence[str],
     adapted: Callable[[], bool],
+    others: Sequence[PlacementProblem] = (),
 ) -> list[Diagnostic]:
     """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
     whether a plan fits on a cluster, `free` whether one does where no pool has a size, and `adapted` whether one does
-    where the models `adaptable` train adapters; all raise OutOfTime where they cannot tell."""
+    where the models `adaptable` train adapters; all raise OutOfTime where they cannot tell. others: the same problem
+    with other engines."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.device_count:
         return [_too_many(wanted, problem.cluster, schedule)]
@@ -66,12 +68,26 @@ def no_plan_diagnostics(
     errors = []
     for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
-        least = _smallest(problem, component, pool.devices if pool else problem.cluster.device_count)
-        if least is None:
+        devices = pool.devices if pool else problem.cluster.device_count
+        by_engine = [*_smallest_by_engine(component, devices, [problem, *others])]
+        if not by_engine:
             errors.append(_impossible(component, problem.cluster))
-        elif least.option.peak > usable_device_bytes(least.island, problem.constants):
-            errors.append(_too_large(least, problem, hint))
+        elif all(least.option.peak > usable_device_bytes(least.island, problem.constants) for least in by_engine):
+            errors.append(_too_large(by_engine, problem, hint))
     return errors or [_together(problem, schedule, hint)]
+
+
+def _smallest_by_engine(
+    component: Component, devices: int, problems: Sequence[PlacementProblem]
+) -> Iterator[_Smallest]:
+    """Yield the smallest option of a component with each engine that these problems let do its work."""
+    seen = set[str]()
+    for problem in problems:
+        same = [twin for twin in problem.components if twin.name == component.name]
+        least = _smallest(problem, same[0], devices) if same else None
+        if least is not None and least.option.deployment.engine not in seen:
+            seen.add(least.option.deployment.engine)
+            yield least
 
 
 def _smallest(problem: PlacementProblem, component: Component, devices: int) -> _Smallest | None:
@@ -87,7 +103,8 @@ def _smallest(problem: PlacementProblem, component: Component, devices: int) -> 
     return min(options, key=lambda smallest: smallest.option.peak - smallest.island.device.memory, default=None)
 
 
-def _too_large(least: _Smallest, problem: PlacementProblem, hint: str) -> Diagnostic:
+def _too_large(by_engine: Sequence[_Smallest], problem: PlacementProblem, hint: str) -> Diagnostic:
+    least, *others = sorted(by_engine, key=lambda smallest: smallest.option.peak - smallest.island.device.memory)
     component, option = least.component, least.option
     at = max(range(len(option.active)), key=option.active.__getitem__, default=None)
     moment = (
@@ -95,10 +112,16 @@ def _too_large(least: _Smallest, problem: PlacementProblem, hint: str) -> Diagno
     )
     room = usable_device_bytes(least.island, problem.constants)
     deployment = option.deployment
+    more = "".join(
+        f" ({format_quantity(other.option.peak, 'bytes')} with {other.option.deployment.engine} on "
+        f"{other.option.deployment.mesh})"
+        for other in others
+    )
     message = (
         f"`{component.name}` needs at least {format_quantity(option.peak, 'bytes')} on each "
         f"{least.island.device.name} {moment}, "
-        f"with {deployment.engine} on {deployment.mesh}, and {format_quantity(max(0.0, room), 'bytes')} can be used"
+        f"with {deployment.engine} on {deployment.mesh}{more}, and "
+        f"{format_quantity(max(0.0, room), 'bytes')} can be used"
     )
     return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)
 

@@ -161,6 +161,7 @@ class Strategies:
             capable = spec.operations.issuperset(component.operations)
             if component.work == "train":
                 capable &= config.optimizer.name in spec.optimizers
+            capable &= spec.autocast or not config.autocast
             if config.shape.adapters and spec.adapters:
                 capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))
             if available and capable and legal_replica_meshes(config.shape, spec.name, config.kind, 1, pinned):
