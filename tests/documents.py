@@ -294,6 +294,7 @@ def generated() -> dict[str, str]:
     made["lora"] = _options(own.CONSTRUCTORS["lora"])
     made["chat"] = _options(own.CONSTRUCTORS["chat"])
     made["encode"] = _options(own.ENCODE)
+    made["row"] = _options(own.ROW)
     made["data.options"] = _shared(outside.DATA)
     made["called.options"] = _shared(outside.FUNCS)
     made["prelude"] = _prelude()

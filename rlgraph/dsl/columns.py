@@ -264,11 +264,18 @@ class _UseWalk:
                 self._note(braced_column_error(use, node.span))
 
     def _row(self, node: Node) -> None:
-        """Check the texts and messages that stand before the tokens of a table."""
+        """Check the texts and messages that are pieces of rows."""
         if node.inputs[0] in self.tables:
             self.tables[node.outputs[0].name] = self.tables[node.inputs[0]]
         for name in node.inputs[1:]:
             self._texts(name, node.span, ("text", "messages"))
+
+    def _prefix(self, node: Node) -> None:
+        """Check the column that says how many tokens stay."""
+        if node.inputs[0] in self.tables:
+            self.tables[node.outputs[0].name] = self.tables[node.inputs[0]]
+        for name in node.inputs[1:]:
+            self._number(name, node.span)
 
     def _lookup(self, node: Node) -> None:
         use = self.columns.get(node.inputs[1])
@@ -384,6 +391,9 @@ class _UseWalk:
         origin, asked = self.tables.get(name), prompt_column_of(node) or "prompt"
         if origin is None or not isinstance(kind, Table):
             return
+        if kind.start != "text":
+            self.tables[output] = origin
+            return
         if name in self.chosen:
             self.chosen.add(output)
         computed = asked in replace(kind, data=()).column_types()
@@ -451,6 +461,7 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "length": _UseWalk._length,
     "compose": _UseWalk._compose,
     "row": _UseWalk._row,
+    "prefix": _UseWalk._prefix,
     "lookup": _UseWalk._lookup,
     "assign": _UseWalk._assign,
     "expect": _UseWalk._expect,

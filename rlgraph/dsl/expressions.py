@@ -15,7 +15,7 @@ from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.pairs import emit_pairs
 from rlgraph.dsl.random_numbers import emit_uniform
-from rlgraph.dsl.row_call import emit_row
+from rlgraph.dsl.row_call import emit_prefix, emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
 from rlgraph.dsl.scope import (
     DefName,
@@ -198,6 +198,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return user_message(context, expr, hint)
     if name == "row":
         return emit_row(context, expr, hint)
+    if name == "prefix":
+        return emit_prefix(context, expr, hint)
     if name == "uniform":
         return emit_uniform(context, expr, hint)
     if name == "pairs":

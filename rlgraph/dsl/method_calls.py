@@ -162,7 +162,10 @@ def _generate_call(
     source = context.evaluate(expr.args[-1])
     if isinstance(source, TableValue):
         source_name, parent, data = source.name, source.type.axis, source.type.data
-        if data is not None and "prompt" not in data and answers:
+        if not answers and source.type.start != "text":
+            message = f"an episode begins with prompts, and `{source.name}` has tokens to go on from"
+            raise context.statement_error("E0312", message, expr.args[-1].span, "give it the table of prompts")
+        if source.type.start == "text" and data is not None and "prompt" not in data and answers:
             raise context.statement_error(
                 "E0204",
                 "the table has no column `prompt`",
@@ -207,6 +210,8 @@ def _generate_call(
     turn = new_inner_axis(context, "turn", label, row) if called.environment else None
     staleness = Staleness() if model.frozen else context.phase.staleness
     kind = Table(row, token, turn, True, staleness.span != "row", temperature, data)
+    if isinstance(source, TableValue) and source.type.start != "text":
+        kind = replace(kind, start="tokens")
     if called.environment:
         kind = replace(kind, extra=_environment_columns(context, expr, kind))
     attrs = {**options, "key": label}

@@ -30,7 +30,7 @@ AXES = ("token", "turn")
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 """The tensor operations that are functions."""
 
-BUILT_IN = FUNCTIONS | {"pick", "encode", "row", "uniform", "user", "valid", "otherwise", "key", "pairs"}
+BUILT_IN = FUNCTIONS | {"pick", "encode", "row", "prefix", "uniform", "user", "valid", "otherwise", "key", "pairs"}
 
 
 def names_in(node: object) -> Iterator[tree.Name]:

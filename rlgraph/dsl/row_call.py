@@ -1,46 +1,166 @@
-"""Checks `row(a, b, ...)`: rows made of pieces behind one another."""
+"""Checks `row(a, b, ...)` and `prefix(table, tokens=k)`: rows made of pieces behind one another, or of their first
+tokens."""
 
 from __future__ import annotations
 
-from rlgraph.dsl import tree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit_node, unique_name
+from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, unique_name
 from rlgraph.dsl.scope import TableValue, describe_meaning
-from rlgraph.ir.graph import Node, Ref, Value
+from rlgraph.dsl.signatures import ROW
+from rlgraph.dsl.values import evaluate_table, evaluate_tensor
+from rlgraph.ir.graph import Const, Constant, Node, Ref, Value
+from rlgraph.ir.types import Axis, Table, Tensor, inner_of_two_axes
 
 _EXAMPLE = "`row(rollout.hint, rollout)`: a prompt, and the tokens that were sampled"
+_PREFIX = "`prefix(rollout, tokens=8)`: the first 8 tokens of each row, behind its prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a row: a text for all rows, a value of each, or the tokens of a table."""
+
+    syntax: tree.Expr
+    literal: str = ""
+    value: str = ""
+    """The name of the value; empty for a text for all rows."""
+    axis: Axis | None = None
+    table: TableValue | None = None
+    """The table, where the piece is its tokens."""
 
 
 def emit_row(context: Context, expr: tree.Call, hint: str) -> TableValue:
-    """Emit `row(TEXTS..., TABLE)`: the tokens of a table's rows behind another prompt, on the axes of the table."""
-    if len(expr.args) < 2 or expr.options:
-        raise context.statement_error("E0405", "`row` takes two pieces or more", expr.span, _EXAMPLE)
-    *before, last = expr.args
-    table = context.evaluate(last)
-    if not isinstance(table, TableValue) or table.type.token is None:
-        message = f"a row ends with the tokens of a table, and this is {describe_meaning(table)}"
-        raise context.statement_error("E0890", message, last.span, _EXAMPLE)
-    pieces = tuple(_piece(context, piece, table) for piece in before)
-    value = Value(unique_name(context, hint or "row"), table.type)
-    emit_node(context, Node("row", (table.name, *pieces), (value,), span=expr.span))
-    return TableValue(value.name, table.type)
+    """Emit `row(PIECES...)`: tokens of tables, texts and messages behind one another, on the innermost of their axes.
+
+    Which tokens carry loss is what `loss=` says: those of all tables, of the last one, or what no model has sampled.
+    """
+    options = constants.evaluate_options(context, ROW, expr.options, expr.span, context.block.scope)
+    if not expr.args:
+        raise context.statement_error("E0405", "`row` takes a piece or more", expr.span, _EXAMPLE)
+    pieces = [piece for arg in expr.args if (piece := _piece(context, arg)).literal or piece.value]
+    tables = [piece.table for piece in pieces if piece.table]
+    if not tables:
+        message = "a row has the tokens of a table among its pieces, and these are texts"
+        raise context.statement_error("E0890", message, expr.span, _EXAMPLE)
+    kind = _type_of_row(context, expr, pieces, tables, str(options["loss"]), hint)
+    attrs: list[tuple[str, Constant]] = [("pieces", tuple(piece.literal for piece in pieces))]
+    attrs += [("loss", options["loss"])] if options["loss"] != "all" else []
+    inputs = tuple(piece.value for piece in pieces if piece.value)
+    value = Value(unique_name(context, hint or "row"), kind)
+    emit_node(context, Node("row", (tables[-1].name, *inputs), (value,), tuple(attrs), span=expr.span))
+    return TableValue(value.name, kind)
 
 
-def _piece(context: Context, syntax: tree.Expr, table: TableValue) -> str:
-    """Return the value of a piece that stands before the tokens: texts or messages, one of each row."""
+def _piece(context: Context, syntax: tree.Expr) -> _Piece:
+    """Return a piece: of a table without tokens it is the prompts."""
     meaning = context.evaluate(syntax)
-    if isinstance(meaning, TableValue) and meaning.type.token is None:
+    if isinstance(meaning, TableValue) and meaning.type.token is not None:
+        return _Piece(syntax, value=meaning.name, axis=meaning.type.axis, table=meaning)
+    if isinstance(meaning, TableValue):
         meaning = context.evaluate(tree.Attribute(syntax, "prompt", syntax.span, syntax.span))
-    if error := plain_text_error(context, syntax, meaning):
-        raise error
+    if isinstance(meaning, Const) and isinstance(meaning.value, str):
+        named = syntax.pieces if isinstance(syntax, tree.String) else ()
+        if any(isinstance(part, tree.BracedName) and part.wrong for part in named):
+            error = plain_text_error(context, syntax, meaning)
+            assert error
+            raise error
+        return _Piece(syntax, literal=meaning.value)
     if not isinstance(meaning, Ref) or meaning.type.axis is None or meaning.type.dtype not in ("text", "any"):
-        message = f"before the tokens stand texts or messages, and this is {describe_meaning(meaning)}"
-        hint = f"`{syntax.span.covered_text}.text` is its text" if isinstance(meaning, TableValue) else _EXAMPLE
-        raise context.statement_error("E0891", message, syntax.span, hint)
-    if not table.type.axis.is_within(meaning.type.axis):
+        message = f"a piece of a row is a text, messages or a table, and this is {describe_meaning(meaning)}"
+        raise context.statement_error("E0891", message, syntax.span, _EXAMPLE)
+    return _Piece(syntax, value=meaning.name, axis=meaning.type.axis)
+
+
+def _type_of_row(
+    context: Context, expr: tree.Call, pieces: Sequence[_Piece], tables: Sequence[TableValue], loss: str, hint: str
+) -> Table:
+    axis: Axis | None = None
+    for piece in pieces:
+        try:
+            axis = inner_of_two_axes(axis, piece.axis)
+        except ValueError:
+            assert axis and piece.axis
+            message = f"a piece is of rows of [{piece.axis.label}], and others are of [{axis.label}]: neither lies in "
+            message += "the other"
+            hint = "choose one of them, with `pick`"
+            raise context.statement_error("E0301", message, piece.syntax.span, hint) from None
+    assert axis
+    learned = {"all": tables, "last": tables[-1:], "seen": []}[loss]
+    last = tables[-1].type
+    if len(learned) == 1 and last.axis.key == axis.key:
+        # The tokens with loss are those of one table: what a model says of both meets token by token.
+        return replace(last, start="row")
+    temperatures = dict.fromkeys(table.type.temperature for table in learned if table.type.sampled)
+    if len(temperatures) > 1:
+        shown = " and ".join(f"{temperature:g}" for temperature in temperatures)
+        message = f"the pieces were sampled at temperatures {shown}: their log-probabilities are of different kinds"
+        hint = "sample them at the same temperature, or let only the last carry loss: `row(..., loss=last)`"
+        raise context.statement_error("E0311", message, expr.span, hint)
+    sampled = bool(learned) and all(table.type.sampled for table in learned)
+    single = len(learned) == 1
+    token = new_inner_axis(context, "token", hint or "row", axis)
+    moved = {last.axis.key: axis} | ({last.token.key: token} if single and last.token else {})
+    return Table(
+        axis,
+        token,
+        None,
+        sampled,
+        sampled and any(table.type.spans for table in learned),
+        next(iter(temperatures), 1.0),
+        last.data,
+        _moved_columns(last, moved),
+        "row",
+    )
+
+
+def _moved_columns(kind: Table, moved: Mapping[str, Axis]) -> tuple[tuple[str, Tensor], ...]:
+    """Return the columns that a program added, on new axes; those of axes that are gone are gone with them."""
+    return tuple(
+        (name, Tensor(column.dtype, moved[column.axis.key]))
+        for name, column in kind.extra
+        if column.axis and column.axis.key in moved
+    )
+
+
+def emit_prefix(context: Context, expr: tree.Call, hint: str) -> TableValue:
+    """Emit `prefix(TABLE, tokens=k)`: each row up to its k-th token with loss, on the axes of the table and of k."""
+    names = [option.name for option in expr.options]
+    if len(expr.args) != 1 or names != ["tokens"]:
+        raise context.statement_error("E0405", "`prefix` takes a table, and `tokens=`", expr.span, _PREFIX)
+    table = evaluate_table(context, expr.args[0], "`prefix`")
+    [option] = expr.options
+    count = evaluate_tensor(context, option.value)
+    constant = isinstance(count, Const)
+    wrong = count.type.dtype in ("bool", "text", "row") or count.type.axis is not None and count.type.axis.inner
+    if isinstance(count, Const) and not wrong:
+        wrong = isinstance(count.value, str) or count.value < 0 or count.value != int(count.value)
+    if isinstance(option.value, tree.Unary) and isinstance(option.value.operand, tree.Number):
+        wrong = True
+    if wrong:
+        known = isinstance(count, Const) or isinstance(option.value, tree.Unary)
+        what = f"`{option.value.span.covered_text}`" if known else describe_meaning(count)
+        message = f"`tokens` is how many tokens of each row stay, a whole number or one of each row, and this is {what}"
+        hint = "a whole number, or a number of each row: `prefix(rollout, tokens=floor(rollout.length / 2))`"
+        raise context.statement_error("E0309", message, option.value.span, hint)
+    try:
+        axis = inner_of_two_axes(table.type.axis, count.type.axis)
+    except ValueError:
+        assert count.type.axis
         message = (
-            f"a piece has a text for each row of [{table.type.axis.label}], and this is {describe_meaning(meaning)}"
+            f"`tokens` is a number of each row of [{table.type.axis.label}], and this is {describe_meaning(count)}"
         )
-        raise context.statement_error("E0301", message, syntax.span, "choose one of them, with `pick`")
-    return meaning.name
+        raise context.statement_error("E0301", message, option.value.span) from None
+    assert axis
+    label = unique_name(context, hint or "prefix")
+    token = new_inner_axis(context, "token", label, axis)
+    assert table.type.token
+    columns = _moved_columns(table.type, {table.type.axis.key: axis, table.type.token.key: token})
+    kind = replace(table.type, axis=axis, token=token, turn=None, extra=columns, start="row")
+    inputs = (table.name,) if constant else (table.name, materialize(context, count, f"{label}.tokens"))
+    attrs: tuple[tuple[str, Constant], ...] = (("tokens", int(count.value)),) if isinstance(count, Const) else ()
+    emit_node(context, Node("prefix", inputs, (Value(label, kind),), attrs, span=expr.span))
+    return TableValue(label, kind)

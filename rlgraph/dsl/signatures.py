@@ -201,6 +201,12 @@ CONSTRUCTORS = signature_table(
 
 RATES = ("cosine", "linear", "constant")
 
+ROW = Signature(
+    "row",
+    options=_options("row"),
+    doc="Rows made of pieces behind one another: tokens of tables, texts, messages.",
+)
+
 ENCODE = Signature("encode", options=_options("encode"), doc="Rows of texts or conversations as tokens.")
 
 STATEMENTS = signature_table(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Node, Phase
-from rlgraph.ir.types import StateHandle, Type
+from rlgraph.ir.types import StateHandle, Table, Type
 from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
@@ -74,6 +74,9 @@ class _RatioWalk(FactWalk[_Facts]):
                 node.attr("name") == "logprobs" or (node.op == "logprobs" and self.model_sampled_table(node, table))
             ):
                 self.facts[node.name] = _Facts(logprobs=frozenset({table}))
+        elif table_of(node) and any(isinstance(value.type, Table) for value in node.outputs):
+            # Pieces of rows are the tokens that they were.
+            self.facts[node.name] = _Facts(self.known_facts(table_of(node)).table)
         elif node.op == "push":
             table = self.known_facts(table_of(node)).table
             if table:

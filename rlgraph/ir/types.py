@@ -118,6 +118,9 @@ class Table:
     exist."""
     extra: tuple[tuple[str, Tensor], ...] = ()
     """Columns that the program itself added."""
+    start: Literal["text", "tokens", "row"] = "text"
+    """What `generate` goes on from: the texts of its prompts; the tokens before those with loss, which no text gives;
+    or all tokens of the row."""
 
     def __str__(self) -> str:
         return f"table[{self.axis.label}]"

@@ -69,7 +69,30 @@ RECORDS = (
             ),
         ),
     ),
-    NodeOp("row", "table tensor tensor* -> table", "row", "The tokens of a table's rows behind other prompts."),
+    NodeOp(
+        "row",
+        "table any* -> table",
+        "row",
+        "Tokens of tables, texts and messages behind one another.",
+        attributes=(
+            Attribute(
+                "loss",
+                "word",
+                "all",
+                doc="which tokens carry loss: those of `all` tables, of the `last` one, or what was `seen`: all behind "
+                "the prompt that carries none otherwise",
+                names=lambda: ("all", "last", "seen"),
+            ),
+            Attribute("pieces", "texts", doc="a text for all rows; empty: the next input is", by="checker"),
+        ),
+    ),
+    NodeOp(
+        "prefix",
+        "table tensor* -> table",
+        "row",
+        "Each row of a table up to so many of its tokens with loss.",
+        attributes=(Attribute("tokens", "int", None, 0, None, "so many; none: an input says it", by="checker"),),
+    ),
     NodeOp(
         "length",
         "tensor -> tensor",

@@ -130,3 +130,75 @@ step:
     whole, parts = ([dict(step.metrics) for step in run.steps(2)] for run in runs)
     assert whole == [pytest.approx(step, rel=1e-9, abs=1e-9) for step in parts]
     assert whole[1]["longer"] == 0 and whole[1]["reward"] == 0 and whole[1]["told"] != 0
+
+
+JUDGED = f"""algorithm judged
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
+data tasks   = jsonl("tasks.jsonl", batch=4, shuffle=false)
+env shell    = python("envs.py:Shell")
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    asked   = row("{{prompts.prompt}}>", rollout, "a{{prompts.hint}}>")
+    judged  = actor.generate(asked, n=2, max_tokens=4)
+    both    = row(asked, judged)
+    last    = row(rollout, "ab", judged, loss=last)
+    episode = actor.interact(shell, tasks, n=2, max_turns=3, max_tokens=24)
+    seen    = row(episode, loss=seen)
+    told    = actor.logprobs(seen)
+    train actor(lr=0.01, eps=0.01):
+        minimize mean(-actor.logprobs(both)) + mean(-actor.logprobs(last)) + 0.1 * mean(-actor.logprobs(seen))
+    report both = mean(both.length), apart = mean(both.logprobs), last = mean(last.logprobs - judged.logprobs)
+    report told = mean(told), seen = mean(seen.length), over = mean(asked.finished)
+"""
+
+
+def test_a_judge_goes_on_behind_sampled_tokens(folder: Path) -> None:
+    run = Run(compile_text(JUDGED), folder)
+    model = run.models["actor"]
+    codec = run.backend.session.models["actor"].engine.codec
+    [step] = run.steps(1)
+    model.load_state_dict(run.initial["actor"])
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()][:5]
+    value = {name: step.values[name] for name in ("rollout", "asked", "judged", "both", "last", "seen", "episode")}
+    answers = value["rollout"].sequences.scored_tokens_by_row()
+    verdicts = value["judged"].sequences.scored_tokens_by_row()
+    probability = step.values["both"].columns["logprobs"].split(value["both"].sequences.scored_counts().tolist())
+    for at, verdict in enumerate(verdicts):
+        row, answer = rows[at // 4], answers[at // 2]
+        begin = codec.encode_prompt(f"{row['prompt']}>")
+        between = codec.encode_text(f"a{row['hint']}>")
+        whole = [*begin, *answer, *between, *verdict]
+        assert value["both"].sequences.rows()[at] == whole
+        assert value["both"].sequences.scored_tokens_by_row()[at] == [*answer, *verdict]
+        # What was sampled keeps its log-probabilities: of the answer behind its own prompt, of the verdict behind this row.
+        own = plain_logprobs(model, codec.encode_prompt(row["prompt"]), answer)
+        wanted = [*own, *plain_logprobs(model, whole[: len(whole) - len(verdict)], verdict)]
+        assert probability[at].tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+        prompt = codec.encode_prompt(row["prompt"])
+        assert value["last"].sequences.rows()[at] == [*prompt, *answer, *codec.encode_text("ab"), *verdict]
+    assert step.metrics["over"] == 0 and step.metrics["last"] == 0
+
+
+def test_what_an_agent_saw_carries_loss(folder: Path) -> None:
+    run = Run(compile_text(JUDGED), folder)
+    model = run.models["actor"]
+    [step] = run.steps(1)
+    model.load_state_dict(run.initial["actor"])
+    episodes, seen = step.values["episode"].sequences, step.values["seen"].sequences
+    wanted = []
+    for row, flags in zip(episodes.rows(), episodes.scored.split(episodes.lengths.tolist()), strict=True):
+        actions = flags.nonzero()[:, 0].tolist()
+        table = plain_logprobs(model, row[:1], row[1:])
+        wanted += [table[at - 1] for at in range(len(row)) if actions and at > actions[0] and not flags[at]]
+    assert seen.rows() == episodes.rows() and int(seen.scored.sum()) == len(wanted) > 0
+    assert step.values["told"].tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+def test_judges_say_the_same_in_any_block_and_on_ray(folder: Path) -> None:
+    whole = [dict(step.metrics) for step in Run(compile_text(JUDGED), folder).steps(2)]
+    found = [[dict(step.metrics) for step in Run(compile_text(JUDGED), folder, block=3).steps(2)]]
+    made = compiled(JUDGED, {}, "pool play = 2 devices\nplace actor on play(engine=transformers, dp=2)\n", folder)
+    found.append(debug_metrics(made, folder, 2, block=3))
+    for steps in found:
+        assert [pytest.approx(step, rel=1e-9, abs=1e-9) for step in whole] == steps

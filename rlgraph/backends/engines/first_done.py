@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.records import Generation, Sampling
-from rlgraph.backends.engines.sequences import ragged_index
+from rlgraph.backends.engines.sequences import Sequences, ragged_index
 
 
 def select_first_finished(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
@@ -42,6 +42,23 @@ def take_rows(made: Generation, rows: Tensor) -> Generation:
         sequences=made.sequences.take(rows),
         logprobs=made.logprobs[places],
         finished=made.finished[rows],
+        versions=None if made.versions is None else made.versions[places],
+    )
+
+
+def with_empty_answers(made: Generation, answers: Sequence[int | None], prompts: Sequence[Sequence[int]]) -> Generation:
+    """Return rows of what was generated, and rows without an answer that have ended. answers: the number of each row in
+    `made`; None: it has no answer. prompts: what each row begins with."""
+    responses = made.sequences.scored_tokens_by_row()
+    rows = torch.tensor([answer for answer in answers if answer is not None], dtype=torch.long)
+    counts = made.sequences.scored_counts()
+    places = ragged_index((counts.cumsum(0) - counts)[rows], counts[rows])
+    finished = made.finished.tolist()
+    return replace(
+        made,
+        sequences=Sequences.from_pairs(prompts, [[] if answer is None else responses[answer] for answer in answers]),
+        logprobs=made.logprobs[places],
+        finished=torch.tensor([answer is None or finished[answer] for answer in answers], dtype=torch.bool),
         versions=None if made.versions is None else made.versions[places],
     )
 

@@ -18,7 +18,7 @@ from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
-from rlgraph.ir.types import StateHandle, Type, axes_of, axis_of
+from rlgraph.ir.types import StateHandle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
@@ -63,6 +63,11 @@ class FakeValues:
                 values[value.name] = self.step_state_after(node, frame, value.type, group)
             else:
                 values[value.name] = self.value_like_input(value.name, value.type, node, frame, group)
+        if node.op == "prefix":
+            limit, whole = node.attr("tokens"), values[node.name]
+            # Nobody knows how many tokens a program computes: half of them.
+            cut = whole.response // 2 if limit is None else np.minimum(whole.response, limit)
+            values[node.name] = replace(whole, response=cut)
         if node.op == "encode":
             name, encoded = node.name, values[node.name]
             prompts = encoded.sample_lengths(self.workload.prompt, f"{self.seed}/prompt")
@@ -97,10 +102,12 @@ class FakeValues:
         asked, asked_axis = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
         axis, count = axis_of(node.outputs[0].type), node.attr("n")
         assert axis is not None and asked_axis is not None
+        asked_kind = frame.types[node.inputs[1]]
+        goes_on = int(isinstance(asked_kind, Table) and asked_kind.start == "row")
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         made = replace(
             _rows(node.name, group.name, numbers, asked.period * count),
-            prompt=np.repeat(asked.prompt, count),
+            prompt=np.repeat(asked.prompt + asked.response * goes_on, count),
             version=np.full_like(numbers, order.version or 0),
         )
         if order.expected_lengths is not None:

@@ -23,10 +23,11 @@ from rlgraph.backends.worker.draws import run_uniform
 from rlgraph.backends.worker.episodes import run_interact
 from rlgraph.backends.worker.expected_lengths import run_expect_lengths, run_learn_lengths
 from rlgraph.backends.worker.pairing import run_pairs
-from rlgraph.backends.worker.pieces import replace_row_prompts
+from rlgraph.backends.worker.pieces import join_row_pieces
+from rlgraph.backends.worker.prefixes import cut_rows
 from rlgraph.backends.worker.row_choice import group_starts, row_namer, run_keep, run_pick
 from rlgraph.backends.worker.sampling import rows_of_inner_axes, run_generate, table_type
-from rlgraph.backends.worker.sampling_inputs import prompt_of, rows_to_encode, table_column
+from rlgraph.backends.worker.sampling_inputs import check_read_from_texts, prompt_of, rows_to_encode, table_column
 from rlgraph.backends.worker.session import Session, SessionModel, engine_run_error, row_too_long_error
 from rlgraph.backends.worker.step_state import run_buffer_push, run_buffer_sample, run_state_assign, run_state_lookup
 from rlgraph.conversations import Example, template_options_of, tools_of
@@ -139,10 +140,12 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Ses
                 "only `score` can read rows of a model with another tokenizer",
             )
         )
-    if any(isinstance(prompt, Example) for prompt in table.prompts):
-        return state, _sequences_of(node, state, table.prompts, None)
     kind = frame.types[node.inputs[1]]
     assert isinstance(kind, Table)
+    if kind.start == "text" and any(isinstance(prompt, Example) for prompt in table.prompts):
+        return state, _sequences_of(node, state, table.prompts, None)
+    if kind.start != "text":
+        check_read_from_texts(node, table, kind, frame.rows[kind.axis.key], owner, state.model.name)
     prompts = []
     for place, (prompt, row) in enumerate(zip(table.prompts, table.data, strict=True)):
         try:
@@ -287,7 +290,8 @@ def run_report(node: Node, frame: Frame, session: Session) -> NodeOutput:
 WORK: dict[str, Work] = {
     "read": run_read,
     "encode": run_encode,
-    "row": replace_row_prompts,
+    "row": join_row_pieces,
+    "prefix": cut_rows,
     "column": run_column,
     "compose": run_compose_texts,
     "length": run_length,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.first_done import select_first_finished, take_rows
+from rlgraph.backends.engines.first_done import select_first_finished, take_rows, with_empty_answers
 from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
 from rlgraph.backends.engines.roles import StreamsRows, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
@@ -127,6 +127,8 @@ class Sampler:
     """How the rows come among those of other work."""
     expected: Sequence[float] | None = None
     """For each row that is asked the tokens that its answers are expected to have."""
+    ended: Sequence[bool] = ()
+    """For each row that is asked whether it has ended already, so that its answers are empty; none: no row has."""
 
     def sample_parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
@@ -153,6 +155,9 @@ class Sampler:
             assert len(sizes) == 1, "a recording is there at once"
             yield 0, *self._replayed(self.session.replay, ids, encoded)
             return
+        if any(self.ended):
+            yield from self._without_ended(ids, encoded, keys, sizes)
+            return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
         # Only an engine that rereads knows `refresh`.
         engine_options: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
@@ -170,6 +175,41 @@ class Sampler:
             kept = select_first_finished(made, self.count, self.sampling, all_wanted)
             made = take_rows(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
+
+    def _without_ended(
+        self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor, Generation, list[Runs]]]:
+        """Yield the parts of `_kept` where some rows have ended already: these are not sampled."""
+        n = self.count
+        all_sampled = replace(self, ended=(), sampling=replace(self.sampling, samples_wanted=0))
+        if len(sizes) == 1 and self.admission is None:
+            open_rows = [place for place, ended in enumerate(self.ended) if not ended]
+            asked = [encoded[place] for place in open_rows]
+            chosen = [place * n + sample for place in open_rows for sample in range(n)]
+            expected = None if self.expected is None else [self.expected[place] for place in open_rows]
+            sampler = replace(all_sampled, expected=expected)
+            parts = sampler._kept(tuple(ids[place] for place in chosen), asked, keys[chosen], [len(asked)])
+            sampled = [(0, made, runs) for _, _, made, runs in parts]
+            places = {row: number for number, row in enumerate(open_rows)}
+        else:
+            # The answers of rows that have ended are dropped: parts keep their sizes.
+            asked = [row[:1] if ended else row for row, ended in zip(encoded, self.ended, strict=True)]
+            parts = all_sampled._kept(ids, asked, keys, sizes)
+            sampled, places = ((number, made, runs) for number, _, made, runs in parts), {}
+        starts = list(accumulate(sizes, initial=0))
+        for number, made, runs in sampled:
+            rows = range(starts[number], starts[number + 1])
+            answers = [
+                None if self.ended[row] else (places.get(row, row - starts[number])) * n + sample
+                for row in rows
+                for sample in range(n)
+            ]
+            prompts = [encoded[row] for row in rows for _ in range(n)]
+            whole = with_empty_answers(made, answers, prompts)
+            nothing: Runs = ((self.version, 0),)
+            all_runs = [nothing if answer is None else runs[answer] for answer in answers]
+            kept = select_first_finished(whole, n, self.sampling)
+            yield number, kept, take_rows(whole, kept), [all_runs[place] for place in kept.tolist()]
 
     def _replayed(
         self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]

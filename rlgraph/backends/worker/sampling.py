@@ -14,7 +14,13 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.weight_versions import Runs
 from rlgraph.backends.worker.sampler import Sampler, sampling_options, weight_refresh, weights_to_sample_with
-from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
+from rlgraph.backends.worker.sampling_inputs import (
+    encode_prompts,
+    ended_rows,
+    ids_of_samples,
+    rows_to_answer,
+    tokens_to_go_on_from,
+)
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import OLDEST, Axis, Table
@@ -38,12 +44,14 @@ def run_generate_in_parts(
     kind = table_type(node)
     count, answers = node.attr("n"), rows_per_input(node)
     ids = ids_of_samples(parents, count)
-    encoded = encode_prompts(node, model, prompts, parents, data)
+    begun = tokens_to_go_on_from(node, frame, model, session)
+    encoded = encode_prompts(node, model, prompts, parents, data) if begun is None else begun
     weights, version = weights_to_sample_with(node, frame, session, model)
     keys = frame.step.row_random_numbers(node.attr("key"), ids)
     expected = frame.values[expected_lengths_of(node)] if expected_lengths_of(node) else None
     how = sampling_options(node, model), weights, version, weight_refresh(node, frame), frame.admission, expected
-    sampler = Sampler(node, frame.step, session, model, None, count, *how)
+    ended = () if begun is None else tuple(ended_rows(node, frame, session))
+    sampler = Sampler(node, frame.step, session, model, None, count, *how, ended)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     for number, rows, made, runs in sampler.sample_parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]

@@ -136,6 +136,62 @@ def _has(row: Mapping[str, Any], name: str) -> bool:
     return True
 
 
+def tokens_to_go_on_from(node: Node, frame: Frame, model: SessionModel, session: Session) -> list[list[int]] | None:
+    """Return the tokens that a node goes on from, for each row that is asked; None where it is asked texts. Raises
+    RunError for rows that are too long, or of another tokenizer."""
+    kind, table = frame.types[node.inputs[1]], frame.values[node.inputs[1]]
+    if not isinstance(kind, Table) or kind.start == "text" or prompt_column_of(node):
+        return None
+    codec, owner = model.engine.codec, session.models[table.owner].engine.codec
+    if codec is not owner and codec.tokenizer.get_vocab() != owner.tokenizer.get_vocab():
+        message = f"`{model.model.name}` and `{table.owner}` split texts into other tokens: it cannot go on from these"
+        hint = "ask it with texts: `generate(rollout.text)`"
+        raise RunError(Diagnostic("E0310", message, node.span, hint))
+    begun = table.sequences.rows()
+    if kind.start == "tokens":
+        flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
+        begun = [row[: scored.index(True)] if True in scored else row for row, scored in zip(begun, flags, strict=True)]
+    longest, most, ended = model.max_row_tokens, node.attr("max_tokens"), ended_rows(node, frame, session)
+    for place, row in enumerate(begun):
+        if longest is not None and not ended[place] and len(row) + most > longest:
+            who = frame.rows[kind.axis.key].row_name(place)
+            asked = (
+                f"{who} goes on from {count_phrase(len(row), 'token')}: with the {most:,} of `max_tokens` more it is"
+            )
+            raise row_too_long_error(node, asked, len(row) + most, model, longest)
+    return begun
+
+
+def ended_rows(node: Node, frame: Frame, session: Session) -> list[bool]:
+    """Return for each row that is asked whether it has ended already: it goes on with nothing."""
+    kind, table = frame.types[node.inputs[1]], frame.values[node.inputs[1]]
+    if not isinstance(kind, Table) or kind.start != "row" or prompt_column_of(node):
+        return [False] * len(rows_to_answer(node, frame, session)[2])
+    if kind.sampled:
+        return list(table.columns["finished"].tolist())
+    end = session.models[table.owner].engine.codec.eos_id
+    flags = table.sequences.scored.split(table.sequences.lengths.tolist())
+    return [
+        bool(row) and bool(scored[-1]) and row[-1] == end
+        for row, scored in zip(table.sequences.rows(), flags, strict=True)
+    ]
+
+
+def check_read_from_texts(node: Node, table: TableData, kind: Table, rows: Rows, owner: Any, model: str) -> None:
+    """Raise RunError for a row that is more than its prompt and one answer, which a model with another tokenizer is to
+    read. owner: the codec that made its tokens."""
+    assert table.sequences is not None
+    flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
+    for place, (tokens, scored) in enumerate(zip(table.sequences.rows(), flags, strict=True)):
+        start = scored.index(True) if True in scored else len(scored)
+        prompt, row = parse_content(prompt_of(table.prompts[place]), "prompt"), table.data[place]
+        asked = owner.encode_prompt(prompt, tools_of(row), template_options_of(row))
+        if not all(scored[start:]) or tokens[:start] != asked:
+            message = f"{rows.row_name(place)} is made of pieces, and `{model}` splits texts into other tokens"
+            hint = "let it read one text of the pieces: `encode` of a prompt and an answer"
+            raise RunError(Diagnostic("E0310", message, node.span, hint))
+
+
 def ids_of_samples(parents: Rows, count: int) -> tuple[RowId, ...]:
     """Return the identities of `count` samples of each row."""
     if count == 1:

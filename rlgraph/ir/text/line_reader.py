@@ -141,6 +141,8 @@ class LineReader:
             elif word == "version":
                 self.expect("token")
                 fields["spans"] = True
+            elif word == "start":
+                fields["start"] = self.next_token()
             elif word == "data" and self.accept("?"):
                 fields["data"] = None
             elif word == "data":

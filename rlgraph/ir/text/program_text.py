@@ -157,6 +157,7 @@ def _type(kind: Type) -> str:
     parts = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
     parts += [f"sampled={kind.temperature!r}"] if kind.sampled else []
     parts += ["version=token"] if kind.spans else []
+    parts += [f"start={kind.start}"] if kind.start != "text" else []
     columns = "?" if kind.data is None else "+".join(map(_word, kind.data))
     parts += [f"data={columns}"] if columns else []
     parts += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]

@@ -25,6 +25,7 @@ from rlgraph.ops.nodes import (
 )
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
 from rlgraph.passes.cost.workload import Workload
 
@@ -361,7 +362,8 @@ class _TaskList:
                 rows_per_input(node),
             )
             finished = answers.shortest_of_groups(first, samples) if first < samples else answers
-            self.lengths[kind.token.key] = (self.workload.prompt, finished)
+            asked = prompt_lengths(self.types[node.inputs[1]], self.lengths, self.workload.prompt)
+            self.lengths[kind.token.key] = (asked, finished)
         elif node.op == "encode":
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token
@@ -392,6 +394,8 @@ class _TaskList:
             self.lengths[kind.token.key] = (
                 stored[-1] if stored else (self.workload.prompt, self.workload.answer_lengths(512))
             )
+        else:
+            self.lengths |= lengths_of_pieces(node, self.types, self.lengths, self.workload.prompt)
 
     def copy_axis_sizes(self, old: Type, new: Type, share: float) -> None:
         """Set the rows and lengths of axes that replace others: as many rows, or a share of them, and as long."""
