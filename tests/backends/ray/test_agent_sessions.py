@@ -107,7 +107,8 @@ def wait_for_the_last(worker: Any) -> None:
     agent_episodes.AgentPlay = Late  # type: ignore[misc]
 
 
-def test_sixty_four_sessions_are_answered_at_once(kept: None, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_sixty_four_sessions_are_answered_at_once(cluster: None, tmp_path: Path) -> None:
     """Their tokens and log-probabilities are what another engine computes; one is killed, one never ends."""
     tokenizer = build_tokenizer(ByteTokenizer())
     tokenizer.chat_template = TEMPLATE
