@@ -117,7 +117,7 @@ def laid(chance: random.Random, name: str, devices: int, real: bool, adapters: b
     trainer = chance.choice(splits(wide, adapters)) if real else "transformers"
     sampler = chance.choice(["transformers", "vllm"]) if real else "transformers"
     asleep = ", sleep=true" if layout == "asleep" else ""
-    fuses = "critic" in models and "pp=2" in trainer and chance.random() < 0.5
+    fuses = "critic" in models and "pp=2" in trainer
     fuse = "fuse actor.train, critic.train\n" if fuses else ""
     trains = ", ".join([*trained, *logprobs])
     if layout in ("shared", "asleep"):
