@@ -95,7 +95,7 @@ class _Watch(TorchDispatchMode):
     """Shows a meter the storages that operators return, in one thread."""
 
     def __init__(self, meter: StorageMeter) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
