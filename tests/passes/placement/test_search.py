@@ -775,6 +775,13 @@ def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkey
     assert re.fullmatch(r"searching, \d+ s: (\$[\d.]+|[\d.]+ m?s) a step, at most [\d.]+% from the best there is", last)
 
 
+def test_a_bound_that_is_not_there_yet_is_no_share() -> None:
+    by_time, by_cost = progress.SearchProgress(1.0), progress.SearchProgress(1.0, goal="cost")
+    assert by_time._described(None, 1.0) == "no plan yet"
+    assert by_time._described(11.4, 1.0) == "11.4 s a step, and nothing is proven of others yet"
+    assert by_cost._described(11.4, 0.25) == "$11.4 a step, at most 25.0% from the best there is"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

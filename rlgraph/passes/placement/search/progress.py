@@ -133,4 +133,6 @@ class SearchProgress(ProgressLine):
         if best is None:
             return "no plan yet"
         value = format_seconds(best) if self.goal == "time" else f"${best:.3g}"
+        if gap >= 1:
+            return f"{value} a step, and nothing is proven of others yet"
         return f"{value} a step, at most {gap:.1%} from the best there is"
