@@ -6,7 +6,15 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import materialize
-from rlgraph.dsl.scope import KeyValue, Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
+from rlgraph.dsl.scope import (
+    KeyValue,
+    Meaning,
+    NamedValues,
+    OptionalValue,
+    PairsValue,
+    TableValue,
+    describe_meaning,
+)
 from rlgraph.dsl.values import missing_value_error
 from rlgraph.ir.graph import Apply, Expr, Ref
 from rlgraph.ir.types import Axis, Tensor, inner_of_two_axes
@@ -19,7 +27,8 @@ def key_expr(context: Context, expr: tree.Call) -> KeyValue:
     if not expr.args or expr.options:
         raise context.statement_error("E0405", "`key` takes tables and values", expr.span, f"it takes {_WHAT}")
     keys = [_key(context, arg, context.evaluate(arg)) for arg in expr.args]
-    within, inner = None, None
+    within: Axis | None = None
+    inner: Axis | None = None
     for key, syntax in zip(keys, expr.args, strict=True):
         for axis in (key.within, *(value.type.axis for value in key.values)):
             try:
@@ -41,6 +50,8 @@ def _key(context: Context, syntax: tree.Expr, meaning: Meaning) -> KeyValue:
         return meaning
     if isinstance(meaning, TableValue):
         return KeyValue(meaning.type.axis)
+    if isinstance(meaning, PairsValue):
+        return KeyValue(meaning.offset.type.axis)
     value = meaning.first if isinstance(meaning, NamedValues) else meaning
     if isinstance(value, OptionalValue):
         raise missing_value_error(context, syntax, value)

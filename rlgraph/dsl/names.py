@@ -13,6 +13,7 @@ from rlgraph.dsl.scope import (
     LiteralConstant,
     Meaning,
     ModelName,
+    PairsValue,
     StateName,
     TableValue,
     UnavailableName,
@@ -153,6 +154,8 @@ def axis_named(context: Context, expr: tree.Name) -> Axis | None:
     meaning = look_up_name(context, expr)
     if isinstance(meaning, TableValue):
         return meaning.type.axis
+    if isinstance(meaning, PairsValue):
+        return meaning.offset.type.axis
     raise context.statement_error(
         "E0303",
         f"an axis is needed here, and `{expr.id}` is {describe_meaning(meaning)}",

@@ -136,7 +136,7 @@ OTHER_NAMES = {
     "isnan": "`valid(x)` is true where a row has a value",
     "mask": "`where(condition, a, b)` chooses by entry, `keep TABLE where condition` drops rows",
     "filter": "`keep TABLE where condition` drops the other rows",
-    "groupby": "reductions group: `mean(x, by=TABLE)`",
+    "groupby": "reductions group: `mean(x, by=TABLE)`, or by equal values, `mean(x, by=key(TABLE, y))`",
     "cosine": "a learning rate's schedule is an option: `train M(lr=cosine(1e-6, steps=1000)):`",
     "linear": "a learning rate's schedule is an option: `train M(lr=linear(1e-6, steps=1000)):`",
     "stop": "`stop where condition` ends a `minibatch`; `--steps` ends a run",

@@ -419,3 +419,44 @@ def prime(
         "process": mean(flat([process[id(row)] for row in rows])),
     }
     return step
+
+
+def spo(
+    actor: Model,
+    rows: list[Row],
+    keys: list[str],
+    tracker: dict[str, tuple[float, float]],
+    *,
+    stays: float,
+    low: float,
+    high: float,
+    lr: float,
+    parts: int,
+) -> Step:
+    """arXiv 2509.13232: v = a / (a + b) of a prompt's Beta distribution (8 answers, half of them right, at first);
+    A = R - v, whitened over the batch; then a := stays a + R, b := stays b + 1 - R. One answer to each prompt.
+
+    keys: the prompts, whose a and b are in `tracker`."""
+    begin(actor)
+    sample(actor, [[row] for row in rows])
+    known = []
+    for key in keys:
+        a, b = tracker.get(key, (4.0, 4.0))
+        known.append(a / (a + b))
+    [adv] = whiten([[row.score - v for row, v in zip(rows, known, strict=True)]])
+    for key, row in zip(keys, rows, strict=True):
+        a, b = tracker.get(key, (4.0, 4.0))
+        tracker[key] = stays * a + row.score, stays * b + 1 - row.score
+    step = group_policy(
+        actor,
+        [[row] for row in rows],
+        [[a] for a in adv],
+        partial(clip_loss, low=low, high=high),
+        token_mean,
+        lr=lr,
+        clip_norm=1.0,
+        parts=parts,
+    )
+    del step.metrics["length"]
+    step.metrics["known"] = mean(known)
+    return step

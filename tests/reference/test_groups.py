@@ -137,6 +137,31 @@ def test_the_sampler_is_corrected(folder: Path, name: str) -> None:
     assert changed > 3 and plain > 3, "both branches are in use"
 
 
+def test_spo(folder: Path) -> None:
+    changes = {"prompts": 'jsonl("gsm8k.jsonl")', "asked": "6", "limit": "5", "rate": "0.02"}
+    replay = Replay(shipped("spo", {"parts=4": "parts=3"}), folder, {**ACTOR, **changes})
+    tracker: dict[str, tuple[float, float]] = {}
+    seen_again = 0
+    for seen in replay.steps:
+        table = seen.table("rollout")
+        keys = [str(row["prompt"]) for row in table.data]
+        assert len({*keys}) == 6 < len(PROMPTS)
+        seen_again += sum(key in tracker for key in keys)
+        step = group_formulas.spo(
+            replay.models["actor"],
+            rows_of(table, seen.values["score"]),
+            keys,
+            tracker,
+            stays=0.9,
+            low=0.2,
+            high=0.28,
+            lr=0.02,
+            parts=3,
+        )
+        replay.same(seen, step)
+    assert seen_again, "a tracker that is never read shows little"
+
+
 def test_tba(folder: Path) -> None:
     replay = replayed("tba", folder, {"prompts": source("gsm8k", 6), "beta": "0.5"})
     for seen in replay.steps:

@@ -17,8 +17,7 @@ def run_pairs(node: Node, frame: Frame, session: Session) -> NodeOutput:
     assert axis is not None and axis.parent is not None
     first, second = frame.row_pairs(axis.parent.key, node.attr("axis"))
     known = frame.rows[axis.parent.key].known_ids
-    ids = (
-        tuple((*known[a], known[b][-1]) for a, b in zip(first.tolist(), second.tolist(), strict=True)) if known else ()
-    )
+    places = zip(first.tolist(), second.tolist(), strict=True)
+    ids = tuple((*known[one], known[other][-1]) for one, other in places) if known or not len(first) else None
     rows = Rows(axis, len(first), first, ids)
     return NodeOutput({node.name: torch.from_numpy(second - first)}, [rows])
