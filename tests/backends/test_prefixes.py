@@ -20,7 +20,7 @@ data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
 func spread  = python("rewards.py:spread")
 step:
     stem   = actor.generate(prompts, n=2, max_tokens=6)
-    head   = prefix(stem, tokens=floor(stem.length / 2))
+    head   = prefix(stem, tokens=3)
     leaf   = actor.generate(head, n=3, max_tokens=5)
     score  = spread(row(head, leaf))
     place  = mean(score, by=stem)
@@ -48,9 +48,10 @@ def plain_logprobs(model: torch.nn.Module, row: list[int], first: int) -> torch.
     )
 
 
-def test_a_tree_of_rollouts_is_what_its_formula_says(folder: Path) -> None:
+@pytest.mark.parametrize("tokens", ["3", "floor(stem.length / 2)"])
+def test_a_tree_of_rollouts_is_what_its_formula_says(folder: Path, tokens: str) -> None:
     assert len([line for line in TREE.splitlines() if line.strip()]) <= 30
-    run = Run(compile_text(TREE), folder)
+    run = Run(compile_text(TREE.replace("tokens=3", f"tokens={tokens}")), folder)
     model = run.models["actor"]
     [seen] = run.steps(1)
     model.load_state_dict(run.initial["actor"])
@@ -63,12 +64,15 @@ def test_a_tree_of_rollouts_is_what_its_formula_says(folder: Path) -> None:
     finished = seen.values["stem"].columns["finished"].tolist()
     scores = []
     for at, (whole, part) in enumerate(zip(stems, heads, strict=True)):
-        count = (len(whole) - prompts[at]) // 2
+        length = len(whole) - prompts[at]
+        count = min(3, length) if tokens == "3" else length // 2
         assert part == whole[: prompts[at] + count]
         assert kept[at].tolist() == logprobs[at][:count].tolist()
-        assert seen.values["head"].columns["finished"].tolist()[at] == (finished[at] and not whole[prompts[at] :])
+        assert seen.values["head"].columns["finished"].tolist()[at] == (finished[at] and count == length)
         for grown in leaves[3 * at : 3 * at + 3]:
             assert grown[: len(part)] == part
+            # A row that has ended goes on with nothing.
+            assert (len(grown) == len(part)) == (finished[at] and count == length)
             answer = grown[prompts[at] :]
             scores.append((3 * sum(answer) + len(answer)) % 7 / 6)
     assert seen.values["score"].tolist() == pytest.approx(scores, abs=1e-12)
@@ -85,7 +89,7 @@ def test_a_tree_of_rollouts_is_what_its_formula_says(folder: Path) -> None:
     norm = sum(float(weight.grad.square().sum()) for weight in model.parameters() if weight.grad is not None) ** 0.5
     [(found, found_norm)] = seen.losses["actor"]
     assert (found, found_norm) == (pytest.approx(float(loss.detach()), rel=1e-9), pytest.approx(norm, rel=1e-9))
-    assert seen.metrics["ended"] < 1 and norm > 1e-3
+    assert (seen.metrics["ended"] > 0) == (tokens == "3") and seen.metrics["ended"] < 1 and norm > 1e-3
 
 
 def test_any_block_and_a_recording_say_the_same(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
@@ -106,6 +106,10 @@ def _runs(made: Generation, version: int) -> list[Runs]:
     return runs
 
 
+_NOTHING = Generation(Sequences.from_lists([]), torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+"""What is sampled for no row."""
+
+
 @dataclass(frozen=True)
 class Sampler:
     """How rows are sampled, by the recording that is replayed or else by the engine, and which of them are kept."""
@@ -188,14 +192,16 @@ class Sampler:
             chosen = [place * n + sample for place in open_rows for sample in range(n)]
             expected = None if self.expected is None else [self.expected[place] for place in open_rows]
             sampler = replace(all_sampled, expected=expected)
-            parts = sampler._kept(tuple(ids[place] for place in chosen), asked, keys[chosen], [len(asked)])
-            sampled = [(0, made, runs) for _, _, made, runs in parts]
+            sampled: Iterable[tuple[int, Generation, list[Runs]]] = [(0, _NOTHING, [])]
+            if asked:
+                parts = sampler._kept(tuple(ids[place] for place in chosen), asked, keys[chosen], [len(asked)])
+                sampled = [(0, made, runs) for _, _, made, runs in parts]
             places = {row: number for number, row in enumerate(open_rows)}
         else:
             # The answers of rows that have ended are dropped: parts keep their sizes.
             asked = [row[:1] if ended else row for row, ended in zip(encoded, self.ended, strict=True)]
             parts = all_sampled._kept(ids, asked, keys, sizes)
-            sampled, places = ((number, made, runs) for number, _, made, runs in parts), {}
+            sampled, places = ((number, made, runs) for number, _, made, runs in parts), dict[int, int]()
         starts = list(accumulate(sizes, initial=0))
         for number, made, runs in sampled:
             rows = range(starts[number], starts[number + 1])
