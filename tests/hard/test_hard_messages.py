@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from rlgraph.backends.hard.groups import BACKEND, HardGroups
 from rlgraph.backends.hard.meetings import Communicator
@@ -24,7 +25,7 @@ Work = Callable[[Communicator], Any]
 def met(works: Sequence[Work], devices: Sequence[int] = (0, 1, 2, 3), seconds: float = NEVER) -> list[str]:
     """What comes of a work for each process, in a thread of its own: the communicators that were made, or what was
     said."""
-    store, found = dist.HashStore(), [""] * len(works)
+    store, found = HashStore(), [""] * len(works)
     names = [f"rank {rank} of all" for rank in range(len(works))]
 
     def run(rank: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
@@ -234,7 +234,7 @@ def as_needed(programs: Programs) -> list[list[Any]]:
 
 def carried(programs: Sequence[Sequence[Any]], seconds: float = 20.0) -> list[str]:
     """What the stages of a pipeline hear that send each other what is in their lists."""
-    store, heard = dist.HashStore(), [""] * len(programs)
+    store, heard = HashStore(), [""] * len(programs)
 
     def run(stage: int) -> None:
         communicator = Communicator(
