@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ir.graph import SPANS
-from rlgraph.ops.node_op import LoopStepRule, NodeOp
+from rlgraph.ops.loop_records import AXIS, KEY, LOOPS
+from rlgraph.ops.node_op import NodeOp
 from rlgraph.ops.optimizers import optimizer_attributes
 
 _SAMPLING = (
@@ -18,14 +19,12 @@ _SAMPLING = (
 _PROMPT = Attribute(
     "prompt", "name", None, doc="the column of the prompts; if not said, what its rows were asked", by="checker"
 )
-_KEY = Attribute("key", "name", doc="seeds its random numbers; two of them differ", by="checker")
 _LAG = (
     Attribute("lag", "int", 0, 0, 1024, "steps that its weights lag behind", by="checker"),
     Attribute("staleness", "int", 0, 0, 1024, "steps that its rows may be behind", by="checker"),
     Attribute("held", "int", 0, 0, 1024, "of these, steps that its rows may wait for training", by="checker"),
     Attribute("span", "word", "row", doc="what is of one version", by="checker", names=lambda: SPANS),
 )
-_AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _TABLE = Attribute("table", "name", doc="the table, as the program calls it", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 UNITS = ("row", "group", "batch")
@@ -134,7 +133,7 @@ RECORDS = (
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
             _PROMPT,
-            _KEY,
+            KEY,
             *_LAG,
         ),
         work="generates",
@@ -164,7 +163,7 @@ RECORDS = (
                 names=lambda: ("chat", "text"),
             ),
             Attribute("env", "name", doc="the environment", by="checker"),
-            _KEY,
+            KEY,
             *_LAG,
         ),
         work="generates",
@@ -217,7 +216,7 @@ RECORDS = (
         "batch",
         "How many rows an axis has in the whole batch.",
         "the rows are counted when all are there",
-        attributes=(_AXIS,),
+        attributes=(AXIS,),
         free=True,
         counts=True,
     ),
@@ -226,7 +225,7 @@ RECORDS = (
         "tensor any* -> any*",
         "row",
         "Rows of an axis, and of all axes in it, where a condition holds.",
-        attributes=(_AXIS,),
+        attributes=(AXIS,),
         selects=True,
         chooses=0,
     ),
@@ -237,8 +236,8 @@ RECORDS = (
         "Rows of an axis, and of all axes in it, as often as they are drawn with weights.",
         "rows are drawn from all of them",
         attributes=(
-            _AXIS,
-            _KEY,
+            AXIS,
+            KEY,
             Attribute("group", "axis", None, doc="of each row of which as many are drawn", by="checker"),
             Attribute("rows", "int", low=1, doc="rows to draw, of each group with `by=`"),
             Attribute("replace", "bool", True, doc="whether a row may be drawn again"),
@@ -261,7 +260,7 @@ RECORDS = (
         "table -> tensor",
         "row",
         "Ordered pairs of different rows: by how many rows the second is behind the first, in which the pair lies.",
-        attributes=(replace(_AXIS, doc="in each row of which all rows are paired"),),
+        attributes=(replace(AXIS, doc="in each row of which all rows are paired"),),
         free=True,
     ),
     NodeOp(
@@ -271,7 +270,7 @@ RECORDS = (
         "Of rows that a `collect` has carried over those that are not too old; by the versions of what lies in them.",
         "rows that earlier steps have left over are looked at together",
         attributes=(
-            _AXIS,
+            AXIS,
             Attribute("model", "name", doc="that sampled them", by="checker"),
             Attribute("oldest", "int", 0, 0, 1024, "steps that they may be behind", by="checker"),
         ),
@@ -286,7 +285,7 @@ RECORDS = (
         "batch",
         "The rows that a `collect` has, those first whose oldest versions are the oldest; none is left out.",
         "rows of several batches are compared",
-        attributes=(_AXIS, Attribute("models", "names", doc="that sampled them, for each input", by="checker")),
+        attributes=(AXIS, Attribute("models", "names", doc="that sampled them, for each input", by="checker")),
         selects=True,
         chooses=0,
         effect=True,
@@ -298,7 +297,7 @@ RECORDS = (
         "batch",
         "The rows that a `collect` has, those first that end first: whose longest answers are the shortest.",
         "rows of several batches are compared",
-        attributes=(_AXIS,),
+        attributes=(AXIS,),
         selects=True,
         chooses=0,
         effect=True,
@@ -331,7 +330,7 @@ RECORDS = (
         "table -> tensor",
         "row",
         "A random number for each row, at least 0 and below 1.",
-        attributes=(_KEY,),
+        attributes=(KEY,),
         pure=False,
         random=True,
         free=True,
@@ -360,7 +359,7 @@ RECORDS = (
         "batch",
         "Rows sampled from a buffer.",
         "it samples from the whole buffer",
-        attributes=(Attribute("rows", "int", low=1, doc="rows to sample"), _KEY),
+        attributes=(Attribute("rows", "int", low=1, doc="rows to sample"), KEY),
         pure=False,
         random=True,
     ),
@@ -408,7 +407,7 @@ RECORDS = (
         "model any* -> tensor any*",
         "row",
         "The gradient of a loss on some rows, added to that of the rows before; makes a 1 for each.",
-        attributes=(_AXIS,),
+        attributes=(AXIS,),
         work="trains",
         has_region=True,
         pure=False,
@@ -455,88 +454,5 @@ RECORDS = (
         free=True,
         part_of="generate",
     ),
-    NodeOp(
-        "minibatch",
-        "any* -> any*",
-        "batch",
-        "A body for each slice of an axis.",
-        "slices are of the whole batch",
-        attributes=(
-            Attribute("parts", "int", 1, 1, None, "slices", counts="part"),
-            Attribute("epochs", "int", 1, 1, None, "passes over all slices", counts="epoch"),
-            Attribute("shuffle", "bool", False, doc="each pass with other slices"),
-            _AXIS,
-            _KEY,
-        ),
-        has_region=True,
-        loop="slices",
-        pure=False,
-    ),
-    NodeOp(
-        "collect",
-        "any* -> any*",
-        "batch",
-        "A body on fresh batches until enough rows are kept.",
-        "how many rows are kept is known at the end",
-        attributes=(
-            Attribute("rows", "int", low=1, doc="rows to keep", counts="row"),
-            Attribute("rounds", "int", 64, 1, None, "give up after so many batches"),
-            Attribute(
-                "ahead", "float", None, 1.0, 64.0, "begin so many times the batches that are missing, side by side"
-            ),
-            Attribute(
-                "rest",
-                "word",
-                "carry",
-                doc="what becomes of the surplus, and which rows that is",
-                names=lambda: ("carry", "drop", "later", "longest"),
-            ),
-            Attribute("once", "bool", False, doc="the surplus is carried over once at most", by="checker"),
-            Attribute(
-                "late",
-                "word",
-                "wait",
-                doc="what becomes of surplus that is too old",
-                by="checker",
-                names=lambda: ("wait", "drop", "again"),
-            ),
-            Attribute(
-                "order",
-                "word",
-                "data",
-                doc="which of the rows that are there it takes",
-                by="checker",
-                names=lambda: ("data", "arrival", "deadline"),
-            ),
-            Attribute("batch", "int", None, 1, None, "rows that are read at a time", by="checker"),
-            _AXIS,
-        ),
-        has_region=True,
-        loop="rounds",
-        pure=False,
-    ),
-    NodeOp(
-        "every",
-        "any* -> any*",
-        "batch",
-        "A body on some steps only.",
-        "what happens on some steps only waits for what it uses",
-        attributes=(Attribute("steps", "int", low=1, doc="from one time to the next", counts="step"),),
-        has_region=True,
-        loop="steps",
-        on_steps=LoopStepRule(lambda step, count: step % count == 0, float),
-        pure=False,
-        effect=True,
-    ),
-    NodeOp(
-        "if",
-        "any* -> any*",
-        "batch",
-        "A body that runs only where a number says so.",
-        "a condition is about all rows",
-        has_region=True,
-        loop="condition",
-        pure=False,
-        effect=True,
-    ),
+    *LOOPS,
 )

@@ -15,14 +15,14 @@ Where the result is a number, `lowering` has converted the arguments to its dtyp
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from rlgraph.ops.text_reference import contains, has_number, last_number, matches
 
 Number: TypeAlias = "Tensor | float"
 """A tensor or a Python number (also int and bool), which never changes the dtype of the other argument."""
@@ -102,49 +102,14 @@ def texts_differ(a: Any, b: Any) -> Tensor:
     return torch.logical_not(texts_equal(a, b))
 
 
-# What is read in texts
-
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
-)
-"""A number, where commas may part thousands. Behind a letter, a digit or a bracket a minus is no sign: `3-2`."""
-
-
-def contains(texts: Sequence[str], part: str) -> Tensor:
-    """Return which texts have `part` in them: bool [rows]."""
-    return torch.tensor([part in text for text in texts], dtype=torch.bool)
-
-
-def matches(texts: Sequence[str], pattern: str) -> Tensor:
-    """Return in which texts a regular expression is: bool [rows]."""
-    compiled = re.compile(pattern)
-    return torch.tensor([compiled.search(text) is not None for text in texts], dtype=torch.bool)
-
-
-def last_number(texts: Sequence[str]) -> Tensor:
-    """Return the last number in each text, 0 where there is none: float64 [rows]."""
-    return torch.tensor([_last_number(text) or 0.0 for text in texts], dtype=torch.float64)
-
-
-def has_number(texts: Sequence[str]) -> Tensor:
-    """Return which texts have a number in them: bool [rows]."""
-    return torch.tensor([_last_number(text) is not None for text in texts], dtype=torch.bool)
-
-
-def _last_number(text: str) -> float | None:
-    """Return the last number in a text; None where there is none, or it is too large for a float."""
-    written = _NUMBER.findall(text)
-    value = float(written[-1].replace(",", "")) if written else math.nan
-    return value if math.isfinite(value) else None
-
-
 # Keys
 
 
 def key(x: Tensor | Sequence[Any]) -> Tensor:
     """Return for each entry a number, int64 [entries], that is the same for equal entries."""
     if isinstance(x, Tensor):
-        return torch.unique(x.detach(), return_inverse=True)[1]
+        numbered: Tensor = torch.unique(x.detach(), return_inverse=True)[1]
+        return numbered
     numbers: dict[Any, int] = {}
     return torch.tensor([numbers.setdefault(entry, len(numbers)) for entry in x], dtype=torch.int64)
 

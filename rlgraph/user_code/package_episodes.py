@@ -169,7 +169,7 @@ def _server_schema(address: str) -> dict[str, Any]:
 def _text_field(schema: Mapping[str, Any], option: str, wanted: str) -> str:
     """Return the field of an action or an observation that has its text. Raises ValueError where it is not clear."""
     fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _OF_EVERY_KIND}
-    texts = [name for name, field in fields.items() if field.get("type") == "string"]
+    texts: list[str] = [name for name, field in fields.items() if field.get("type") == "string"]
     if wanted:
         if wanted not in fields:
             raise ValueError(f"the server's {option} has no field '{wanted}'; it has: {', '.join(fields) or 'none'}")

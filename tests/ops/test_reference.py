@@ -335,6 +335,8 @@ AWAY = torch.tensor([0.7, -1.3, 2.3, 0.2, -0.6, 1.9], dtype=torch.float64)
 """No ties, no whole numbers, nothing at a bound."""
 OTHER = torch.tensor([1.1, 0.4, -0.8, 1.7, 2.2, -1.5], dtype=torch.float64)
 INDEX = torch.tensor([0, 0, 0, 2, 3, 3])
+PAIRS = torch.tensor([1, 2, -1, 3, -4]), torch.tensor([0, 0, 1, 2, 4])
+"""How far behind its first row the second one is, and the first row, of each pair."""
 """A row of three, an empty one, a single one, a pair."""
 
 DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tensor]] = {
@@ -349,6 +351,7 @@ DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tens
     **{op: lambda f, x, y: f(x, INDEX, 4).sum() * f(x * y, None, 1) for op in ("min", "max")},
     "quantile": lambda f, x, y: f(x, 0.3, INDEX, 4) * f(x, y.abs().sum() / 20, None, 1),
     **{op: lambda f, x, y: f(x, INDEX) * y for op in ("next", "prev", "cumsum")},
+    "other": lambda f, x, y: f(x, *PAIRS) * y[:5],
     "discount": lambda f, x, y: f(x, 0.9, INDEX) + f(x, y[0], INDEX) + f(x, y, INDEX),
 }
 
@@ -369,6 +372,11 @@ def test_gradient(op: str) -> None:
 def test_second_gradient(op: str) -> None:
     x, y = AWAY.clone().requires_grad_(), OTHER.clone().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x, y: DIFFERENTIABLE[op](REFERENCE[op], x, y), (x, y))
+
+
+def test_the_other_row_of_a_pair() -> None:
+    assert REFERENCE["other"](AWAY, *PAIRS).tolist() == [-1.3, 2.3, 0.7, 1.9, 0.7]
+    assert REFERENCE["other"](list("abcdef"), *PAIRS) == ["b", "c", "a", "f", "a"]
 
 
 def test_detach_stops_the_gradient() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlgraph.ops.reference import contains, has_number, last_number, matches
+from rlgraph.ops.text_reference import contains, has_number, last_number, matches
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ class HeadSums:
 
     def mean(self) -> Tensor:
         """Return the mean of x in the distribution of each row, float64 [M]."""
-        return self.reference.middle + self.t / self.s
+        mean: Tensor = self.reference.middle + self.t / self.s
+        return mean
 
 
 class LogitGradient(NamedTuple):
@@ -72,5 +73,5 @@ class LogitGradient(NamedTuple):
             return cls(factor.to(sums.dtype), None, None, (sums.s * logprobs.double().expm1()).to(sums.dtype))
         slope = -to_entropy.double() / sums.s
         of_token = -to_logprob * logprobs.expm1() - to_entropy * logprobs.exp() * (logprobs + entropies)
-        by_row = [column.to(sums.dtype) for column in (factor, slope, sums.mean().neg_().exp_())]
-        return cls(*by_row, of_token)
+        exp_minus_mean = sums.mean().neg_().exp_()
+        return cls(factor.to(sums.dtype), slope.to(sums.dtype), exp_minus_mean.to(sums.dtype), of_token)

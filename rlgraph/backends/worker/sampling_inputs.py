@@ -147,7 +147,7 @@ def tokens_to_go_on_from(node: Node, frame: Frame, model: SessionModel, session:
         message = f"`{model.model.name}` and `{table.owner}` split texts into other tokens: it cannot go on from these"
         hint = "ask it with texts: `generate(rollout.text)`"
         raise RunError(Diagnostic("E0310", message, node.span, hint))
-    begun = table.sequences.rows()
+    begun: list[list[int]] = table.sequences.rows()
     if kind.start == "tokens":
         flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
         begun = [row[: scored.index(True)] if True in scored else row for row, scored in zip(begun, flags, strict=True)]

@@ -148,7 +148,7 @@ class Compilation:
         from rlgraph.passes.compilation.default_plan import local_machine
         from rlgraph.passes.placement.row_room import row_room_errors
 
-        cluster, kind = self.target and self.target.cluster, local_machine(self.devices).kind
+        cluster, kind = self.target.cluster if self.target else None, local_machine(self.devices).kind
         return list(row_room_errors(self.program, self.plan, self.schedule, self.placed.shapes, cluster, kind))
 
     @property
