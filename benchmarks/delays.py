@@ -198,7 +198,7 @@ class Kept:
 
         start, end, give_up = processes._begin, Actors.stop, Actors.fail_waiters
 
-        def begin(ray: Any, plan: Any, spec: Any, kind: str, groups: Any) -> Any:
+        def begin(ray: Any, plan: Any, spec: Any, *places: Any) -> Any:
             return self.begin(ray, spec, _imported(spec.group))
 
         def given_up(actors: Any, why: BaseException) -> None:

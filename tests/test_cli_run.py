@@ -42,7 +42,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[0] for line in lines[4:]] == ["step 1/2", "step 2/2"]
     assert all(" tok/s" in line and "  reward " in line for line in lines[4:])
     records = [json.loads(line) for line in (folder / "runs/tiny-1/metrics.jsonl").read_text().splitlines()]
-    assert [list(record) for record in records] == [["step", "seconds", "reward"]] * 2
+    assert [list(record) for record in records] == [["step", "seconds", "reward", "mismatch/kl", "mismatch/max"]] * 2
     assert (
         told(capsys, "run", "tiny.rlf", "--steps", "1", "--seed", "7")[2]
         .splitlines()[-2]
@@ -69,7 +69,7 @@ def test_metrics_that_are_called_as_fields_of_a_record(folder: Path, capsys: pyt
     assert (step["type"], step["step"], step["phase"]) == ("step", 1, "step")
     assert (step["report.type"], step["report.phase"]) == (1.5, 2.5)
     [line] = (folder / "here/metrics.jsonl").read_text().splitlines()
-    assert list(json.loads(line)) == ["step", "seconds", "reward", "type", "phase"]
+    assert list(json.loads(line)) == ["step", "seconds", "reward", "type", "phase", "mismatch/kl", "mismatch/max"]
 
 
 def test_a_run_that_fails_saves_its_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,6 @@ def test_a_process_is_started_on_the_device_of_its_rank(monkeypatch: pytest.Monk
     plan = cast(Plan, SimpleNamespace(groups=(group,)))
     ray: Any = SimpleNamespace(remote=lambda **_: lambda worker: Actor())
     for rank in range(4):
-        spec: Any = SimpleNamespace(group=group, rank=rank, alone=True)
+        spec: Any = SimpleNamespace(group=group, rank=rank, alone=True, hard=None)
         cluster._begin(ray, plan, spec, "GPU", {"learn": None}, bundles)
     assert asked == [0, 2, 1, 3]

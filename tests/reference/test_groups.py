@@ -139,7 +139,19 @@ def test_the_sampler_is_corrected(folder: Path, name: str) -> None:
 
 def test_spo(folder: Path) -> None:
     changes = {"prompts": 'jsonl("gsm8k.jsonl")', "asked": "6", "limit": "5", "rate": "0.02"}
-    replay = Replay(shipped("spo", {"parts=4": "parts=3"}), folder, {**ACTOR, **changes})
+    replay = Replay(
+        shipped(
+            "spo",
+            {
+                "parts=4": "parts=3",
+                "prompts.id": "prompts.prompt",
+                "won[id]": "won[prompt]",
+                "lost[id]": "lost[prompt]",
+            },
+        ),
+        folder,
+        {**ACTOR, **changes},
+    )
     tracker: dict[str, tuple[float, float]] = {}
     seen_again = 0
     for seen in replay.steps:

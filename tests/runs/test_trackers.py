@@ -241,7 +241,7 @@ def test_a_run_is_sent_while_it_goes_on(capsys: pytest.CaptureFixture[str]) -> N
     events = loader.EventAccumulator("run/tensorboard")
     events.Reload()
     tags = events.Tags()
-    assert tags["scalars"] == ["seconds", "reward"] and tags["images"] == ["dataflow"]
+    assert tags["scalars"] == ["seconds", "reward", "mismatch/kl", "mismatch/max"] and tags["images"] == ["dataflow"]
     assert tags["tensors"] == ["program", "configuration", "samples"]
     [png] = events.Images("dataflow")
     assert png.encoded_image_string.startswith(b"\x89PNG")

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-import rlgraph
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.user_code import Environment, Workers, open_environment
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.package_episodes import row_seed
 from rlgraph.user_code.spec import CallSpec
-from tests.programs_on_disk import PROGRAM, write_tiny
 
 Declare = Callable[[str], CallSpec]
 Open = Callable[[str], Environment]
@@ -118,22 +116,6 @@ def test_numbers_are_read_from_an_action_and_what_is_none_is_answered(opened: Op
     [told] = played(environment, [{"prompt": "a"}], ["I choose 7, no: 2.", "nothing", "4", "-1", "3"])
     assert [said.split(" ")[0] for said, _, _ in told[1:]] == ["2", "Answer", "Answer", "Answer", "3"]
     assert told[2] == ("Answer with a whole number from 1 to 3.", 0.0, False)
-
-
-def test_rules_that_leave_no_room_for_an_action_are_told(tmp_path: Path) -> None:
-    """`max_tokens` counts what an environment says: a model that never acts would learn nothing, without a word."""
-    (tmp_path / "worlds.py").write_text(WORLDS)
-    program = PROGRAM.replace("step:", 'env game = gymnasium("worlds:Words-v0")\n\nstep:').replace('"abcd>"', "LETTERS")
-    program = program.replace("LETTERS", '"abcdefghijklmnopqrstuvwxyz0123456789 >"')
-    program = program.replace(
-        "actor.generate(prompts, n=n, max_tokens=4)", "actor.interact(game, prompts, n=n, max_turns=2, max_tokens=4)"
-    ).replace("reward  = score(rollout)", "reward  = sum(rollout.reward, turn)")
-    path = write_tiny(tmp_path, program)
-    with pytest.raises(RunError) as caught:
-        rlgraph.compile(path).run(steps=1, out=tmp_path / "run")
-    assert "E0739" in str(caught.value) and "`max_tokens=4` counts what the environment says" in str(caught.value)
-    path.write_text(program.replace("max_tokens=4", "max_tokens=40"))
-    assert rlgraph.compile(path).run(steps=1, out=tmp_path / "again")
 
 
 def test_a_seed_is_the_column_or_a_number_made_of_all_columns() -> None:

@@ -23,13 +23,11 @@ from rlgraph.backends.worker.sampling import repeat_items, table_output, table_t
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import Session
 from rlgraph.conversations import template_options_of, tools_of
-from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import SAID
 from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment, Episode
 
-NO_ROOM = "E0739"
 CHECKED = 8
 """How many episodes of a run are compared with their whole conversations."""
 
@@ -126,23 +124,12 @@ def _step_environment(
                 place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
             ]
             if not open_:
-                if episodes and turn == 0:
-                    raise _no_room_error(node, episodes)
                 break
             _turn(how, episodes, environment, games, open_, turn)
     finally:
         for game in games:
             game.close()
     return episodes
-
-
-def _no_room_error(node: Node, episodes: Sequence[GrowingEpisode]) -> RunError:
-    """Return the error for episodes of which none has room for an action: nothing would be learned, without a word."""
-    most = node.attr("max_tokens")
-    fewest = min(most - episode.tokens_left(most) for episode in episodes)
-    message = f"no episode has room for an action: the first observations have {fewest} tokens or more"
-    hint = f"`max_tokens={most}` counts what the environment says, too: give it more"
-    return RunError(Diagnostic(NO_ROOM, message, node.span, hint))
 
 
 def _turn(

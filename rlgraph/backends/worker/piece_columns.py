@@ -60,7 +60,7 @@ def columns_of_pieces(
             columns |= finished_rows(kind, main_places.shape[0])
             if ends:
                 columns[name] = pick_entries(main.columns[name], main_places)
-        elif column.axis and column.axis.inner and all(name in piece.table.columns for piece in pieces):
+        elif column.axis and column.axis.inner and pieces and all(name in piece.table.columns for piece in pieces):
             by_row = zip(*(piece.entries(name) for piece in pieces), strict=True)
             parts = [part for row in by_row for part in row]
             # A row of no table with tokens has no entries; of no row there is nothing to join.

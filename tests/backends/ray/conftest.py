@@ -63,8 +63,8 @@ def forking(folder: Path) -> Iterator[None]:
     def begin(params: Any, *args: Any, **named: Any) -> None:
         plain(params, *args, **{"setup_worker_path": forked.__file__} | named)
 
-    def asking(kind: str, alone: bool, engine: str) -> dict[str, str]:
-        return environment(kind, alone, engine) | ({forked.ASKS: "1"} if kind == "CPU" else {})
+    def asking(kind: str, *given: Any) -> dict[str, str]:
+        return environment(kind, *given) | ({forked.ASKS: "1"} if kind == "CPU" else {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(forked.LISTENS, str(folder / "forks"))

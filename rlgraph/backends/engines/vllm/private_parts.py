@@ -28,6 +28,16 @@ class PrivatePart:
 
 PRIVATE_PARTS: tuple[PrivatePart, ...] = (
     PrivatePart(
+        "vllm.v1.worker.utils",
+        ("request_memory",),
+        "hard devices ask whether it would start, as it asks itself",
+    ),
+    PrivatePart(
+        "vllm.distributed.device_communicators.custom_all_reduce",
+        ("_can_p2p",),
+        "hard devices ask whether its ranks reach each other, as it asks itself",
+    ),
+    PrivatePart(
         "vllm.v1.executor.uniproc_executor",
         ("UniProcExecutor._init_executor", "UniProcExecutor._distributed_args"),
         "a rank of several is this very process; the offered executors start processes of their own, or want torchrun",
