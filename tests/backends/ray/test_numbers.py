@@ -269,9 +269,10 @@ def test_metrics(run: OnActors) -> None:
 
 @plans("")
 def test_sampler_and_trainer_agree(run: OnActors) -> None:
-    """Every step has tokens that one engine sampled and another one trained on at the same weights."""
+    """Every step has tokens that one engine sampled and another one trained on at the same weights. Weights of another
+    step would be 1e-3 apart, as the test below sees."""
     for step in run.steps:
-        assert 0 <= step.extra[MAX] < CLOSE and 0 <= step.extra[KL] < CLOSE
+        assert 0 <= step.extra[MAX] < DRIFTED and 0 <= step.extra[KL] < CLOSE
 
 
 @plans("")
