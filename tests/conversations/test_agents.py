@@ -128,6 +128,14 @@ def test_requests_that_are_answered_as_they_come_are_answered_the_same(
     assert seen.metrics["requests"] == 24 and seen.metrics["off"] < 1e-5
 
 
+def test_of_no_rows_nothing_is_asked(joining: None, tmp_path: Path) -> None:
+    head = program(tmp_path, TALK).partition("step:")[0]
+    step = "step:\n    keep rows where uniform(rows) > 2\n    episode = actor.interact(bot, rows, max_turns=2, max_tokens=9)\n"
+    text = head.replace("model ref = frozen(actor)\n", "") + step + "    report requests = sum(episode.requests)\n"
+    (seen,) = Run(compile_text(text), tmp_path).steps(1)
+    assert seen.metrics["requests"] == 0
+
+
 def test_what_fails_in_a_thread_that_samples_ends_the_run(
     joining: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

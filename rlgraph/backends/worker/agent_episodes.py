@@ -81,9 +81,9 @@ def _number_name(name: str, ids: Sequence[RowId], place: int) -> str:
 
 def _answer_in_rounds(how: ActionSampling, play: AgentPlay) -> None:
     """Answer the requests that wait together, and then those that have come meanwhile, until all episodes are over."""
+    places = _places(play)
     while (asked := play.next_requests()) is not None:
         begun = _begin(play, asked)
-        places = _places(play)
         wanted = [(places[one.episode], one.request.seed, turn) for one, turns in begun for turn in turns]
         made = iter(_sample(how, wanted))
         for one, turns in begun:
@@ -95,7 +95,7 @@ def _answer_as_they_come(how: ActionSampling, play: AgentPlay) -> None:
     thread alone writes and reads texts; others wait for the engine."""
     places = _places(play)
     going: dict[Future[list[SampledTurn]], tuple[AskedRequest, list[NextTurn]]] = {}
-    with ThreadPoolExecutor(play.most_at_once) as threads:
+    with ThreadPoolExecutor(max(1, play.most_at_once)) as threads:
         while (asked := play.next_requests(gathers=False)) is not None:
             for one, turns in _begin(play, asked):
                 sampling = threads.submit(
