@@ -145,10 +145,9 @@ class Compilation:
 
     def _row_room_errors(self) -> list[Diagnostic]:
         """Return what is wrong with the caches that the schedule says."""
-        from rlgraph.passes.compilation.default_plan import local_machine
         from rlgraph.passes.placement.row_room import row_room_errors
 
-        cluster, kind = self.target.cluster if self.target else None, local_machine(self.devices).kind
+        cluster, kind = self.target.cluster if self.target else None, self._machine.kind
         return list(row_room_errors(self.program, self.plan, self.schedule, self.placed.shapes, cluster, kind))
 
     @property
