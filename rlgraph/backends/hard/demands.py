@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
-from rlgraph.backends.enginespec.memory import ReservedCache
-from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.enginespec.start_demand import StartDemand
-from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
-from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.cost.cache_reservation import CacheSizingInput, cache_reservation, one_row_cache_bytes
-from rlgraph.passes.placement.model_load_order import reserves_cache
+from rlgraph.passes.cost.cache_reservation import cache_reservation, one_row_cache_bytes
+from rlgraph.passes.placement.engine_contracts import cache_question
 
 
 def start_demands(
@@ -23,18 +18,15 @@ def start_demands(
     """Return the demand of each engine that has some, by group and model. memory: bytes of a device."""
     demands = {}
     for group in plan.groups:
-        for model in group.models if reserves_cache(plan, group) else ():
-            spec, shape, holding = engine(group.engine), shapes.get(model), plan.holding(model, group.name)
-            cache = spec.memory.cache
-            if not isinstance(shape, Shape) or not isinstance(cache, ReservedCache):
+        for model in group.models:
+            asked = cache_question(program, plan, group, model, shapes.get(model), "gpu", memory)
+            if asked is None:
                 continue
-            ranks, kind = spec.column_rank_count(group.mesh), cast(ModelKind, program.model(model).kind)
-            itemsize = ITEM_BYTES[program.dtype_of_model(program.model(model))]
-            question = CacheSizingInput(shape, kind, ranks, itemsize, False, memory)
+            (question, cache), holding = asked, plan.holding(model, group.name)
             said = holding.max_len or None, holding.kv_bytes or None, holding.share or cache.share
             terms = cache_reservation(question, cache, *said)
             row = one_row_cache_bytes(question, cache, terms.row_tokens)
-            weights = int(question.rank_weight_bytes)
+            weights, ranks = int(question.rank_weight_bytes), question.tp
             demands[group.name, model] = StartDemand(
                 terms.share, weights, terms.cache_bytes, terms.row_tokens, row, ranks
             )
