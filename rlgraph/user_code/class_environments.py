@@ -102,6 +102,13 @@ def open_class_environment(spec: EnvironmentSpec, folders: SearchFolders, pool: 
     constants = user_options(spec, OPTIONS, signature, target.name)
     _check_class(target, signature)
     require_arguments(target, signature, constants)
+    return environment_of_objects(target, constants, limit_s, processes)
+
+
+def environment_of_objects(
+    target: CodeTarget, constants: Mapping[str, Any], limit_s: float, processes: tuple[Worker, ...]
+) -> Environment:
+    """Return an environment of which each episode is an object of the target's, in one process after the other."""
     turns = itertools.cycle(processes)
 
     def make_episode(name: str) -> ObjectEpisode:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.user_code.class_environments import OPTIONS, ObjectEpisode
+from rlgraph.user_code.class_environments import OPTIONS, environment_of_objects
 from rlgraph.user_code.code_diagnostics import CodeTarget, shorten
 from rlgraph.user_code.environments import Environment, EnvironmentSpec
 from rlgraph.user_code.files import SearchFolders, module_search_path
@@ -26,9 +25,8 @@ _FILE = Path(__file__).with_name("package_episodes.py")
 
 @dataclass(frozen=True, slots=True)
 class PackagedKind:
-    """How environments of one package are declared."""
+    """How environments of one package are declared, by the word that is its name, too."""
 
-    package: str
     episode: str
     """The class in `package_episodes.py`."""
     argument: str
@@ -37,9 +35,9 @@ class PackagedKind:
 
 
 PACKAGED_KINDS = {
-    "textarena": PackagedKind("textarena", "TextArenaGame", "the name of a game", "GuessTheNumber-v0"),
-    "gymnasium": PackagedKind("gymnasium", "GymnasiumText", "the name of an environment", "my_module:Words-v0"),
-    "openenv": PackagedKind("openenv", "OpenEnvSession", "the address of a server", "http://127.0.0.1:8000"),
+    "textarena": PackagedKind("TextArenaGame", "the name of a game", "GuessTheNumber-v0"),
+    "gymnasium": PackagedKind("GymnasiumText", "the name of an environment", "my_module:Words-v0"),
+    "openenv": PackagedKind("OpenEnvSession", "the address of a server", "http://127.0.0.1:8000"),
 }
 
 
@@ -60,7 +58,7 @@ def open_packaged_environment(spec: EnvironmentSpec, folders: SearchFolders, poo
     """Return the environment of a package; one is made to see that there is such an environment. Raises
     `ProgramError`."""
     kind = PACKAGED_KINDS[spec.kind]
-    require_package(kind.package, spec.span)
+    require_package(spec.kind, spec.span)
     # As a module: so the user's own modules are found, in which environments of Gymnasium are registered.
     code = CodeSource(_FILE, f"rlgraph.user_code.{_FILE.stem}", tuple(module_search_path(folders)))
     target = CodeTarget(spec.kind, code, kind.episode, spec.span, ours=True)
@@ -74,13 +72,7 @@ def open_packaged_environment(spec: EnvironmentSpec, folders: SearchFolders, poo
         processes[0].request("close", key, limit_s=IMPORT_LIMIT_S)
     except CodeFailure as failure:
         raise ProgramError(_not_made(spec, kind, failure)) from None
-    turns = itertools.cycle(processes)
-
-    def make_episode(name: str) -> ObjectEpisode:
-        worker = next(turns)
-        return ObjectEpisode(target, constants, limit_s, worker, worker.new_object_key(), name)
-
-    return Environment(make_episode, processes)
+    return environment_of_objects(target, constants, limit_s, processes)
 
 
 def _not_made(spec: EnvironmentSpec, kind: PackagedKind, failure: CodeFailure) -> Diagnostic:
