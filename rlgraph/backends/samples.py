@@ -293,8 +293,7 @@ def row_texts(table: TableData, decode: Decode) -> list[RowTexts]:
     """Return what a person reads of the rows of a table that is in this process."""
     sequences = table.sequences
     assert sequences is not None
-    flags = [flags.tolist() for flags in sequences.scored.split(sequences.lengths.tolist())]
-    answers = [tokens[_first(scored) :] for tokens, scored in zip(sequences.rows(), flags, strict=True)]
+    answers = [tokens[start:] for tokens, start in zip(sequences.rows(), sequences.first_scored(), strict=True)]
     texts = decode(table.owner, answers)
     versions = table.columns[OLDEST if OLDEST in table.columns else "version"].tolist()
     counts = sequences.scored_counts().tolist()
@@ -308,10 +307,6 @@ def _rewards_of_episodes(table: TableData, count: int) -> list[float | None]:
         return [None] * count
     parts = table.columns["reward"].split(table.columns["turns"].tolist())
     return [float(part.sum()) for part in parts]
-
-
-def _first(scored: Sequence[bool]) -> int:
-    return scored.index(True) if True in scored else len(scored)
 
 
 # Choosing

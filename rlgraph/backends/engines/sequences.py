@@ -83,6 +83,14 @@ class Sequences:
         """Return the scored tokens as N lists."""
         return [row.tolist() for row in self.tokens[self.scored].split(self.scored_counts().tolist())]
 
+    def scored_by_row(self) -> list[list[bool]]:
+        """Return which tokens are scored as N lists."""
+        return [row.tolist() for row in self.scored.split(self.lengths.tolist())]
+
+    def first_scored(self) -> list[int]:
+        """Return for each row how many tokens stand before its first scored one; all of them where none is scored."""
+        return [row.index(True) if True in row else len(row) for row in self.scored_by_row()]
+
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
         """Return the rows padded on the right: ids int64 [N, T] and a mask that is False at padding, bool [N, T]."""
         longest = int(self.lengths.max()) if len(self) else 0

@@ -103,15 +103,12 @@ def _add_tokens(
     assert isinstance(kind, Table) and table.sequences is not None
     _check_tokenizer(node, session, main.owner, table.owner)
     places = frame.ancestor_rows(table_type(node).axis.key, kind.axis.key)
-    flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
-    tokens = table.sequences.rows()
+    tokens, flags, starts = table.sequences.rows(), table.sequences.scored_by_row(), table.sequences.first_scored()
     for row, place in zip(growing, places.tolist(), strict=True):
-        scored, start = flags[place], 0
-        if row.tokens:
-            start = scored.index(True) if True in scored else len(scored)
-        else:
+        start = starts[place] if row.tokens else 0
+        if not row.tokens:
             row.prompt = table.prompts[place]
-        kept = scored[start:]
+        kept = flags[place][start:]
         row.add(tokens[place][start:], kept, kept if learns else [False] * len(kept))
     return LearnedPiece(table, kind, places)
 

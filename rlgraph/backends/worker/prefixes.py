@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -28,7 +26,7 @@ def cut_rows(node: Node, frame: Frame, session: Session) -> NodeOutput:
     places = frame.ancestor_rows(kind.axis.key, old.axis.key)
     kept = np.minimum(_wanted(node, frame, kind), table.sequences.scored_counts().numpy()[places])
     sequences = table.sequences.take(torch.from_numpy(places))
-    ends = [_end(flags.numpy(), int(count)) for flags, count in zip(_flags(sequences), kept, strict=True)]
+    ends = [_end(scored, int(count)) for scored, count in zip(sequences.scored_by_row(), kept, strict=True)]
     indices = places.tolist()
     made = TableData(
         tuple(table.data[place] for place in indices),
@@ -40,17 +38,13 @@ def cut_rows(node: Node, frame: Frame, session: Session) -> NodeOutput:
     return NodeOutput({node.outputs[0].name: made}, rows_of_inner_axes(kind, made))
 
 
-def _flags(sequences: Any) -> Any:
-    return sequences.scored.split(sequences.lengths.tolist())
-
-
-def _end(scored: np.ndarray, count: int) -> int:
+def _end(scored: list[bool], count: int) -> int:
     """Return how many tokens a row has up to its `count`-th with loss, that one included; of none of them, how many
     stand before the first."""
     where = np.flatnonzero(scored)
     if count:
         return int(where[count - 1]) + 1
-    return int(where[0]) if where.size else scored.shape[0]
+    return int(where[0]) if where.size else len(scored)
 
 
 def _wanted(node: Node, frame: Frame, kind: Table) -> np.ndarray:

@@ -149,8 +149,7 @@ def tokens_to_go_on_from(node: Node, frame: Frame, model: SessionModel, session:
         raise RunError(Diagnostic("E0310", message, node.span, hint))
     begun: list[list[int]] = table.sequences.rows()
     if kind.start == "tokens":
-        flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
-        begun = [row[: scored.index(True)] if True in scored else row for row, scored in zip(begun, flags, strict=True)]
+        begun = [row[:start] for row, start in zip(begun, table.sequences.first_scored(), strict=True)]
     longest, most, ended = model.max_row_tokens, node.attr("max_tokens"), ended_rows(node, frame, session)
     for place, row in enumerate(begun):
         if longest is not None and not ended[place] and len(row) + most > longest:
@@ -170,10 +169,9 @@ def ended_rows(node: Node, frame: Frame, session: Session) -> list[bool]:
     if kind.sampled:
         return list(table.columns["finished"].tolist())
     end = session.models[table.owner].engine.codec.eos_id
-    flags = table.sequences.scored.split(table.sequences.lengths.tolist())
     return [
-        bool(row) and bool(scored[-1]) and row[-1] == end
-        for row, scored in zip(table.sequences.rows(), flags, strict=True)
+        bool(row) and scored[-1] and row[-1] == end
+        for row, scored in zip(table.sequences.rows(), table.sequences.scored_by_row(), strict=True)
     ]
 
 
@@ -181,9 +179,9 @@ def check_read_from_texts(node: Node, table: TableData, kind: Table, rows: Rows,
     """Raise RunError for a row that is more than its prompt and one answer, which a model with another tokenizer is to
     read. owner: the codec that made its tokens."""
     assert table.sequences is not None
-    flags = [part.tolist() for part in table.sequences.scored.split(table.sequences.lengths.tolist())]
-    for place, (tokens, scored) in enumerate(zip(table.sequences.rows(), flags, strict=True)):
-        start = scored.index(True) if True in scored else len(scored)
+    sequences = table.sequences
+    by_row = zip(sequences.rows(), sequences.scored_by_row(), sequences.first_scored(), strict=True)
+    for place, (tokens, scored, start) in enumerate(by_row):
         prompt, row = parse_content(prompt_of(table.prompts[place]), "prompt"), table.data[place]
         asked = owner.encode_prompt(prompt, tools_of(row), template_options_of(row))
         if not all(scored[start:]) or tokens[:start] != asked:
