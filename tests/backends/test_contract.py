@@ -15,51 +15,21 @@ from rlgraph.api.summary import summary_text
 from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.backends.ray.cluster import process_env_vars
 from rlgraph.backends.ray.processes import InlineProcesses
-from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.dsl import placing
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.compilation import default_plan
 from rlgraph.passes.cost.work import model_parallel_parameter_count
 from rlgraph.passes.placement.model_load_order import model_load_rounds
-from rlgraph.passes.placement.place import Machine
+from tests.shared_pool import PROGRAM, compiled, place_as_on_gpus
 
-PROGRAM = """
-algorithm small
-model actor = causal_lm("Qwen/Qwen2.5-7B-Instruct", dtype="bfloat16")
-model ref   = frozen(actor)
-data prompts = jsonl("prompts.jsonl", batch=32)
-func judge = python("f.py:f")
-step:
-    rollout = actor.generate(prompts, n=4, max_tokens=1024)
-    score = judge(rollout)
-    kept = ref.logprobs(rollout)
-    train actor(lr=1e-6):
-        minimize -mean(actor.logprobs(rollout) * score) + 0.001 * mean(actor.logprobs(rollout) - kept)
-"""
-SHARED = """
-schedule small
-pool all = 8 devices
-place actor.train, ref on all(engine=megatron, tp=2{trainer})
-place actor.generate on all(engine=vllm, tp=2{sampler})
-"""
 CLUSTER = "1x8:h100-80gb"
-
-
-def compiled(trainer: str = "", sampler: str = "", cluster: str | None = None) -> Compiled:
-    schedule = SHARED.format(trainer=trainer, sampler=sampler)
-    return rlgraph.compile(PROGRAM, schedule=schedule, cluster=cluster)
 
 
 @pytest.fixture
 def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with GPUs, to the compiler."""
-
-    def machine(devices: int, kind: DeviceKind = "gpu") -> Machine:
-        return Machine(devices, kind)
-
-    monkeypatch.setattr(default_plan, "local_machine", machine)
+    place_as_on_gpus(monkeypatch)
 
 
 def sleepers(plan: Plan) -> set[tuple[str, str]]:

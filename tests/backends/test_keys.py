@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
-import torch
-from scheduled import compiled
-from tiny import Run, Seen, compile_text, data_folder, weights
+from in_any_plan import JUDGES, SPLITS, assert_same, one_step, scored_ids, streamed_metrics
+from tiny import Seen, compile_text, data_folder, weights
 
-from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.program_text import program_text
 
 FIRST = 3
 """The tokens before it are pad, end and unknown, and no part of a text."""
 
-USER = """
-def halves(completion_ids, **columns):
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-def some(completion_ids, **columns):
-    return [None if sum(ids) % 3 == 0 else float(sum(ids) % 5) for ids in completion_ids]
-"""
 TEXT = f"""algorithm keys
 model actor  = causal_lm({weights()}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
@@ -63,26 +52,19 @@ step:
         minimize mean((row - mean(row, by=key(prompts, score))) ** 2 + row * mean(score, by=rollout.task))
     report kept = size(score), then = mean(actor.logprobs(rollout))
 """
-SCHEDULE = """pool play   = 1 devices
-pool judges = 2 cpus
-place actor on play(engine=transformers)
-place halves, some on judges
-stream rollout(block={})
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = data_folder(tmp_path_factory.mktemp("keys"))
-    (folder / "keys.py").write_text(USER)
+    (folder / "keys.py").write_text(JUDGES.format(most=5))
     return folder
 
 
 @cache
 def whole(folder: Path) -> Seen:
     """All rows at once."""
-    [seen] = Run(compile_text(TEXT), folder).steps(1)
-    return seen
+    return one_step(TEXT, folder)
 
 
 def grouped(keys: Sequence[Hashable], values: Sequence[float], reduce: Callable[[list[float]], float]) -> list[float]:
@@ -100,10 +82,7 @@ def spread(values: list[float]) -> float:
 def test_numbers_by_hand(folder: Path) -> None:
     seen = whole(folder)
     table, found = seen.table("rollout"), seen.metrics
-    ids = [
-        [token for token, mine in zip(row, scored, strict=True) if mine]
-        for row, scored in zip(table.tokens, table.scored, strict=True)
-    ]
+    ids = scored_ids(table)
     length = [float(len(row)) for row in ids]
     score = [float(sum(row) % 2) for row in ids]
     task = [row["task"] for row in table.data]
@@ -144,20 +123,14 @@ def test_numbers_by_hand(folder: Path) -> None:
     assert found["seen"] == sum(grouped([round(v, 9) for v in known], length, len))
 
 
-@pytest.mark.parametrize("settings", [{"block": 1}, {"block": 3}, {"micro_rows": 1}, {"micro_rows": 3}])
+@pytest.mark.parametrize("settings", SPLITS)
 def test_blocks_and_micro_batches(folder: Path, settings: dict[str, int]) -> None:
-    [seen] = Run(compile_text(TEXT), folder, **settings).steps(1)
-    assert seen.metrics == pytest.approx(whole(folder).metrics, rel=1e-10)
-    assert seen.losses["actor"][0] == pytest.approx(whole(folder).losses["actor"][0], rel=1e-10)
-    torch.testing.assert_close(seen.weights["actor"], whole(folder).weights["actor"], atol=1e-10, rtol=0)
+    assert_same(one_step(TEXT, folder, **settings), whole(folder), 1e-10)
 
 
 @pytest.mark.parametrize("block", [1, 6])
 def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
-    made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
-    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        [step] = list(backend.run_steps(1))
-    assert step.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
+    assert streamed_metrics(TEXT, folder, block) == pytest.approx(whole(folder).metrics, rel=1e-9)
 
 
 def test_units(folder: Path) -> None:

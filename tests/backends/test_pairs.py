@@ -3,30 +3,19 @@ them."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from scheduled import compiled
-from tiny import Run, Seen, compile_text, data_folder, weights
+from in_any_plan import JUDGES, SPLITS, assert_same, one_step, scored_ids, streamed_metrics
+from tiny import Seen, compile_text, data_folder, weights
 
-from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.program_text import program_text
 
 FIRST = 3
 """The tokens before it are pad, end and unknown, and no part of a text."""
 
-USER = """
-def halves(completion_ids, **columns):
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-def some(completion_ids, **columns):
-    return [None if sum(ids) % 3 == 0 else float(sum(ids) % 5) for ids in completion_ids]
-"""
 TEXT = f"""algorithm pairs
 model actor  = causal_lm({weights()}, dtype="float64")
 model judge  = frozen(causal_lm({weights(3)}, dtype="float64"))
@@ -56,35 +45,25 @@ step:
             minimize mean((now - p.other(now)) ** 2) - mean(now * wins)
     report then = mean(actor.logprobs(rollout))
 """
-SCHEDULE = """pool play   = 1 devices
-pool judges = 2 cpus
-place actor, judge on play(engine=transformers)
-place halves, some on judges
-stream rollout(block={})
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = data_folder(tmp_path_factory.mktemp("pairs"))
-    (folder / "pairs.py").write_text(USER)
+    (folder / "pairs.py").write_text(JUDGES.format(most=5))
     return folder
 
 
 @cache
 def whole(folder: Path) -> Seen:
     """All rows at once."""
-    [seen] = Run(compile_text(TEXT), folder).steps(1)
-    return seen
+    return one_step(TEXT, folder)
 
 
 def test_numbers_by_hand(folder: Path) -> None:
     seen = whole(folder)
     table, found = seen.table("rollout"), seen.metrics
-    ids = [
-        [token for token, mine in zip(row, scored, strict=True) if mine]
-        for row, scored in zip(table.tokens, table.scored, strict=True)
-    ]
+    ids = scored_ids(table)
     length, score = [len(row) for row in ids], [float(sum(row) % 2) for row in ids]
     others = [[row for row in range(20) if row // 4 == own // 4 and row != own] for own in range(20)]
     wins = [
@@ -110,21 +89,14 @@ def test_numbers_by_hand(folder: Path) -> None:
     assert found["equal"] == sum(sum(length[a] == length[b] for a in rows for b in rows) for rows in others)
 
 
-@pytest.mark.parametrize("settings", [{"block": 1}, {"block": 3}, {"micro_rows": 1}, {"micro_rows": 3}])
+@pytest.mark.parametrize("settings", SPLITS)
 def test_blocks_and_micro_batches(folder: Path, settings: dict[str, int]) -> None:
-    [seen] = Run(compile_text(TEXT), folder, **settings).steps(1)
-    assert seen.metrics == pytest.approx(whole(folder).metrics, rel=1e-10)
-    for found, expected in zip(seen.losses["actor"], whole(folder).losses["actor"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-10)
-    torch.testing.assert_close(seen.weights["actor"], whole(folder).weights["actor"], atol=1e-10, rtol=0)
+    assert_same(one_step(TEXT, folder, **settings), whole(folder), 1e-10)
 
 
 @pytest.mark.parametrize("block", [1, 6])
 def test_rows_that_stream(folder: Path, block: int) -> None:
-    made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
-    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        [step] = list(backend.run_steps(1))
-    assert step.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
+    assert streamed_metrics(TEXT, folder, block, "actor, judge") == pytest.approx(whole(folder).metrics, rel=1e-9)
 
 
 def test_units(folder: Path) -> None:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from scheduled import compiled
-from tiny import Run, Seen, compile_text, data_folder, weights
+from in_any_plan import JUDGES, SPLITS, assert_same, one_step, scored_ids, streamed_metrics
+from tiny import Seen, compile_text, data_folder, weights
 
-from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.worker.session import Settings
-
-USER = """
-def halves(completion_ids, **columns):
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-def some(completion_ids, **columns):
-    return [None if sum(ids) % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
-"""
 TEXT = f"""algorithm ranks
 model actor  = causal_lm({weights()}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
@@ -44,26 +32,19 @@ step:
         minimize mean(-now * (1 + rank(detach(now)) + rank(detach(now), by=prompts)))
     report kept = size(order), gain = sum(order), then = mean(actor.logprobs(rollout))
 """
-SCHEDULE = """pool play   = 1 devices
-pool judges = 2 cpus
-place actor on play(engine=transformers)
-place halves, some on judges
-stream rollout(block={})
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = data_folder(tmp_path_factory.mktemp("ranks"))
-    (folder / "ranks.py").write_text(USER)
+    (folder / "ranks.py").write_text(JUDGES.format(most=2))
     return folder
 
 
 @cache
 def whole(folder: Path) -> Seen:
     """All rows at once."""
-    [seen] = Run(compile_text(TEXT), folder).steps(1)
-    return seen
+    return one_step(TEXT, folder)
 
 
 def places(values: list[float]) -> list[int]:
@@ -74,11 +55,8 @@ def places(values: list[float]) -> list[int]:
 def test_numbers_by_hand(folder: Path) -> None:
     seen = whole(folder)
     table, found = seen.table("rollout"), seen.metrics
-    sums = [
-        sum(token for token, mine in zip(row, scored, strict=True) if mine)
-        for row, scored in zip(table.tokens, table.scored, strict=True)
-    ]
-    lengths = [sum(scored) for scored in table.scored]
+    ids = scored_ids(table)
+    sums, lengths = [sum(row) for row in ids], [len(row) for row in ids]
     score = [float(total % 2) for total in sums]
     there = [total % 3 > 0 for total in sums]
     assert 0 < sum(there) < 20 and 0 < sum(score) < 20
@@ -99,20 +77,14 @@ def test_numbers_by_hand(folder: Path) -> None:
     assert found["part"] == sum(lengths[row] for row in range(20) if place[row] < 1 + shortest[row // 4])
 
 
-@pytest.mark.parametrize("settings", [{"block": 1}, {"block": 3}, {"micro_rows": 1}, {"micro_rows": 3}])
+@pytest.mark.parametrize("settings", SPLITS)
 def test_blocks_and_micro_batches(folder: Path, settings: dict[str, int]) -> None:
-    [seen] = Run(compile_text(TEXT), folder, **settings).steps(1)
-    assert seen.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
-    assert seen.losses["actor"][0] == pytest.approx(whole(folder).losses["actor"][0], rel=1e-9)
-    torch.testing.assert_close(seen.weights["actor"], whole(folder).weights["actor"], atol=1e-9, rtol=0)
+    assert_same(one_step(TEXT, folder, **settings), whole(folder), 1e-9)
 
 
 @pytest.mark.parametrize("block", [1, 6])
 def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
-    made = compiled(TEXT, {}, SCHEDULE.format(block), folder)
-    with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
-        [step] = list(backend.run_steps(1))
-    assert step.metrics == pytest.approx(whole(folder).metrics, rel=1e-9)
+    assert streamed_metrics(TEXT, folder, block) == pytest.approx(whole(folder).metrics, rel=1e-9)
 
 
 def test_units(folder: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from test_contract import CLUSTER, compiled, on_gpus
+from test_contract import CLUSTER, on_gpus
 
 from rlgraph.errors import ProgramError
 from rlgraph.passes.cost.cache_reservation import one_row_cache_bytes
 from rlgraph.passes.placement.engine_contracts import cache_question
+from tests.shared_pool import compiled
 
 __all__ = ["on_gpus"]
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.offload import MemoryCounters
@@ -26,11 +25,9 @@ from rlgraph.backends.hard.node import HardNodes, read_hard_nodes
 from rlgraph.backends.hard.process import HardProcess, HardSeat, Reservation
 from rlgraph.backends.hard.seats import hard_seats
 from rlgraph.backends.ray.cluster import process_env_vars
-from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import RunError
-from rlgraph.passes.compilation import default_plan
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.cost.work import model_parallel_parameter_count
@@ -40,43 +37,16 @@ from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
 from rlgraph.passes.pipelines.stage_programs import training_stage_programs
 from rlgraph.passes.pipelines.timetable import ScheduleEntry
 from rlgraph.passes.placement.model_load_order import model_load_rounds
-from rlgraph.passes.placement.place import Machine
+from tests.shared_pool import compiled, place_as_on_gpus
 from tests.suites import few
 
 NODE = read_hard_nodes("hard:8x80GiB")
-PROGRAM = """
-algorithm small
-model actor = causal_lm("Qwen/Qwen2.5-7B-Instruct", dtype="bfloat16")
-model ref   = frozen(actor)
-data prompts = jsonl("prompts.jsonl", batch=32)
-func judge = python("f.py:f")
-step:
-    rollout = actor.generate(prompts, n=4, max_tokens=1024)
-    score = judge(rollout)
-    kept = ref.logprobs(rollout)
-    train actor(lr=1e-6):
-        minimize -mean(actor.logprobs(rollout) * score) + 0.001 * mean(actor.logprobs(rollout) - kept)
-"""
-SHARED = """
-schedule small
-pool all = 8 devices
-place actor.train, ref on all(engine=megatron, tp=2{trainer})
-place actor.generate on all(engine=vllm, tp=2{sampler})
-"""
 
 
 @pytest.fixture(autouse=True)
 def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with GPUs, to the compiler."""
-
-    def machine(devices: int, kind: DeviceKind = "gpu") -> Machine:
-        return Machine(devices, kind)
-
-    monkeypatch.setattr(default_plan, "local_machine", machine)
-
-
-def compiled(trainer: str = "", sampler: str = "") -> Compiled:
-    return rlgraph.compile(PROGRAM, schedule=SHARED.format(trainer=trainer, sampler=sampler))
+    place_as_on_gpus(monkeypatch)
 
 
 def demand_of(made: Compiled) -> StartDemand:
