@@ -56,8 +56,9 @@ REPORTS = {
 }
 """What is compared beside the metrics that a program reports: an accuracy shows a difference only where it is gross."""
 SAMPLING_ALGORITHMS = ("grpo", "ppo")
-SIGNS = {"accuracy"}
-"""Metrics that count how many numbers are above 0. Before the first update margins are 0, and rounding decides."""
+NOT_COMPARED = {"accuracy", "mismatch/kl", "mismatch/max"}
+"""Metrics that are rounding: an accuracy counts the numbers above 0, and margins are 0 before the first update;
+a mismatch is what rounding makes between two engines, which are others on Ray."""
 TRAINED = {"reward_model": ["reward"], "ppo": ["actor", "critic"]}
 """The trained models of those that train another than `actor`."""
 JUDGE_STEPS = 10
@@ -269,7 +270,7 @@ def difference(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]
     step, and which it is, of which step."""
     if len(one) != len(other):
         return float("inf"), f"{len(other)} steps of {len(one)}"
-    names = [name for name in one[0] if name in other[0] and name not in {"step", "seconds", *SIGNS}]
+    names = [name for name in one[0] if name in other[0] and name not in {"step", "seconds", *NOT_COMPARED}]
     largest = {name: max(abs(row[name]) for row in one) or 1.0 for name in names}
     return max(
         (abs(row[name] - twin[name]) / largest[name], f"{name}, step {int(row['step'])}")
