@@ -20,6 +20,7 @@ html_sidebars = {
     ]
 }
 myst_heading_anchors = 4
+myst_fence_as_directive = ["math"]  # as forges write formulas
 # The words behind the language of a fence are for the tests.
 suppress_warnings = ["misc.highlighting_failure"]
 exclude_patterns = ["img"]

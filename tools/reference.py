@@ -116,9 +116,21 @@ def algorithm_page(name: str, text: str) -> str:
         f"# {name}\n\n{title}.\n\n```sh\nrlgraph run {name} --steps 100 {' '.join(data)}\n"
         f"rlgraph list {name} > mine.rlf   # to edit\n```\n\n"
         f"<!-- file: rlgraph/algorithms/{name}.rlf -->\n```rlf\n{text}```\n\n"
+        f"## Mathematics\n\n{formulas(name)}\n"
         f"## Options\n\n{table(('`--set NAME=`', 'kind', 'if not given', 'meaning'), *options)}\n"
         f"## Metrics\n\n{metrics}\n[How many lines it has](../algorithms.md), beside other systems.\n"
     )
+
+
+def formulas(name: str) -> str:
+    """Return what an algorithm computes as formulas, below what their indices count."""
+    comments, blocks = [], []
+    for line in rlgraph.compile(name).to_latex().splitlines(keepends=True):
+        (comments if line.startswith("% ") else blocks).append(line)
+    indices = [line.removeprefix("% ").strip().split(": ") for line in comments]
+    told = ", ".join(f"*{letter}* of {names}" for letter, names in indices)
+    shown = "".join(blocks).replace("\\end{aligned}\n\\begin", "\\end{aligned}\n```\n\n```math\n\\begin")
+    return f"Indices: {told} (`rlgraph compile {name} --emit latex`).\n\n```math\n{shown}```\n"
 
 
 def reported(body: Iterable[tree.Decl | tree.Stmt], when: str) -> Iterator[tuple[str, str, str]]:

@@ -77,6 +77,13 @@ class Compiled(Compilation):
 
         return transfers_text(self.program, self.placed)
 
+    def to_latex(self) -> str:
+        """Return what the program computes as formulas in LaTeX: an `aligned` block for each phase, below comments that
+        say what each index counts."""
+        from rlgraph.viz.latex import latex
+
+        return latex(self.stages[0].program)
+
     # Pictures
 
     def lanes(self) -> Lanes:

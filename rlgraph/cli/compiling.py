@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     "emitted",
     multiple=True,
     type=click.Choice(FORMATS),
-    help="Write the graph, the plan or its transfers in this form: one to stdout, several into the folder of -o.",
+    help="Write the graph, its formulas, the plan or its transfers in this form: one to stdout, several into the "
+    "folder of -o.",
 )
 @click.option(
     "--visualize",

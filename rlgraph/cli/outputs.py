@@ -15,9 +15,9 @@ from rlgraph.cli.diagnostics import echo_text
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled, Picture
 
-FORMATS = ("graph", "json", "dot", "svg", "png", "html", "plan", "transfers")
+FORMATS = ("graph", "latex", "json", "dot", "svg", "png", "html", "plan", "transfers")
 PICTURES = ("html", "svg", "png", "dot")
-_ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.txt"}
+_ENDINGS = {"graph": "graph.txt", "latex": "tex", "plan": "plan.json", "transfers": "transfers.txt"}
 
 
 def write_outputs(
@@ -46,6 +46,7 @@ def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) 
         return json.dumps(compiled.to_json(), indent=1, ensure_ascii=False) + "\n"
     makers: dict[str, Callable[[], str | bytes]] = {
         "graph": compiled.text,
+        "latex": compiled.to_latex,
         "dot": partial(compiled.to_dot, picture),
         "svg": partial(compiled.to_svg, picture=picture),
         "png": partial(compiled.to_png, picture=picture),

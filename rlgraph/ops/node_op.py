@@ -70,6 +70,10 @@ class NodeOp:
     """The operation of a program of which it is a part, where programs do not use it directly; plans only know that
     one."""
 
+    latex: str = ""
+    """Its form in LaTeX, where it is not a function of its name: `#1` is the first input, `#*` are all others. One that
+    begins with a relation, `\\sim`, has no `=` before it."""
+
     @property
     def generates(self) -> bool:
         """Whether a model makes new rows."""

@@ -45,6 +45,7 @@ RECORDS = (
         "a data source is read a batch at a time",
         pure=False,
         random=True,
+        latex=r"\sim \text{data}",
     ),
     NodeOp(
         "encode",
@@ -140,6 +141,7 @@ RECORDS = (
         pure=False,
         random=True,
         streams=True,
+        latex=r"\sim \pi_{#1}\left(\cdot \mid #*\right)",
     ),
     NodeOp(
         "interact",
@@ -170,6 +172,7 @@ RECORDS = (
         pure=False,
         random=True,
         foreign="env",
+        latex=r"\sim \pi_{#1}\left(\cdot \mid #*\right)",
     ),
     NodeOp(
         "logprobs",
@@ -178,6 +181,7 @@ RECORDS = (
         "Log-probability of each token that carries loss.",
         attributes=(_TEMPERATURE,),
         work="scores",
+        latex=r"\log \pi_{#1}\left(#2\right)",
     ),
     NodeOp(
         "entropy",
@@ -186,9 +190,24 @@ RECORDS = (
         "Entropy of the distribution that each token was sampled from.",
         attributes=(_TEMPERATURE,),
         work="scores",
+        latex=r"H\left(\pi_{#1}\left(#2\right)\right)",
     ),
-    NodeOp("values", "model table -> tensor", "row", "Value of the state before each token.", work="scores"),
-    NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row.", work="scores"),
+    NodeOp(
+        "values",
+        "model table -> tensor",
+        "row",
+        "Value of the state before each token.",
+        work="scores",
+        latex=r"V_{#1}\left(#2\right)",
+    ),
+    NodeOp(
+        "score",
+        "model table -> tensor",
+        "row",
+        "A reward model's score of each row.",
+        work="scores",
+        latex=r"#1\left(#2\right)",
+    ),
     NodeOp(
         "call",
         "table tensor* -> tensor tensor*",
@@ -335,7 +354,14 @@ RECORDS = (
         random=True,
         free=True,
     ),
-    NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
+    NodeOp(
+        "lookup",
+        "keyed tensor -> tensor",
+        "row",
+        "A keyed state's value for each row's key.",
+        free=True,
+        latex=r"#1[#2]",
+    ),
     NodeOp(
         "assign",
         "keyed tensor tensor -> keyed",
@@ -343,6 +369,7 @@ RECORDS = (
         "A keyed state with new values, the mean where keys repeat.",
         "rows of one key may be anywhere in the batch",
         pure=False,
+        latex=r"#1[#2] \leftarrow #3",
     ),
     NodeOp(
         "push",
