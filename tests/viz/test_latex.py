@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.cli import main
+from rlgraph.cli import run_command
 from rlgraph.ops import NODES
 from rlgraph.ops.tensor import TENSOR
 
@@ -99,8 +99,8 @@ def test_formulas_of_programs_that_ship_are_whole(name: str) -> None:
 
 
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", "grpo", "--emit", "latex"]) == 0
+    assert run_command(["compile", "grpo", "--emit", "latex"]) == 0
     shown = capsys.readouterr().out
     assert r"\operatorname*{std}_{j}" in shown
-    assert main(["compile", "grpo", "--emit", "latex", "--emit", "graph", "-o", str(tmp_path)]) == 0
+    assert run_command(["compile", "grpo", "--emit", "latex", "--emit", "graph", "-o", str(tmp_path)]) == 0
     assert (tmp_path / "grpo.tex").read_text("utf-8") == shown
