@@ -5,7 +5,7 @@ answer questions about a node:
 
     op = NODES[node.op]
     op.generates         a model makes new rows                                    generate interact
-    op.scores            a model computes something for existing rows              logprobs entropy values score
+    op.scores            a model computes something for existing rows              logprobs entropy values score ...
     op.trains            an optimizer step of a model                              train
     op.with_model        any of these three: work that a plan gives to a group
     op.updates           the model has other weights afterwards                    train update

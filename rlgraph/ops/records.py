@@ -187,6 +187,18 @@ RECORDS = (
         attributes=(_TEMPERATURE,),
         work="scores",
     ),
+    NodeOp(
+        "distribution",
+        "model table any* -> tensor",
+        "row",
+        "The sum over the vocabulary of what a formula makes of the models' probabilities, for each token that carries "
+        "loss.",
+        attributes=(
+            _TEMPERATURE,
+            Attribute("formula", "text", doc="with `p0`, `p1`, ... for the models and tables", by="checker"),
+        ),
+        work="scores",
+    ),
     NodeOp("values", "model table -> tensor", "row", "Value of the state before each token.", work="scores"),
     NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row.", work="scores"),
     NodeOp(

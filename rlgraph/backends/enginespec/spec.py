@@ -100,7 +100,8 @@ class EngineSpec:
     and a `rlgraph.backends.engines.base.Rank` to what implements the roles of `rlgraph.backends.engines.base` that its
     operations need."""
     operations: frozenset[str]
-    """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `values`, `score`.
+    """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `distribution`,
+    `values`, `score`.
     A program with a model of which it can do nothing is refused."""
 
     gpu_environment: Mapping[str, str] = field(default_factory=dict)
@@ -303,7 +304,7 @@ class EngineSpec:
 
 
 _ONLY_KIND = {
-    "causal_lm": {"generate", "interact", "logprobs", "entropy"},
+    "causal_lm": {"generate", "interact", "logprobs", "entropy", "distribution"},
     "value_lm": {"values"},
     "reward_lm": {"score"},
 }

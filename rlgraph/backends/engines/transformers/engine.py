@@ -44,6 +44,7 @@ from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
+from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 from rlgraph.backends.enginespec.memory import GrowingCache, HeadTiles
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import UnsupportedModel
@@ -227,10 +228,33 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if "values" in ops:
             return self._reader.scored_token_outputs(sequences, self._head.values, len(ops))
 
-        def read(hidden: Tensor, tokens: Tensor) -> list[Tensor]:
-            return self._head.logprobs(hidden, tokens, ops, temperature)
+        sums = [op for op in ops if isinstance(op, VocabularySum)]
+        others = list({other.identity: other for asked in sums for other in asked.others}.values())
+        engines = [self._check_beside(other) for other in others]
 
-        return self._reader.scored_token_outputs(sequences, read, len(ops))
+        def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Tensor]:
+            answers = _answer_sums(self._head, hidden, sums, temperature, others, [e._head for e in engines], beside)
+            rest = [op for op in ops if not isinstance(op, VocabularySum)]
+            if rest:
+                answers.update(zip(rest, self._head.logprobs(hidden, tokens, rest, temperature), strict=True))
+            return [answers[op] for op in ops]
+
+        beside = [(engine._reader, other.sequences) for engine, other in zip(engines, others, strict=True)]
+        return self._reader.scored_token_outputs(sequences, read, len(ops), beside)
+
+    def head_answers(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return `logprobs`, `entropy` and sums over the vocabulary of the same rows from one pass over the model."""
+        return self._answer(sequences, ops, temperature)
+
+    def _check_beside(self, other: OtherModel) -> TransformersEngine:
+        """Return the engine of a model that is read beside this one. Raises EngineError where it cannot be."""
+        engine = other.engine
+        if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
+            raise EngineError("models in one sum over the vocabulary are those of one process, without `fsdp`")
+        ranks = [of._split.size if of._split else 1 for of in (self, engine)]
+        if ranks[0] != ranks[1]:
+            raise EngineError(f"models in one sum over the vocabulary are split alike, not over {ranks} ranks")
+        return engine
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -416,3 +440,26 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if self._apart:
             return self._apart.local_gradients(loss, self._trained)
         return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
+
+
+def _answer_sums(
+    head: Head,
+    hidden: Tensor,
+    sums: Sequence[VocabularySum],
+    temperature: float,
+    others: Sequence[OtherModel],
+    heads: Sequence[Head],
+    beside: Sequence[Tensor],
+) -> dict[Any, Tensor]:
+    """Return sums over the vocabulary, those of the same models from the same logits. others: all models beside this
+    one; heads: theirs; beside: what their networks give."""
+    place_of = {other.identity: place for place, other in enumerate(others)}
+    by_models: dict[tuple[int, ...], list[VocabularySum]] = {}
+    for asked in sums:
+        by_models.setdefault(tuple(place_of[other.identity] for other in asked.others), []).append(asked)
+    answers: dict[Any, Tensor] = {}
+    for places, together in by_models.items():
+        formulas = [asked.formula for asked in together]
+        columns = [heads[place] for place in places], [beside[place] for place in places]
+        answers.update(zip(together, head.vocabulary_sums(hidden, formulas, temperature, *columns), strict=True))
+    return answers
