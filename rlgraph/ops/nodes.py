@@ -68,6 +68,14 @@ def model_of(node: Node) -> str:
     return _input(node, "model")
 
 
+def models_beside(node: Node) -> tuple[str, ...]:
+    """Return the names of the weights of other models that a node, or the loss of one that trains, reads together with
+    its own: they have to be in the same processes."""
+    nodes = [node, *(node.region.walk() if NODES[node.op].trains and node.regions else ())]
+    read = [name for inner in nodes if NODES[inner.op].joint for name in inner.inputs[2::2]]
+    return tuple(dict.fromkeys(read))
+
+
 def table_of(node: Node) -> str:
     """Return the name of the table that a node works on; "" for none."""
     return _input(node, "table")

@@ -189,7 +189,7 @@ RECORDS = (
     ),
     NodeOp(
         "distribution",
-        "model table any* -> tensor",
+        "model table model|table* -> tensor",
         "row",
         "The sum over the vocabulary of what a formula makes of the models' probabilities, for each token that carries "
         "loss.",
@@ -198,6 +198,7 @@ RECORDS = (
             Attribute("formula", "text", doc="with `p0`, `p1`, ... for the models and tables", by="checker"),
         ),
         work="scores",
+        joint=True,
     ),
     NodeOp("values", "model table -> tensor", "row", "Value of the state before each token.", work="scores"),
     NodeOp("score", "model table -> tensor", "row", "A reward model's score of each row.", work="scores"),

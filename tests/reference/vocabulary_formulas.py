@@ -16,7 +16,7 @@ def distributions(model: Model, row: Row, temperature: float = 1.0) -> list[Tens
     """p(. | tokens before it) of each written token."""
     if not any(row.written):
         return []
-    table = (model.net.lm_head(model.hidden(row)) / temperature).softmax(-1)
+    table = (model.net.lm_head(model.hidden(row)) / temperature).softmax(-1)  # type: ignore[operator]
     return [table[t - 1] for t in range(len(row.tokens)) if row.written[t]]
 
 
@@ -78,7 +78,7 @@ def otb(actor: Model, groups: list[Group], *, lr: float) -> Step:
     begin(actor)
     sample(actor, groups)
     step = Step()
-    energies = []
+    energies: list[list[list[float]]] = []
     for group in groups:
         energies.append([])
         for row in group:

@@ -24,6 +24,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 from rlgraph.ir.text.line_reader import LineReader
 from rlgraph.ir.types import Tensor as TensorType
+from rlgraph.ir.types import Type
 from rlgraph.ops.reference import REFERENCE
 
 _COLUMNS, _GPU_COLUMNS = 2048, 16384
@@ -74,7 +75,7 @@ def vocabulary_sums(
 def read_formula(text: str) -> Expr:
     """Return a formula as an expression of `p0`, `p1`, ...: its constants are computed, and equal parts of it are one
     object."""
-    names = {name: TensorType("float") for name in re.findall(r"\bp\d+", text)}
+    names: dict[str, Type] = {name: TensorType("float") for name in re.findall(r"\bp\d+", text)}
     parts: dict[Expr, Expr] = {}
 
     def unify(part: Expr) -> Expr:

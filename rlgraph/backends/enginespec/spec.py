@@ -118,6 +118,9 @@ class EngineSpec:
     columns: tuple[str, ...] = ("tp",)
     """The axes along which each rank has some columns of every layer, and takes part in all tokens of its replica's
     rows; a replica is split along one of them. Where experts are split so, too, a rank has some of them entire."""
+    joint_axes: tuple[str, ...] | None = None
+    """The axes along which models may be spread that a sum over the vocabulary reads together; None: it reads none
+    together."""
     unsplit_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By axis those of its operations for which no replica can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
@@ -291,6 +294,10 @@ class EngineSpec:
     def generates(self) -> bool:
         """Whether it can generate with a model."""
         return "generate" in self.operations
+
+    def reads_jointly(self, axes: Iterable[str]) -> bool:
+        """Return whether it has sums over the vocabulary of several models that are split along these axes."""
+        return self.joint_axes is not None and set(axes) <= set(self.joint_axes)
 
     def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
         """Return whether it computes in a dtype, on a kind of device or on any."""

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.errors import NoRows
+from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.megatron.adapters import InitialAdapters, attach_adapters
 from rlgraph.backends.engines.megatron.batches import merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
@@ -36,6 +36,7 @@ from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.engines.vocabulary_sums import VocabularySum
 from rlgraph.backends.engines.weights import fill_tensors, layout_by_layer
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
@@ -271,11 +272,13 @@ class MegatronEngine(RankWeights, ScoringMixin):
         """Return the answers of some operations for the same rows, from one pass."""
         for op in ops:
             self._require(op)
+            if isinstance(op, VocabularySum) and op.others:
+                raise EngineError("Megatron reads no two models together")
         counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.scored_counts()
         used = counts.nonzero()[:, 0]
         plan = self._own_blocks([used[rows] for rows in self.plan_micro_batches(sequences.lengths[used])])
         calls = [
-            [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
+            [] if rows is None else [_call(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
         outputs = self._pipeline.compute_results([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
@@ -312,6 +315,13 @@ class MegatronEngine(RankWeights, ScoringMixin):
         ep, at = self._mesh.axis_size("ep"), self._mesh.axis_position(self._rank, "ep")
         blocks_here = list(blocks[at::ep])
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
+
+
+def _call(op: str | VocabularySum, sequences: Sequences, temperature: float) -> ModelCall:
+    """Return what is asked of some rows."""
+    if isinstance(op, VocabularySum):
+        return ModelCall("distribution", sequences, temperature, op.formula)
+    return ModelCall(op, sequences, temperature)  # type: ignore[arg-type]
 
 
 @redirect_cuda_to_cpu()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
 from rlgraph.backends.engines.records import MicroBatch
 from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.varlen import cap_scores
+from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
@@ -189,19 +191,45 @@ def accumulate_gradients(
 def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
     """Return a head over this rank's part of the vocabulary, without the rows that pad it; it computes at most so many
     logits at a time."""
-    group = parallel_state.get_tensor_model_parallel_group()
+    return _SplitHead(model, shape, numbers, parallel_state.get_tensor_model_parallel_group())
 
-    def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        weight, first = output_weight_rows(model, shape.vocab)
+
+@dataclass(frozen=True)
+class _SplitHead:
+    """A head over this rank's part of the vocabulary."""
+
+    model: GPTModel
+    shape: Shape
+    numbers: int
+    """The most logits that exist at a time."""
+    group: dist.ProcessGroup
+    """The ranks that have the other parts."""
+
+    def __call__(self, hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        weight, first = output_weight_rows(self.model, self.shape.vocab)
 
         def logprobs_of_chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            logits = hidden @ weight.t()
-            logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
-            logits = cap_scores(logits, shape.logits_cap) if shape.logits_cap else logits
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return logprobs_and_entropy(apply_temperature(logits, temperature), tokens, first, group)
+            return logprobs_and_entropy(self._logits(hidden, weight, temperature), tokens, first, self.group)
 
-        logprobs, entropy = compute_in_chunks(logprobs_of_chunk, max(1, numbers // weight.shape[0]), hidden, tokens)
+        logprobs, entropy = compute_in_chunks(logprobs_of_chunk, self._places(weight), hidden, tokens)
         return logprobs, entropy
 
-    return head
+    def vocabulary_sum(self, hidden: Tensor, formula: str, temperature: float) -> Tensor:
+        """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]."""
+        weight, _ = output_weight_rows(self.model, self.shape.vocab)
+
+        def sums_of_chunk(hidden: Tensor) -> tuple[Tensor, ...]:
+            return vocabulary_sums([formula], [self._logits(hidden, weight, temperature)], self.group)
+
+        [sums] = compute_in_chunks(sums_of_chunk, self._places(weight), hidden)
+        return sums
+
+    def _places(self, weight: Tensor) -> int:
+        return max(1, self.numbers // weight.shape[0])
+
+    def _logits(self, hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+        """Return this rank's logits at some places, divided by the temperature, float [M, n]."""
+        logits = hidden @ weight.t()
+        logits = logits / self.shape.logits_scale if self.shape.logits_scale != 1 else logits
+        logits = cap_scores(logits, self.shape.logits_cap) if self.shape.logits_cap else logits
+        return apply_temperature(logits.to(torch.promote_types(logits.dtype, torch.float32)), temperature)

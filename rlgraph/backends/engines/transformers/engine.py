@@ -34,6 +34,7 @@ from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.backends.engines.transformers.head import Head
+from rlgraph.backends.engines.transformers.joint_sums import answer_sums, distinct_others
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
@@ -229,11 +230,12 @@ class TransformersEngine(RankWeights, ScoringMixin):
             return self._reader.scored_token_outputs(sequences, self._head.values, len(ops))
 
         sums = [op for op in ops if isinstance(op, VocabularySum)]
-        others = list({other.identity: other for asked in sums for other in asked.others}.values())
-        engines = [self._check_beside(other) for other in others]
+        others = distinct_others(sums)
+        engines = [self._engine_beside(other) for other in others]
+        heads = [engine._head for engine in engines]
 
         def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Tensor]:
-            answers = _answer_sums(self._head, hidden, sums, temperature, others, [e._head for e in engines], beside)
+            answers = answer_sums(self._head, hidden, sums, temperature, others, heads, beside)
             rest = [op for op in ops if not isinstance(op, VocabularySum)]
             if rest:
                 answers.update(zip(rest, self._head.logprobs(hidden, tokens, rest, temperature), strict=True))
@@ -246,7 +248,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Return `logprobs`, `entropy` and sums over the vocabulary of the same rows from one pass over the model."""
         return self._answer(sequences, ops, temperature)
 
-    def _check_beside(self, other: OtherModel) -> TransformersEngine:
+    def _engine_beside(self, other: OtherModel) -> TransformersEngine:
         """Return the engine of a model that is read beside this one. Raises EngineError where it cannot be."""
         engine = other.engine
         if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
@@ -440,26 +442,3 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if self._apart:
             return self._apart.local_gradients(loss, self._trained)
         return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
-
-
-def _answer_sums(
-    head: Head,
-    hidden: Tensor,
-    sums: Sequence[VocabularySum],
-    temperature: float,
-    others: Sequence[OtherModel],
-    heads: Sequence[Head],
-    beside: Sequence[Tensor],
-) -> dict[Any, Tensor]:
-    """Return sums over the vocabulary, those of the same models from the same logits. others: all models beside this
-    one; heads: theirs; beside: what their networks give."""
-    place_of = {other.identity: place for place, other in enumerate(others)}
-    by_models: dict[tuple[int, ...], list[VocabularySum]] = {}
-    for asked in sums:
-        by_models.setdefault(tuple(place_of[other.identity] for other in asked.others), []).append(asked)
-    answers: dict[Any, Tensor] = {}
-    for places, together in by_models.items():
-        formulas = [asked.formula for asked in together]
-        columns = [heads[place] for place in places], [beside[place] for place in places]
-        answers.update(zip(together, head.vocabulary_sums(hidden, formulas, temperature, *columns), strict=True))
-    return answers

@@ -45,6 +45,7 @@ SPEC = EngineSpec(
     gpu_environment=GROWING_SEGMENTS,
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},
+    joint_axes=("dp", "tp"),
     # Generating would gather all parameters for each token.
     unsplit_operations={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,
