@@ -94,7 +94,7 @@ def test_a_teacher_that_sleeps_is_awake_while_it_is_read(folder: Path) -> None:
     [
         ("pool a = 1 devices\npool b = 1 devices\nplace actor on a\nplace teacher on b\n", "E0317"),
         ("pool a = 2 devices\nplace actor.train, teacher on a(engine=transformers, fsdp=2)\n", "E0318"),
-        ("pool a = 2 devices\nplace actor.train on a(engine=megatron, tp=2)\n", "E0318"),
+        ("pool a = 2 devices\nplace actor.train on a(engine=megatron, pp=2)\n", "E0318"),
     ],
 )
 def test_models_that_are_not_together(folder: Path, schedule: str, code: str) -> None:

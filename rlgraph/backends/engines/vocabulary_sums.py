@@ -113,8 +113,10 @@ class _VocabularySums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Use d f / dx_j = f'_j - p_j sum f', where f' is the derivative by the logarithm of a probability."""
-        count = len(ctx.saved_tensors) // 2
-        logits, log_s = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        # Where chunks are computed again they can be asked for once.
+        saved = ctx.saved_tensors
+        count = len(saved) // 2
+        logits, log_s = saved[:count], saved[count:]
         wanted = [place for place in range(count) if ctx.needs_input_grad[2 + place]]
         to_logits = {place: torch.empty_like(logits[place]) for place in wanted}
         for columns in _tiles(logits[0]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import ModelHolding
 from tests.backends.engines.models import source
 from tests.backends.engines.ranks import Ranks
-from tests.backends.engines.sharded import WORDS, elsewhere, rows
+from tests.backends.engines.sharded import WORDS, elsewhere, rows, write
 
 M = "(0.3 * p1 + (1 - 0.3) * p0)"
 JSD = f"0.3 * p1 * log(p1 / {M}) + (1 - 0.3) * p0 * log(p0 / {M})"
@@ -62,6 +63,18 @@ def distill(student: TransformersEngine, teacher: TransformersEngine) -> tuple[T
     return said, [student.train_step(blocks, micro, OPTIONS, step) for step in range(2)]
 
 
+def test_heads_in_parts() -> None:
+    """Three tokens at a time, which are computed again for their gradients."""
+    engines = [
+        [TransformersEngine.open(spec_of(family), logit_numbers=numbers) for family in ("llama", "qwen2")]
+        for numbers in (1 << 25, 6 * 44)
+    ]
+    (whole, told), (parts, again) = (distill(student, teacher) for student, teacher in engines)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+    for one, other in zip(again, told, strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
+
+
 def distill_split(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
     return elsewhere(distill, opened(split, student), opened(split, teacher))
 
@@ -74,6 +87,24 @@ def test_two_models_that_ranks_split(ranks: Ranks) -> None:
         torch.testing.assert_close(mine, said, rtol=0, atol=1e-10)
         for one, other in zip(updates, told, strict=True):
             assert one == pytest.approx(other, rel=1e-8)
+
+
+def distill_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    return elsewhere(distill, MegatronEngine.open(student, split), MegatronEngine.open(teacher, split))
+
+
+@pytest.mark.parametrize("split", ["tp2", "dp1"])
+def test_two_models_of_megatron(ranks: Ranks, tmp_path: Path, split: str) -> None:
+    pytest.importorskip("megatron.core")
+    student, teacher = (write(name, "causal_lm", tmp_path / name) for name in ("granite", "gemma2"))
+    said, told = distill(TransformersEngine.open(student), TransformersEngine.open(teacher))
+    mesh = make_mesh(tp=2) if split == "tp2" else make_mesh()
+    for mine, updates in ranks.run(mesh, distill_megatron, student, teacher):
+        torch.testing.assert_close(mine, said, rtol=0, atol=1e-5)
+        for one, other in zip(updates, told, strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
 
 
 def refuse(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> str:

@@ -21,8 +21,15 @@ class Head(Protocol):
         """Turn hidden states, [M, size], and M tokens into log-probabilities and entropies, [M] each."""
         ...
 
-    def vocabulary_sum(self, hidden: Tensor, formula: str, temperature: float) -> Tensor:
-        """Turn hidden states, [M, size], into sums over the vocabulary, [M]."""
+    def vocabulary_sum(
+        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+    ) -> Tensor:
+        """Turn hidden states, [M, size], into sums over the vocabulary, [M]. beside: heads and hidden states of the
+        other models in the formula."""
+        ...
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Turn hidden states, [M, size], into this rank's logits, divided by the temperature, [M, n]."""
         ...
 
 
@@ -60,7 +67,9 @@ class CallRows:
                 answers.append(self.merge_ranks(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
                 continue
             if call.op == "distribution":
-                answers.append(self.merge_ranks(table, head.vocabulary_sum(part, call.formula, call.temperature)))
+                beside = [other.engine.head_and_states(other.sequences) for other in call.others]
+                sums = head.vocabulary_sum(part, call.formula, call.temperature, beside)
+                answers.append(self.merge_ranks(table, sums))
                 continue
             key = table, call.temperature
             if key not in cached:

@@ -21,8 +21,9 @@ from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPositions, RotaryAngles, output_weight_rows
 from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
-from rlgraph.backends.engines.records import MicroBatch
+from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.backends.engines.roles import PipelineNeighbours
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.varlen import cap_scores
 from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
 from rlgraph.catalog.models.families import ModelKind
@@ -74,6 +75,15 @@ class Pipeline:
         programs = forward_stage_programs(self.stages.size(), len(batches), len(self._parts))
         run_schedule(programs[self.stages.rank()], [self._line(forward, rows)], self.stages.message_group)
         return answers
+
+    @torch.no_grad()
+    def head_and_states(self, sequences: Sequences) -> tuple[Head, Tensor]:
+        """Return the head of a model whose stages are all here, and what it is given before each scored token,
+        [total scored, size]."""
+        batch, share = self._context.shard_batch(
+            merge_calls([ModelCall("distribution", sequences)], self._pad_id), self._pad_id
+        )
+        return self._head, self._run(batch, share, 0, None)[0][batch.table_spans[id(sequences)]]
 
     def describe_model(self, micro_batches: int) -> PipelineModel:
         """Return the description of the model from which joint schedules of several are made."""
@@ -214,15 +224,24 @@ class _SplitHead:
         logprobs, entropy = compute_in_chunks(logprobs_of_chunk, self._places(weight), hidden, tokens)
         return logprobs, entropy
 
-    def vocabulary_sum(self, hidden: Tensor, formula: str, temperature: float) -> Tensor:
-        """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]."""
+    def vocabulary_sum(
+        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+    ) -> Tensor:
+        """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]. beside: heads
+        of the other models in it, and what these give there."""
+        heads, states = [self, *(head for head, _ in beside)], [hidden, *(other for _, other in beside)]
+
+        def sums_of_chunk(*parts: Tensor) -> tuple[Tensor, ...]:
+            logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=True)]
+            return vocabulary_sums([formula], logits, self.group)
+
         weight, _ = output_weight_rows(self.model, self.shape.vocab)
-
-        def sums_of_chunk(hidden: Tensor) -> tuple[Tensor, ...]:
-            return vocabulary_sums([formula], [self._logits(hidden, weight, temperature)], self.group)
-
-        [sums] = compute_in_chunks(sums_of_chunk, self._places(weight), hidden)
+        [sums] = compute_in_chunks(sums_of_chunk, max(1, self._places(weight) // len(heads)), *states)
         return sums
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Return this rank's logits at some places, divided by the temperature, float [M, n]."""
+        return self._logits(hidden, output_weight_rows(self.model, self.shape.vocab)[0], temperature)
 
     def _places(self, weight: Tensor) -> int:
         return max(1, self.numbers // weight.shape[0])
