@@ -73,6 +73,19 @@ def test_two_models_in_the_same_processes(folder: Path) -> None:
             assert found == pytest.approx(right, abs=1e-10)
 
 
+def test_a_teacher_that_follows_the_student(folder: Path) -> None:
+    text = GKD.replace("    report jsd", "    update teacher from actor(ema=0.5)\n    report jsd")
+    text = text.replace("minimize mean(jsd)", "minimize mean(jsd - actor.logprobs(rollout))")
+    changes = {**CHANGES, "teacher": "frozen(actor)"}
+    del changes["master"]
+    text = text.replace('param master  = "Qwen/Qwen2.5-3B-Instruct"\n', "")
+    schedule = "pool learn = 1 devices\npool play = 1 devices\nplace actor.train on learn(engine=transformers)\n"
+    schedule += "place actor.generate on play(engine=transformers)\n"
+    expected = metrics(text, folder, changes)
+    assert expected[0]["jsd"] == pytest.approx(0, abs=1e-12) and expected[2]["jsd"] > 1e-6
+    assert debug_metrics(compiled(text, changes, schedule, folder), folder, 3) == expected
+
+
 def test_two_models_with_replicas(folder: Path) -> None:
     expected = metrics(GKD, folder, CHANGES)
     made = compiled(GKD, CHANGES, "pool all = 2 devices\nplace actor, teacher on all(engine=transformers)\n", folder)

@@ -94,3 +94,38 @@ def test_the_optimal_token_baseline(folder: Path) -> None:
     for seen in replay.steps:
         groups = groups_of(seen.table("rollout"), seen.values["score"])
         replay.same(seen, vocabulary_formulas.otb(replay.models["actor"], groups, lr=0.02))
+
+
+HINTED = """
+algorithm hinted
+param student = 0
+param master = 0
+model actor = causal_lm(student)
+model teacher = frozen(causal_lm(master))
+data prompts = jsonl("prompts.jsonl", batch=5)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    plain   = teacher.distribution(rollout)
+    same    = teacher.distribution(row("{prompts.prompt}", rollout))
+    hinted  = teacher.distribution(row("ab{prompts.prompt}", rollout))
+    train actor(lr=0.02, eps=1e-2):
+        q    = actor.distribution(rollout)
+        pull = sum(hinted * log(hinted / q), vocab)
+        minimize mean(pull)
+    report gap = mean(sum(abs(plain - same), vocab)), told = mean(sum(abs(plain - hinted), vocab)), pull = mean(pull)
+"""
+
+
+AB = [3, 4]
+"""`ab` in tokens: a built tokenizer has three others first."""
+
+
+@pytest.mark.parametrize("split", few(SPLITS, "by row"))
+def test_the_same_tokens_behind_another_prompt(folder: Path, split: str) -> None:
+    replay = Replay(HINTED, folder, DISTILLED, **SPLITS[split])
+    for seen in replay.steps:
+        rows = rows_of(seen.table("rollout"))
+        actor, teacher = replay.models["actor"], replay.models["teacher"]
+        step = vocabulary_formulas.hinted(actor, teacher, rows, hint=AB, lr=0.02)
+        replay.same(seen, step)
+        assert seen.metrics["told"] > 1e-2

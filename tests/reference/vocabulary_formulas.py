@@ -71,6 +71,25 @@ def many_sums(actor: Model, teacher: Model, rows: list[Row], *, temperature: flo
     return step
 
 
+def hinted(actor: Model, teacher: Model, rows: list[Row], *, hint: list[int], lr: float) -> Step:
+    """KL(p || q), where p is the teacher's distribution behind a prompt that begins with a hint."""
+    begin(actor)
+    step = Step()
+    terms: list[list[Tensor]] = []
+    told: list[float] = []
+    for row in rows:
+        longer = Row([*hint, *row.tokens], [*(False for _ in hint), *row.written])
+        ps, qs = frozen_distributions(teacher, longer), distributions(actor, row)
+        told += [
+            (p - plain).abs().sum().item() for p, plain in zip(ps, frozen_distributions(teacher, row), strict=True)
+        ]
+        terms.append([kl(p, q) for p, q in zip(ps, qs, strict=True)])
+    found = [numbers(row) for row in terms]
+    step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {"gap": 0.0, "told": mean(told), "pull": mean(flat(found))}
+    return step
+
+
 def otb(actor: Model, groups: list[Group], *, lr: float) -> Step:
     """The optimal token baseline: B_t = sum_i G_i W_it / sum_i W_it over the answers to one prompt that have a token t,
     where W_it is the sum over tokens j up to t of |e_y - q_j|^2 = 1 - 2 q_j(y_j) + sum_v q_j(v)^2; then the mean over

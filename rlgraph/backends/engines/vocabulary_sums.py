@@ -30,6 +30,8 @@ from rlgraph.ops.reference import REFERENCE
 _COLUMNS, _GPU_COLUMNS = 2048, 16384
 """So many columns are worked on until they are done, as many whatever the rows, so that a row's sums are the same
 beside others."""
+_CACHED = 1 << 16
+"""On a CPU so many logits of a model: with all that is computed of them they fit a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +102,11 @@ class _VocabularySums(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         log_s = [_log_sum_exp(part, group) for part in logits]
         sums = logits[0].new_zeros(len(formulas), logits[0].shape[0])
-        for columns in _tiles(logits[0]):
-            terms = _Terms([part[:, columns] - row[:, None] for part, row in zip(logits, log_s, strict=True)])
+        for rows, columns in _tiles(logits[0]):
+            pairs = zip(logits, log_s, strict=True)
+            terms = _Terms([part[rows, columns] - row[rows, None] for part, row in pairs])
             for place, formula in enumerate(formulas):
-                sums[place] += terms.value(formula).expand_as(terms.logprobs[0]).sum(1)
+                sums[place, rows] += terms.value(formula).expand_as(terms.logprobs[0]).sum(1)
         if group is not None:
             dist.all_reduce(sums, group=group)
         ctx.save_for_backward(*logits, *log_s)
@@ -119,30 +122,30 @@ class _VocabularySums(torch.autograd.Function):
         logits, log_s = saved[:count], saved[count:]
         wanted = [place for place in range(count) if ctx.needs_input_grad[2 + place]]
         to_logits = {place: torch.empty_like(logits[place]) for place in wanted}
-        for columns in _tiles(logits[0]):
+        for rows, columns in _tiles(logits[0]):
             with torch.enable_grad():
                 logprobs = [
-                    (part[:, columns] - row[:, None]).requires_grad_(place in to_logits)
+                    (part[rows, columns] - row[rows, None]).requires_grad_(place in to_logits)
                     for place, (part, row) in enumerate(zip(logits, log_s, strict=True))
                 ]
                 terms = _Terms(logprobs)
                 values = [terms.value(formula).expand_as(logprobs[0]) for formula in ctx.formulas]
                 parts = [logprobs[place] for place in wanted]
-                pairs = [(value, of[:, None].expand_as(value)) for value, of in zip(values, gradients, strict=True)]
+                pairs = [(value, of[rows, None].expand_as(value)) for value, of in zip(values, gradients, strict=True)]
                 pairs = [(value, of) for value, of in pairs if value.requires_grad]
                 slopes: Sequence[Tensor | None] = [None] * len(parts)
                 if pairs:
                     heads, weights = zip(*pairs, strict=True)
                     slopes = torch.autograd.grad(heads, parts, weights, allow_unused=True)
             for place, slope in zip(wanted, slopes, strict=True):
-                to_logits[place][:, columns] = 0 if slope is None else slope
+                to_logits[place][rows, columns] = 0 if slope is None else slope
         for place, slope in to_logits.items():
             total = slope.sum(1)
             if ctx.group is not None:
                 dist.all_reduce(total, group=ctx.group)
-            for columns in _tiles(slope):
-                p = (logits[place][:, columns] - log_s[place][:, None]).exp_()
-                slope[:, columns] -= p.mul_(total[:, None])
+            for rows, columns in _tiles(slope):
+                p = (logits[place][rows, columns] - log_s[place][rows, None]).exp_()
+                slope[rows, columns] -= p.mul_(total[rows, None])
         return None, None, *(to_logits.get(place) for place in range(count))
 
 
@@ -152,17 +155,23 @@ def _log_sum_exp(logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     s = torch.zeros_like(largest)
-    for columns in _tiles(logits):
-        s += (logits[:, columns] - largest[:, None]).exp_().sum(1)
+    for rows, columns in _tiles(logits):
+        s[rows] += (logits[rows, columns] - largest[rows, None]).exp_().sum(1)
     if group is not None:
         dist.all_reduce(s, group=group)
     return s.log_().add_(largest)
 
 
-def _tiles(logits: Tensor) -> list[slice]:
-    """Return columns that are worked on one after the other."""
-    vocab, wide = logits.shape[1], _COLUMNS if logits.device.type == "cpu" else _GPU_COLUMNS
-    return [slice(first, min(first + wide, vocab)) for first in range(0, vocab, wide)]
+def _tiles(logits: Tensor) -> list[tuple[slice, slice]]:
+    """Return the rows and columns of tiles that are worked on one after the other."""
+    (rows, vocab), on_cpu = logits.shape, logits.device.type == "cpu"
+    wide = min(vocab, _COLUMNS if on_cpu else _GPU_COLUMNS)
+    high = max(1, _CACHED // wide) if on_cpu else max(1, rows)
+    return [
+        (slice(row, min(row + high, rows)), slice(column, min(column + wide, vocab)))
+        for row in range(0, rows, high)
+        for column in range(0, vocab, wide)
+    ]
 
 
 class _Terms:

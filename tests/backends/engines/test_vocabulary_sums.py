@@ -35,8 +35,9 @@ FORMULAS: dict[str, Plain] = {
 
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several of them, the last one narrower."""
+    """Several of them, of two rows each, the last ones narrower and lower."""
     monkeypatch.setattr(module, "_COLUMNS", 64)
+    monkeypatch.setattr(module, "_CACHED", 128)
 
 
 def logits(scale: float, dtype: torch.dtype = torch.float64, rows: int = 5) -> Tensor:
