@@ -9,7 +9,7 @@ from rlgraph.columns import Column
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Meaning, Reporter
 from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import ConstructorCall, Expr, Node, Ref, Staleness, Value
+from rlgraph.ir.graph import Constant, ConstructorCall, Expr, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
 
 Columns = Callable[[ConstructorCall], Mapping[str, Column] | None]
@@ -65,6 +65,19 @@ class ColumnSource:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class DistributionSource:
+    """Of what a distribution over the vocabulary is."""
+
+    model: str
+    weights: str
+    """The value of the model's weights."""
+    table: str
+    """The value of the rows."""
+    temperature: Constant
+    span: Span
+
+
 @dataclass
 class PhaseContext:
     """The state of the phase whose graph is being written."""
@@ -81,6 +94,8 @@ class PhaseContext:
     """For each value that holds a column of a table, which it is."""
     answers_to_texts: set[str] = field(default_factory=set)
     """Tables of answers to texts that a function wrote, of which no data are known."""
+    distributions: dict[str, DistributionSource] = field(default_factory=dict)
+    """Of what each distribution is, by the name that stands for it in expressions."""
     chosen: dict[str, Axis] = field(default_factory=dict)
     """The axis from which a value chooses rows."""
     levels: dict[int, tuple[Expr, int]] = field(default_factory=dict)

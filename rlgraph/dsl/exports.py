@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.nodes import unique_name
-from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, PairsValue, TableValue, UnavailableName, map_refs
+from rlgraph.dsl.scope import (
+    Meaning,
+    NamedValues,
+    OptionalValue,
+    PairsValue,
+    TableValue,
+    UnavailableName,
+    VocabularyValue,
+    map_refs,
+)
 from rlgraph.errors import Span
 from rlgraph.ir.graph import Let, Node, Ref, Value, substitute, tensor_node, used_names
 from rlgraph.ir.types import Table, Tensor, axis_of
@@ -38,6 +47,8 @@ class LoopExporter:
             return TableValue(value.name, meaning.type)
         if isinstance(meaning, PairsValue):
             return UnavailableName(f"`{word}` pairs the rows of a loop: write `pairs(...)` below it", span)
+        if isinstance(meaning, VocabularyValue):
+            return UnavailableName(f"`{word}` is of the weights and rows of a loop: name it again below it", span)
         if not isinstance(meaning, (Ref, OptionalValue, NamedValues)):
             return meaning
         try:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.distributions import refuse_other_operation, sum_over_vocabulary
 from rlgraph.dsl.keys import evaluate_groups, grouping
 from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import limit_depth, materialize
-from rlgraph.dsl.scope import ExternalName, KeyValue, OptionalValue, TableValue, describe_meaning
+from rlgraph.dsl.scope import ExternalName, KeyValue, OptionalValue, TableValue, describe_meaning, is_over_vocabulary
 from rlgraph.dsl.values import (
     evaluate_numbers,
     evaluate_optional,
@@ -57,6 +58,8 @@ def apply_operation(context: Context, op: str, args: list[Expr], span: Span, axi
     """Return an operation on typed arguments; report where their axes do not nest."""
     if not TENSOR[op].is_grouped:
         common_axis(context, args, span)
+    if TENSOR[op].kind != "elementwise":
+        refuse_other_operation(context, op, args, span)
     kind = infer_type(op, [arg.type for arg in args], axis)
     return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
 
@@ -179,6 +182,8 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
             f"`{name}({shown_args})`, `{name}({shown_args}, token)` or `{name}({shown_args}, by=prompts)`",
         )
     args, given = evaluate_optionals(context, expr.args[:1])
+    if is_over_vocabulary(args[0]):
+        return sum_over_vocabulary(context, expr, name, args[0], by)
     args += evaluate_numbers(context, expr.args[1:value_count])
     source = args[0].type.axis
     if source is None:

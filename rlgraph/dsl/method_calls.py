@@ -7,12 +7,21 @@ from dataclasses import replace
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.distributions import name_distribution
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ENV_COLUMNS
 from rlgraph.dsl.pairs import other_expr
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.rows import emit_buffer_sample, option_names
-from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, PairsValue, TableValue, describe_meaning
+from rlgraph.dsl.scope import (
+    ExternalName,
+    Meaning,
+    ModelName,
+    PairsValue,
+    TableValue,
+    VocabularyValue,
+    describe_meaning,
+)
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
@@ -72,13 +81,15 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
 
 def _score_call(
     context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
-) -> Ref:
+) -> Ref | VocabularyValue:
     """Emit what a model computes for existing rows, and return its value."""
     name = called.signature.name
     table = evaluate_table(context, expr.args[0], f"`{name}`")
     if options.get("temperature", 0) is None:
         # At temperature 0 nothing is sampled; the probabilities meant are the model's own.
         options["temperature"] = table.type.temperature or 1.0
+    if called.over_vocabulary:
+        return name_distribution(context, expr, model, table, options["temperature"])
     axis = table.type.axis if called.by_row else table.type.token
     value = Value(unique_name(context, hint or f"{model.name}.{name}"), Tensor("float", axis))
     handle = context.block.versions[model.name]

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import (
+    VOCABULARY,
     DefName,
     ExternalName,
     LiteralConstant,
@@ -25,7 +26,7 @@ from rlgraph.ir.graph import Const, Expr, Model, Ref, ScalarState
 from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR
 
-AXES = ("token", "turn")
+AXES = ("token", "turn", VOCABULARY)
 """The axes inside a row: no value has such a name."""
 
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)

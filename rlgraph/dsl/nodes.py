@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.dsl.context import ColumnSource, Context
-from rlgraph.dsl.scope import Meaning, OptionalValue
+from rlgraph.dsl.scope import Meaning, OptionalValue, VocabularyValue, is_over_vocabulary
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Table, Type
 from rlgraph.ops import TENSOR
@@ -71,6 +71,7 @@ def emit_node(context: Context, node: Node) -> None:
 
 def materialize(context: Context, expr: Expr, hint: str) -> str:
     """Return the name of a value that holds the expression, which is emitted unless it has a name already."""
+    refuse_over_vocabulary(context, expr)
     if isinstance(expr, Ref):
         return expr.name
     name = unique_name(context, hint)
@@ -84,8 +85,17 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     return name
 
 
+def refuse_over_vocabulary(context: Context, expr: Expr | OptionalValue) -> None:
+    """Report a value over the vocabulary that would be stored or read."""
+    if isinstance(expr, (Ref, Apply)) and is_over_vocabulary(expr):
+        message = f"this is {expr.type}, a number for each token that a model knows: it is not stored"
+        raise context.statement_error("E0217", message, expr.span, "reduce it: `sum(x, vocab)`")
+
+
 def materialize_meaning(context: Context, meaning: Meaning, hint: str) -> Meaning:
     """Return a meaning whose expression, if it is one, has the name of a value."""
+    if isinstance(meaning, (Ref, Apply)) and is_over_vocabulary(meaning):
+        return VocabularyValue(meaning)
     if isinstance(meaning, Apply):
         return Ref(materialize(context, meaning, hint), meaning.type, meaning.span)
     if isinstance(meaning, OptionalValue) and not isinstance(meaning.expr, Ref):

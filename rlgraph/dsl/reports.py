@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
-from rlgraph.dsl.nodes import emit_node, materialize
+from rlgraph.dsl.nodes import emit_node, materialize, refuse_over_vocabulary
 from rlgraph.dsl.scope import OptionalValue, StatementError
 from rlgraph.dsl.values import evaluate_optional
 from rlgraph.errors import Related
@@ -29,6 +29,7 @@ def emit_report(context: Context, statement: tree.Report) -> None:
     for item in statement.items:
         try:
             expr = evaluate_optional(context, item.value)
+            refuse_over_vocabulary(context, expr)
             if expr.type.axis is not None or isinstance(expr, OptionalValue):
                 shown = expr if isinstance(expr, OptionalValue) else expr.type
                 raise context.statement_error(

@@ -69,6 +69,29 @@ class PairsValue:
     """The rows in which both rows of a pair lie."""
 
 
+VOCABULARY = "vocab"
+"""The axis of all tokens that a model knows, inside each token of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyValue:
+    """A value with an entry for each token that a model knows. It stays an expression: only what it is reduced to is
+    computed."""
+
+    expr: Ref | Apply
+
+    @property
+    def type(self) -> Tensor:
+        """The type that it would have."""
+        return self.expr.type
+
+
+def is_over_vocabulary(expr: Expr) -> bool:
+    """Return whether an expression has an entry for each token that a model knows."""
+    axis = expr.type.axis
+    return axis is not None and axis.inner and axis.name == VOCABULARY
+
+
 @dataclass(frozen=True, slots=True)
 class LiteralConstant:
     """A constant that is not a number: a text, a record, a list."""
@@ -134,6 +157,7 @@ Meaning = (
     | NamedValues
     | KeyValue
     | PairsValue
+    | VocabularyValue
     | LiteralConstant
     | TableValue
     | ModelName
@@ -186,6 +210,8 @@ def describe_meaning(meaning: Meaning) -> str:
         return "a key"
     if isinstance(meaning, PairsValue):
         return "an axis of pairs"
+    if isinstance(meaning, VocabularyValue):
+        return str(meaning.type)
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.distributions import drop_distributions
 from rlgraph.dsl.names import axis_named, look_up_name
-from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, unique_name
+from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, refuse_over_vocabulary, unique_name
 from rlgraph.dsl.pairs import drop_pairs
 from rlgraph.dsl.scope import (
     Meaning,
@@ -32,6 +33,7 @@ def emit_keep(context: Context, statement: tree.Keep) -> None:
     hint = "name the table whose rows are kept: `keep prompts where ...`"
     axis = _table_named(context, "keep", statement.table, hint).type.axis
     mask = evaluate_number(context, statement.condition)
+    refuse_over_vocabulary(context, mask)
     if mask.type.axis is None or not axis.is_within(mask.type.axis):
         table = statement.table.id
         shown, hint = str(mask.type), f"reduce it with `by={table}`"
@@ -163,6 +165,7 @@ def _choose(
             else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
         )
     drop_pairs(context, axis, f"pairs rows of which `{operation}` chooses: write `pairs(...)` below it", span)
+    drop_distributions(context, axis, operation, span)
     if context.block.sliced:
         context.block.kept.update(new.key for new in new_axes.values())
         changed = {word: new for word, new in context.block.scope.items() if before.get(word) is not new}

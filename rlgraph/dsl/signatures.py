@@ -47,6 +47,8 @@ class Method:
     """The name of the rows that it makes, if the user gives none."""
     by_row: bool = False
     """Whether it gives a number for each row, not for each token."""
+    over_vocabulary: bool = False
+    """Whether it gives a number for each token of the vocabulary, inside each token."""
 
 
 def signature_table(*signatures: Signature) -> dict[str, Signature]:
@@ -95,6 +97,15 @@ METHODS: dict[str, dict[str, Method]] = {
                 options=_OF_THE_ROWS,
                 doc="Entropy in nats of the distribution that each token was sampled from.",
             )
+        ),
+        "distribution": Method(
+            Signature(
+                "distribution",
+                options=_OF_THE_ROWS,
+                doc="Probability of each token of the vocabulary in the place of each token that carries loss; to be "
+                "reduced: `sum(x, vocab)`.",
+            ),
+            over_vocabulary=True,
         ),
     },
     "value_lm": {"values": Method(Signature("values", doc="Value of the state before each token that carries loss."))},

@@ -22,7 +22,7 @@ from rlgraph.dsl.scope import StatementError
 from rlgraph.errors import Related, count_phrase
 from rlgraph.ir.graph import Constant, Graph, Node, Phase, Value
 from rlgraph.ir.types import OLDEST, StateHandle, Table, Type
-from rlgraph.ops.nodes import NODES, attribute_value, model_of, sampling_node
+from rlgraph.ops.nodes import NODES, attribute_value, model_of, models_beside, sampling_node
 
 
 def apply_staleness_bounds(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
@@ -169,8 +169,8 @@ class _Bounds:
                 message = f"batches end in any order with `order={self.order}`, and each hands `{name}` on to the next"
                 raise self.context.statement_error("E0410", message, node.span, hint)
         for inner in node.region.walk():
-            if NODES[inner.op].scores and self.types[model_of(inner)] in self.changing:
-                name = model_of(inner).split("@")[0]
+            read = (model_of(inner), *models_beside(inner)) if NODES[inner.op].scores else ()
+            for name in (value.split("@")[0] for value in read if self.types[value] in self.changing):
                 message = f"a batch may go on when `{name}` has other weights, and `{inner.op}` is of those of one step"
                 raise self.context.statement_error("E0410", message, inner.span, "move it behind the `collect`")
 

@@ -14,6 +14,7 @@ from rlgraph.dsl.nodes import (
     materialize,
     materialize_meaning,
     next_state_value,
+    refuse_over_vocabulary,
 )
 from rlgraph.dsl.scope import (
     ExternalName,
@@ -24,6 +25,7 @@ from rlgraph.dsl.scope import (
     PairsValue,
     StateName,
     TableValue,
+    VocabularyValue,
     describe_meaning,
     meaning_of,
 )
@@ -60,7 +62,7 @@ def emit_assign(context: Context, statement: tree.Assign) -> None:
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
     meaning = materialize_meaning(context, meaning, target)
-    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue)):
+    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue, VocabularyValue)):
         hint = "write it where rows are grouped: `by=key(...)`" if isinstance(meaning, KeyValue) else ""
         raise context.statement_error(
             "E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span, hint
@@ -225,6 +227,7 @@ def emit_minimize(context: Context, statement: tree.Minimize) -> None:
             "write `train MODEL(lr=...):` above it",
         )
     expr = evaluate_number(context, statement.value)
+    refuse_over_vocabulary(context, expr)
     if expr.type.axis is not None:
         raise context.statement_error(
             "E0501",

@@ -13,6 +13,7 @@ from rlgraph.dsl.scope import (
     OptionalValue,
     StatementError,
     TableValue,
+    VocabularyValue,
     describe_meaning,
 )
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
@@ -61,6 +62,8 @@ def _value(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr | Option
     """Return a meaning that has to be numbers, which rows may lack."""
     if isinstance(meaning, NamedValues):
         return meaning.first
+    if isinstance(meaning, VocabularyValue):
+        return meaning.expr
     if isinstance(meaning, (Const, Ref, Apply, OptionalValue)):
         return meaning
     column = "length" if isinstance(meaning, TableValue) and meaning.type.token else "column"

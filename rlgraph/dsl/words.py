@@ -122,8 +122,11 @@ OTHER_NAMES = {
     "norm": "write it out: `sqrt(sum(x * x))`",
     "softmax": "write it out: `exp(x) / sum(exp(x), by=TABLE)`",
     "logsumexp": "write it out: `log(sum(exp(x), by=TABLE))`",
-    "kl": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it at each token from two log-probabilities",
-    "kl_divergence": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it at each token from two log-probabilities",
+    "kl": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it from two log-probabilities; all of it is "
+    "`sum(p * log(p / q), vocab)` of `actor.distribution(TABLE)`",
+    "kl_divergence": "`k1(p, q)`, `k2(p, q)` and `k3(p, q)` estimate it from two log-probabilities; all of it is "
+    "`sum(p * log(p / q), vocab)` of `actor.distribution(TABLE)`",
+    "distribution": "a model has it: `actor.distribution(TABLE)`, to be reduced by `sum(x, vocab)`",
     "entropy": "a model has it: `actor.entropy(TABLE)`, at each token",
     "logprobs": "a model has them: `actor.logprobs(TABLE)`, at each token",
     "generate": "a model does: `actor.generate(TABLE, n=4)`",

@@ -66,7 +66,7 @@ class Axis:
     @property
     def label(self) -> str:
         """Its name in types that the user reads: `rollout, token`."""
-        return f"{self.parent.name}, {self.name}" if self.inner and self.parent else self.name
+        return f"{self.parent.label}, {self.name}" if self.inner and self.parent else self.name
 
 
 def inner_of_two_axes(a: Axis | None, b: Axis | None) -> Axis | None:

@@ -9,6 +9,7 @@ from rlgraph.ops.nodes import (
     inputs_chosen_from,
     model_of,
     model_work_of,
+    models_beside,
     placement_operation,
     table_of,
     user_code_of,
@@ -29,4 +30,5 @@ __all__ = [
     "placement_operation",
     "table_of",
     "model_work_of",
+    "models_beside",
 ]

@@ -60,6 +60,8 @@ class NodeOp:
     """Whether its rows are ready one by one, so that an engine may hand them on before the last is done."""
     free: bool = False
     """Whether a plan counts no time for it, as it reads off existing values."""
+    joint: bool = False
+    """Whether it may read other models beside its own, each given in front of its table."""
     counts: bool = False
     """Whether it counts the rows of an axis without reading them."""
     foreign: str = ""

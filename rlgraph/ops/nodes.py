@@ -5,7 +5,7 @@ answer questions about a node:
 
     op = NODES[node.op]
     op.generates         a model makes new rows                                    generate interact
-    op.scores            a model computes something for existing rows              logprobs entropy values score
+    op.scores            a model computes something for existing rows              logprobs entropy values score ...
     op.trains            an optimizer step of a model                              train
     op.with_model        any of these three: work that a plan gives to a group
     op.updates           the model has other weights afterwards                    train update
@@ -66,6 +66,14 @@ def placement_operation(operation: str) -> str:
 def model_of(node: Node) -> str:
     """Return the name of the weights that a node uses, those that are trained or replaced first; "" for none."""
     return _input(node, "model")
+
+
+def models_beside(node: Node) -> tuple[str, ...]:
+    """Return the names of the weights of other models that a node, or the loss of one that trains, reads together with
+    its own: they have to be in the same processes."""
+    nodes = [node, *(node.region.walk() if NODES[node.op].trains and node.regions else ())]
+    read = [name for inner in nodes if NODES[inner.op].joint for name in inner.inputs[2::2]]
+    return tuple(dict.fromkeys(read))
 
 
 def table_of(node: Node) -> str:

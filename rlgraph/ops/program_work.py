@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
-from rlgraph.ir.graph import External, Graph, Program
-from rlgraph.ir.types import Type, is_model
-from rlgraph.ops import NODES, user_code_of
+from rlgraph.ir.graph import External, Graph, Node, Program
+from rlgraph.ir.types import StateHandle, Type, is_model
+from rlgraph.ops import NODES, model_of, models_beside, placement_operation, user_code_of
+
+BESIDE = next(name for name, op in NODES.items() if op.joint)
+"""The operation of a model that is read beside another one."""
 
 
 def model_operations(program: Program) -> dict[str, set[str]]:
@@ -16,6 +20,30 @@ def model_operations(program: Program) -> dict[str, set[str]]:
         for model, operation in _work(phase.graph, phase.graph.value_types(), ""):
             work[model].add(operation)
     return work
+
+
+def work_together(program: Program) -> list[tuple[tuple[str, str], ...]]:
+    """Return the work, as models and operations, that has to be done by the same processes, since one node reads
+    several models."""
+    together: list[list[tuple[str, str]]] = []
+    for phase in program.phases:
+        types = phase.graph.value_types()
+        for node in _with_models_beside(phase.graph):
+            models = [cast(StateHandle, types[name]).name for name in (model_of(node), *models_beside(node))]
+            work = [(models[0], placement_operation(node.op)), *((model, BESIDE) for model in models[1:])]
+            meeting = [other for other in together if set(other) & set(work)]
+            together = [other for other in together if other not in meeting]
+            together.append([piece for pieces in (*meeting, work) for piece in pieces])
+    return [tuple(dict.fromkeys(work)) for work in together]
+
+
+def _with_models_beside(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes that read several models; a node that trains for what its loss reads."""
+    for node in graph.nodes:
+        if models_beside(node):
+            yield node
+        for region in node.regions if not NODES[node.op].trains else ():
+            yield from _with_models_beside(region)
 
 
 def user_code_usage(program: Program) -> dict[str, bool]:
@@ -44,5 +72,6 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
             inner = handle.name if trains else training
             if trains or handle.name != training:
                 yield handle.name, node.op
+            yield from ((cast(StateHandle, types[name]).name, BESIDE) for name in models_beside(node))
         for region in node.regions:
             yield from _work(region, types, inner)

@@ -209,6 +209,19 @@ RECORDS = (
         latex=r"#1\left(#2\right)",
     ),
     NodeOp(
+        "distribution",
+        "model table model|table* -> tensor",
+        "row",
+        "The sum over the vocabulary of what a formula makes of the models' probabilities, for each token that carries "
+        "loss.",
+        attributes=(
+            _TEMPERATURE,
+            Attribute("formula", "text", doc="with `p0`, `p1`, ... for the models and tables", by="checker"),
+        ),
+        work="scores",
+        joint=True,
+    ),
+    NodeOp(
         "call",
         "table tensor* -> tensor tensor*",
         "row",

@@ -26,7 +26,7 @@ from rlgraph.backends.steps import Observer, StepRunner
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import Group, Plan, TailMove
 from rlgraph.ir.types import Type
-from rlgraph.ops.nodes import NODES, model_of, placement_operation, user_code_of
+from rlgraph.ops.nodes import NODES, model_of, models_beside, placement_operation, user_code_of
 
 HANDS = 2
 """Blocks that a replica has at a time where they go to free replicas and it samples rows of several requests together:
@@ -201,7 +201,10 @@ class DistributedBackend(StepRunner):
         lent = stack.enter_context(
             self.weights.lend_weights(model, group, node, frame.step, refreshes, replica, together)
         )
-        shifting = self.weights.beds.offload_change_for(model, group, replica)
+        beside = [frame.values[name] for name in models_beside(node)]
+        for other in beside:
+            stack.enter_context(self.weights.lend_weights(other, group, node, frame.step, copy=replica))
+        shifting = self.weights.beds.offload_change_for(model, group, replica, beside)
         sampled = lent.version, lent.refresh_state, replica, lent.wait_for_arrival, lent.weights_key, shifting
         return NodeRequest(node, frame, group, *sampled)
 

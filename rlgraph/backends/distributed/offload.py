@@ -9,7 +9,7 @@ off-loaded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -68,16 +68,20 @@ class OffloadedModels:
         self._awake: list[OffloadedReplica] = []
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
-    def offload_change_for(self, model: str, group: Group, copy: int | None = None) -> Shifting:
-        """Return the offload change that is due before a group, or one of its replicas, works with a model."""
-        return lambda: self._shift(model, group, copy)
+    def offload_change_for(
+        self, model: str, group: Group, copy: int | None = None, beside: Sequence[str] = ()
+    ) -> Shifting:
+        """Return the offload change that is due before a group, or one of its replicas, works with a model. beside:
+        others that it works with meanwhile."""
+        return lambda: self._shift((model, *beside), group, copy)
 
     @contextmanager
-    def _shift(self, model: str, group: Group, copy: int | None) -> Iterator[OffloadChange]:
+    def _shift(self, models: Sequence[str], group: Group, copy: int | None) -> Iterator[OffloadChange]:
         if not self._beds:
             yield OffloadChange()
             return
-        beds = [bed for bed in self._beds.get((model, group.name), ()) if copy in (None, bed.copy)]
+        replicas = [bed for model in models for bed in self._beds.get((model, group.name), ())]
+        beds = [bed for bed in replicas if copy in (None, bed.copy)]
         devices = device_set(group, copy)
         # Other work that waits for the same model to be off-loaded goes on when it is.
         with self._locks[group.pool]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import ModelHolding
 from rlgraph.ops.optimizers import ADAMW, OptimizerSpec
@@ -142,10 +143,14 @@ class TrainOptions:
 class ModelCall:
     """A question that a loss asks of the model that is trained."""
 
-    op: Literal["logprobs", "entropy", "values", "score"]
+    op: Literal["logprobs", "entropy", "distribution", "values", "score"]
     sequences: Sequences
     temperature: float = 1.0
-    """The temperature of `logprobs` and `entropy`."""
+    """The temperature of `logprobs`, `entropy` and `distribution`."""
+    formula: str = ""
+    """What `distribution` sums up over the vocabulary."""
+    others: tuple[OtherModel, ...] = ()
+    """The other models in the formula."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rlgraph.backends.engines.records import Generation, MicroBatch, Sampling, S
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.pipelines.messages import StageTransfer
@@ -189,6 +190,13 @@ class Scores(HasWeights, Protocol):
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
         """Return the entropy in nats of the distribution that each scored token was sampled from, float [total
         scored]."""
+        ...
+
+    def distribution(
+        self, sequences: Sequences, temperature: float = 1.0, formula: str = "", others: tuple[OtherModel, ...] = ()
+    ) -> Tensor:
+        """Return the sum over the vocabulary of a formula of this model's probabilities, `p0`, and those of others,
+        `p1`, `p2`, ..., through which no gradient goes, for each scored token; float [total scored]."""
         ...
 
     def values(self, sequences: Sequences) -> Tensor:

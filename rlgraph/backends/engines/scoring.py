@@ -10,11 +10,13 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 
 _ANSWERS = {
     "generate": ("causal_lm", "generate"),
     "logprobs": ("causal_lm", "log-probabilities"),
     "entropy": ("causal_lm", "an entropy"),
+    "distribution": ("causal_lm", "a distribution"),
     "values": ("value_lm", "values"),
     "score": ("reward_lm", "a score"),
 }
@@ -27,7 +29,8 @@ class ScoringMixin:
     spec: ModelSpec
 
     def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
-        """Return the answers of some operations for the same rows, from one pass."""
+        """Return the answers of some operations for the same rows, from one pass. ops: names, or sums over the
+        vocabulary."""
         raise NotImplementedError
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
@@ -43,6 +46,13 @@ class ScoringMixin:
         logprobs, entropy = self._answer(sequences, ["logprobs", "entropy"], temperature)
         return logprobs, entropy
 
+    def distribution(
+        self, sequences: Sequences, temperature: float = 1.0, formula: str = "", others: tuple[OtherModel, ...] = ()
+    ) -> Tensor:
+        """Return the sum over the vocabulary of a formula of this model's probabilities and those of others, for each
+        scored token, float [total scored]."""
+        return self._answer(sequences, [VocabularySum(formula, others)], temperature)[0]
+
     def values(self, sequences: Sequences) -> Tensor:
         """Return the value of the state before each scored token, float [total scored]."""
         return self._answer(sequences, ["values"])[0]
@@ -51,8 +61,8 @@ class ScoringMixin:
         """Return the scalar at each row's last token, float [N]."""
         return self._answer(sequences, ["score"])[0]
 
-    def _require(self, op: str) -> None:
+    def _require(self, op: str | VocabularySum) -> None:
         """Raise EngineError where the model is not of the kind that answers an operation."""
-        kind, what = _ANSWERS[op]
+        kind, what = _ANSWERS[op if isinstance(op, str) else "distribution"]
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")

@@ -100,7 +100,8 @@ class EngineSpec:
     and a `rlgraph.backends.engines.base.Rank` to what implements the roles of `rlgraph.backends.engines.base` that its
     operations need."""
     operations: frozenset[str]
-    """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `values`, `score`.
+    """What it can do with a model's weights: `train`, `generate`, `interact`, `logprobs`, `entropy`, `distribution`,
+    `values`, `score`.
     A program with a model of which it can do nothing is refused."""
 
     gpu_environment: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +118,9 @@ class EngineSpec:
     columns: tuple[str, ...] = ("tp",)
     """The axes along which each rank has some columns of every layer, and takes part in all tokens of its replica's
     rows; a replica is split along one of them. Where experts are split so, too, a rank has some of them entire."""
+    joint_axes: tuple[str, ...] | None = None
+    """The axes along which models may be spread that a sum over the vocabulary reads together; None: it reads none
+    together."""
     unsplit_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By axis those of its operations for which no replica can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
@@ -291,6 +295,10 @@ class EngineSpec:
         """Whether it can generate with a model."""
         return "generate" in self.operations
 
+    def reads_jointly(self, axes: Iterable[str]) -> bool:
+        """Return whether it has sums over the vocabulary of several models that are split along these axes."""
+        return self.joint_axes is not None and set(axes) <= set(self.joint_axes)
+
     def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
         """Return whether it computes in a dtype, on a kind of device or on any."""
         if self.dtypes is None:
@@ -303,7 +311,7 @@ class EngineSpec:
 
 
 _ONLY_KIND = {
-    "causal_lm": {"generate", "interact", "logprobs", "entropy"},
+    "causal_lm": {"generate", "interact", "logprobs", "entropy", "distribution"},
     "value_lm": {"values"},
     "reward_lm": {"score"},
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
@@ -107,23 +108,24 @@ def run_column(node: Node, frame: Frame, session: Session) -> NodeOutput:
     return NodeOutput({node.outputs[0].name: values})
 
 
-def engine_and_sequences(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
-    """Return a model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
-    state, sequences = _in_tokens_of_model(node, frame, session)
+def engine_and_sequences(node: Node, frame: Frame, session: Session, place: int = 0) -> tuple[Any, Sequences]:
+    """Return a model's engine and a table's tokens, in that model's own tokens, all of which it can read. place: of the
+    model among the inputs, behind which its table is."""
+    state, sequences = _in_tokens_of_model(node, frame, session, place)
     longest = state.max_row_tokens
     if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
-        place = int(sequences.lengths.argmax())
-        kind = frame.types[node.inputs[1]]
+        row = int(sequences.lengths.argmax())
+        kind = frame.types[node.inputs[place + 1]]
         assert isinstance(kind, Table)
-        who, tokens = frame.rows[kind.axis.key].row_name(place), int(sequences.lengths[place])
+        who, tokens = frame.rows[kind.axis.key].row_name(row), int(sequences.lengths[row])
         raise row_too_long_error(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
 
-def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[SessionModel, Sequences]:
+def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) -> tuple[SessionModel, Sequences]:
     """Return a model and a table's tokens, encoded again where another tokenizer made them."""
-    state = session.models[frame.values[node.inputs[0]]]
-    table: TableData = frame.values[node.inputs[1]]
+    state = session.models[frame.values[node.inputs[place]]]
+    table: TableData = frame.values[node.inputs[place + 1]]
     assert table.sequences is not None
     owner = session.models[table.owner].engine.codec
     codec = state.engine.codec
@@ -140,33 +142,35 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Ses
                 "only `score` can read rows of a model with another tokenizer",
             )
         )
-    kind = frame.types[node.inputs[1]]
+    kind = frame.types[node.inputs[place + 1]]
     assert isinstance(kind, Table)
     if kind.start == "text" and any(isinstance(prompt, Example) for prompt in table.prompts):
         return state, _sequences_of(node, state, table.prompts, None)
     if kind.start != "text":
         check_read_from_texts(node, table, kind, frame.rows[kind.axis.key], owner, state.model.name)
     prompts = []
-    for place, (prompt, row) in enumerate(zip(table.prompts, table.data, strict=True)):
+    for number, (prompt, row) in enumerate(zip(table.prompts, table.data, strict=True)):
         try:
             prompts.append(codec.encode_prompt(prompt, tools_of(row), template_options_of(row)))
         except (EngineError, TypeError, KeyError) as error:
-            who = frame.rows[kind.axis.key].row_name(place)
+            who = frame.rows[kind.axis.key].row_name(number)
             raise engine_run_error(node, f"`{state.model.name}` cannot read {who}", error) from None
     responses = [codec.encode_response(owner.decode(row)) for row in table.sequences.scored_tokens_by_row()]
     return state, Sequences.from_pairs(prompts, responses)
 
 
-def model_call_options(node: Node) -> dict[str, Any]:
-    """Return the attributes of a node that its model is given beside its rows."""
-    return {attribute.name: attribute_value(node, attribute.name) for attribute in NODES[node.op].attributes}
+def model_call_options(node: Node, frame: Frame, session: Session) -> dict[str, Any]:
+    """Return what a model is given beside its rows: the attributes of a node, and other models with their rows."""
+    options = {attribute.name: attribute_value(node, attribute.name) for attribute in NODES[node.op].attributes}
+    others = [OtherModel(*engine_and_sequences(node, frame, session, at)) for at in range(2, len(node.inputs), 2)]
+    return {**options, **({"others": tuple(others)} if others else {})}
 
 
 def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Do `logprobs`, `entropy`, `values` or `score`: with a gradient exactly inside `train`."""
+    """Do `logprobs`, `entropy`, `distribution`, `values` or `score`: with a gradient exactly inside `train`."""
     engine, sequences = engine_and_sequences(node, frame, session)
     try:
-        value = getattr(engine, node.op)(sequences, **model_call_options(node))
+        value = getattr(engine, node.op)(sequences, **model_call_options(node, frame, session))
     except EngineError as error:
         raise engine_run_error(node, f"`{node.op}` failed", error) from None
     value = value.to("cpu", session.dtype)
@@ -299,6 +303,7 @@ WORK: dict[str, Work] = {
     "interact": run_interact,
     "logprobs": run_scoring,
     "entropy": run_scoring,
+    "distribution": run_scoring,
     "values": run_scoring,
     "score": run_scoring,
     "call": run_call,

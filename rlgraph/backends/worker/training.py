@@ -259,7 +259,7 @@ class _NodeMicroBatches:
 def _call(node: Node, body: Frame, session: Session) -> ModelCall:
     """Return the call of a model on the rows of a micro-batch."""
     _, sequences = engine_and_sequences(node, body, session)
-    return ModelCall(node.op, sequences, **model_call_options(node))  # type: ignore[arg-type]
+    return ModelCall(node.op, sequences, **model_call_options(node, body, session))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:

@@ -23,6 +23,7 @@ from rlgraph.ops.nodes import (
     rows_per_input,
     user_code_of,
 )
+from rlgraph.ops.program_work import BESIDE
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
@@ -132,6 +133,7 @@ class _TaskList:
         else:
             after |= ends_after
         self.set_output_sizes(node, scope)
+        after |= self.add_tasks_beside(node, scope, after)
         if NODES[node.op].loop:
             finished = self.add_loop_tasks(node, scope, after)
         elif NODES[node.op].free:
@@ -236,6 +238,22 @@ class _TaskList:
             )
         self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker_of_node(node), scope))))
         return len(self.listed) - 1
+
+    def add_tasks_beside(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
+        """Add the tasks of other models that a node, or the loss of one that trains, reads beside its own, and return
+        them."""
+        inner = node.region.nodes if NODES[node.op].trains and node.regions else ()
+        readings = [reading for reading in (node, *inner) if NODES[reading.op].joint]
+        pairs = [pair for reading in readings for pair in zip(reading.inputs[2::2], reading.inputs[3::2], strict=True)]
+        first = len(self.listed)
+        for weights, table in dict.fromkeys(pairs):
+            model, kind = self.types[weights], self.types[table]
+            assert isinstance(model, StateHandle) and isinstance(kind, Table)
+            task = Task(f"{model.name}.{BESIDE}", BESIDE, model.name, (self.table_batch(kind, scope),))
+            self.listed.append(
+                replace(task, repetitions=scope.times, loops=scope.loops, waits_for=tuple(sorted(after)))
+            )
+        return frozenset(range(first, len(self.listed)))
 
     # Where rows lie
 

@@ -239,7 +239,19 @@ def candidate_partitions(
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     over = is_small(problem, question) and len(problem.components) <= JOINED
     every = component_partitions(problem.components, question.cluster, fixed, unplaced, over)
-    return list(distinct_partitions(every, problem.tasks, problem.components))
+    partitions = list(distinct_partitions(every, problem.tasks, problem.components))
+    together = [blocks for blocks in partitions if not _are_apart(problem, blocks)]
+    # A schedule that keeps them apart is refused where the plan is made.
+    return together or partitions
+
+
+def _are_apart(problem: PlacementProblem, blocks: Blocks) -> bool:
+    """Return whether components that are read together have pools of their own."""
+    pools: dict[int, set[int]] = {}
+    for number, block in enumerate(blocks):
+        for component in block.components:
+            pools.setdefault(problem.components[component].joint, set()).add(number)
+    return any(len(found) > 1 for joint, found in pools.items() if joint)
 
 
 def any_plan_fits(question: PlacementQuery, ends: float) -> bool:

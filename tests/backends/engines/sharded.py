@@ -180,6 +180,7 @@ def ask(engine: Any, kind: ModelKind, sequences: Sequences, temperatures: Sequen
         return [engine.score(sequences)]
     once = temperatures[len(temperatures) // 2]
     found = [engine.logprobs(sequences, once), engine.entropy(sequences, once)]
+    found.append(engine.distribution(sequences, once, "p0 ** 2 + p0 * log(p0)"))
     for temperature in temperatures:
         found += engine.logprobs_and_entropy(sequences, temperature)
     return found
@@ -220,8 +221,11 @@ class Task:
             )
         factor = float("inf") if self.poison and self.poison[0] == step and self.poison[1] in block else 1.0
         weight = torch.linspace(0.5, 1.5, int(part.scored.sum())) * factor
-        calls = ModelCall("logprobs", part, 0.9), ModelCall("entropy", part, 0.9)
-        return MicroBatch(calls, lambda answers: -(weight * answers[0]).sum() - 0.1 * answers[1].sum())
+        squares = ModelCall("distribution", part, 0.9, "p0 ** 2")
+        calls = ModelCall("logprobs", part, 0.9), ModelCall("entropy", part, 0.9), squares
+        return MicroBatch(
+            calls, lambda answers: -(weight * answers[0]).sum() - 0.1 * answers[1].sum() + 0.2 * answers[2].sum()
+        )
 
 
 class Clipped(Task):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +13,24 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 
-Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""Turns hidden states, [M, size], M tokens and a temperature into log-probabilities and entropies, [M] each."""
+
+class Head(Protocol):
+    """A model's head."""
+
+    def __call__(self, hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Turn hidden states, [M, size], and M tokens into log-probabilities and entropies, [M] each."""
+        ...
+
+    def vocabulary_sum(
+        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+    ) -> Tensor:
+        """Turn hidden states, [M, size], into sums over the vocabulary, [M]. beside: heads and hidden states of the
+        other models in the formula."""
+        ...
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Turn hidden states, [M, size], into this rank's logits, divided by the temperature, [M, n]."""
+        ...
 
 
 def _unchanged(table: int, values: Tensor) -> Tensor:
@@ -48,6 +65,11 @@ class CallRows:
             part = output[self.table_spans[table]]
             if call.op in ("values", "score"):
                 answers.append(self.merge_ranks(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
+                continue
+            if call.op == "distribution":
+                beside = [other.engine.head_and_states(other.sequences) for other in call.others]
+                sums = head.vocabulary_sum(part, call.formula, call.temperature, beside)
+                answers.append(self.merge_ranks(table, sums))
                 continue
             key = table, call.temperature
             if key not in cached:

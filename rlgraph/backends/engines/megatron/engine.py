@@ -13,9 +13,9 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.errors import NoRows
+from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.megatron.adapters import InitialAdapters, attach_adapters
-from rlgraph.backends.engines.megatron.batches import merge_calls
+from rlgraph.backends.engines.megatron.batches import Head, merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.engines.megatron.model import build, is_shared
@@ -36,6 +36,7 @@ from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 from rlgraph.backends.engines.weights import fill_tensors, layout_by_layer
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
@@ -275,7 +276,9 @@ class MegatronEngine(RankWeights, ScoringMixin):
         used = counts.nonzero()[:, 0]
         plan = self._own_blocks([used[rows] for rows in self.plan_micro_batches(sequences.lengths[used])])
         calls = [
-            [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
+            []
+            if rows is None
+            else [_call(op, part, temperature, rows) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
         outputs = self._pipeline.compute_results([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
@@ -293,6 +296,13 @@ class MegatronEngine(RankWeights, ScoringMixin):
                     # Each rank has the answers to its own rows.
                     dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
         return results
+
+    def head_and_states(self, sequences: Sequences) -> tuple[Head, Tensor]:
+        """Return the head, and what it is given before each scored token, where this model is read beside another one.
+        Raises EngineError where it has several stages, or shares rows out."""
+        if set(self._mesh.split_axes) - {"dp", "tp"}:
+            raise EngineError("models in one sum over the vocabulary are split by `tp` alone")
+        return self._pipeline.head_and_states(sequences)
 
     def _checked_micro(self, micro: Callable[[Any], MicroBatch]) -> Callable[[Any], MicroBatch]:
         def checked_micro_batch(block: Any) -> MicroBatch:
@@ -312,6 +322,14 @@ class MegatronEngine(RankWeights, ScoringMixin):
         ep, at = self._mesh.axis_size("ep"), self._mesh.axis_position(self._rank, "ep")
         blocks_here = list(blocks[at::ep])
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
+
+
+def _call(op: str | VocabularySum, sequences: Sequences, temperature: float, rows: Tensor) -> ModelCall:
+    """Return what is asked of some rows, `sequences`, which are these of all."""
+    if isinstance(op, VocabularySum):
+        others = tuple(OtherModel(other.engine, other.sequences.take(rows)) for other in op.others)
+        return ModelCall("distribution", sequences, temperature, op.formula, others)
+    return ModelCall(op, sequences, temperature)  # type: ignore[arg-type]
 
 
 @redirect_cuda_to_cpu()

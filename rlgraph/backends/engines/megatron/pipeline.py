@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
@@ -20,9 +21,11 @@ from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPositions, RotaryAngles, output_weight_rows
 from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.backends.engines.pipelined import ModelPipeline, run_schedule
-from rlgraph.backends.engines.records import MicroBatch
+from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.backends.engines.roles import PipelineNeighbours
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.varlen import cap_scores
+from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
@@ -72,6 +75,15 @@ class Pipeline:
         programs = forward_stage_programs(self.stages.size(), len(batches), len(self._parts))
         run_schedule(programs[self.stages.rank()], [self._line(forward, rows)], self.stages.message_group)
         return answers
+
+    @torch.no_grad()
+    def head_and_states(self, sequences: Sequences) -> tuple[Head, Tensor]:
+        """Return the head of a model whose stages are all here, and what it is given before each scored token,
+        [total scored, size]."""
+        batch, share = self._context.shard_batch(
+            merge_calls([ModelCall("distribution", sequences)], self._pad_id), self._pad_id
+        )
+        return self._head, self._run(batch, share, 0, None)[0][batch.table_spans[id(sequences)]]
 
     def describe_model(self, micro_batches: int) -> PipelineModel:
         """Return the description of the model from which joint schedules of several are made."""
@@ -189,19 +201,54 @@ def accumulate_gradients(
 def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
     """Return a head over this rank's part of the vocabulary, without the rows that pad it; it computes at most so many
     logits at a time."""
-    group = parallel_state.get_tensor_model_parallel_group()
+    return _SplitHead(model, shape, numbers, parallel_state.get_tensor_model_parallel_group())
 
-    def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        weight, first = output_weight_rows(model, shape.vocab)
+
+@dataclass(frozen=True)
+class _SplitHead:
+    """A head over this rank's part of the vocabulary."""
+
+    model: GPTModel
+    shape: Shape
+    numbers: int
+    """The most logits that exist at a time."""
+    group: dist.ProcessGroup
+    """The ranks that have the other parts."""
+
+    def __call__(self, hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        weight, first = output_weight_rows(self.model, self.shape.vocab)
 
         def logprobs_of_chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            logits = hidden @ weight.t()
-            logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
-            logits = cap_scores(logits, shape.logits_cap) if shape.logits_cap else logits
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return logprobs_and_entropy(apply_temperature(logits, temperature), tokens, first, group)
+            return logprobs_and_entropy(self._logits(hidden, weight, temperature), tokens, first, self.group)
 
-        logprobs, entropy = compute_in_chunks(logprobs_of_chunk, max(1, numbers // weight.shape[0]), hidden, tokens)
+        logprobs, entropy = compute_in_chunks(logprobs_of_chunk, self._places(weight), hidden, tokens)
         return logprobs, entropy
 
-    return head
+    def vocabulary_sum(
+        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+    ) -> Tensor:
+        """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]. beside: heads
+        of the other models in it, and what these give there."""
+        heads, states = [self, *(head for head, _ in beside)], [hidden, *(other for _, other in beside)]
+
+        def sums_of_chunk(*parts: Tensor) -> tuple[Tensor, ...]:
+            logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=True)]
+            return vocabulary_sums([formula], logits, self.group)
+
+        weight, _ = output_weight_rows(self.model, self.shape.vocab)
+        [sums] = compute_in_chunks(sums_of_chunk, max(1, self._places(weight) // len(heads)), *states)
+        return sums
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Return this rank's logits at some places, divided by the temperature, float [M, n]."""
+        return self._logits(hidden, output_weight_rows(self.model, self.shape.vocab)[0], temperature)
+
+    def _places(self, weight: Tensor) -> int:
+        return max(1, self.numbers // weight.shape[0])
+
+    def _logits(self, hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+        """Return this rank's logits at some places, divided by the temperature, float [M, n]."""
+        logits = hidden @ weight.t()
+        logits = logits / self.shape.logits_scale if self.shape.logits_scale != 1 else logits
+        logits = cap_scores(logits, self.shape.logits_cap) if self.shape.logits_cap else logits
+        return apply_temperature(logits.to(torch.promote_types(logits.dtype, torch.float32)), temperature)

@@ -61,7 +61,8 @@ def _fused_norms(device: DeviceKind, dtype: str) -> bool:
 SPEC = EngineSpec(
     name="megatron",
     opens="rlgraph.backends.engines.megatron.opening:open_rank",
-    operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
+    joint_axes=("dp", "tp"),
+    operations=frozenset({"train", "logprobs", "entropy", "distribution", "values", "score"}),
     gpu_environment={
         # What was launched first begins first, as Megatron expects of messages beside products.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",

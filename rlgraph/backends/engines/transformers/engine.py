@@ -34,6 +34,7 @@ from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.backends.engines.transformers.head import Head
+from rlgraph.backends.engines.transformers.joint_sums import answer_sums, distinct_others
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
@@ -44,6 +45,7 @@ from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
+from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 from rlgraph.backends.enginespec.memory import GrowingCache, HeadTiles
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import UnsupportedModel
@@ -227,10 +229,34 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if "values" in ops:
             return self._reader.scored_token_outputs(sequences, self._head.values, len(ops))
 
-        def read(hidden: Tensor, tokens: Tensor) -> list[Tensor]:
-            return self._head.logprobs(hidden, tokens, ops, temperature)
+        sums = [op for op in ops if isinstance(op, VocabularySum)]
+        others = distinct_others(sums)
+        engines = [self._engine_beside(other) for other in others]
+        heads = [engine._head for engine in engines]
 
-        return self._reader.scored_token_outputs(sequences, read, len(ops))
+        def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Tensor]:
+            answers = answer_sums(self._head, hidden, sums, temperature, others, heads, beside)
+            rest = [op for op in ops if not isinstance(op, VocabularySum)]
+            if rest:
+                answers.update(zip(rest, self._head.logprobs(hidden, tokens, rest, temperature), strict=True))
+            return [answers[op] for op in ops]
+
+        beside = [(engine._reader, other.sequences) for engine, other in zip(engines, others, strict=True)]
+        return self._reader.scored_token_outputs(sequences, read, len(ops), beside)
+
+    def head_answers(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return `logprobs`, `entropy` and sums over the vocabulary of the same rows from one pass over the model."""
+        return self._answer(sequences, ops, temperature)
+
+    def _engine_beside(self, other: OtherModel) -> TransformersEngine:
+        """Return the engine of a model that is read beside this one. Raises EngineError where it cannot be."""
+        engine = other.engine
+        if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
+            raise EngineError("models in one sum over the vocabulary are those of one process, without `fsdp`")
+        ranks = [of._split.size if of._split else 1 for of in (self, engine)]
+        if ranks[0] != ranks[1]:
+            raise EngineError(f"models in one sum over the vocabulary are split alike, not over {ranks} ranks")
+        return engine
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int

@@ -17,9 +17,9 @@ from rlgraph.backends.engines.transformers.fsdp import ParameterShards
 from rlgraph.backends.engines.transformers.head import wide, wide_dtype
 from rlgraph.backends.engines.transformers.network import Network
 
-Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Turns what the network gives to its head at some places, [M, ...], and the tokens that follow, [M], into results of M
-entries each."""
+Read = Callable[..., Sequence[Tensor]]
+"""Turns what the network gives to its head at some places, [M, ...], the tokens that follow, [M], and what networks
+beside it give, into results of M entries each."""
 
 
 class ForwardPasses:
@@ -40,25 +40,40 @@ class ForwardPasses:
         self._threads, self._pool, self._shards = threads, pool, shards
         self._meter = meter or WorkMeter()
 
-    def scored_token_outputs(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
-        """Return `read` of what is before each scored token: `results` tensors [total scored]."""
+    def scored_token_outputs(
+        self, sequences: Sequences, read: Read, results: int, others: Sequence[tuple[ForwardPasses, Sequences]] = ()
+    ) -> list[Tensor]:
+        """Return `read` of what is before each scored token: `results` tensors [total scored]. others: models that are
+        read beside this one, without gradients, with as many scored tokens in each row; `read` is given what theirs
+        give to their heads, too."""
         if bool(((sequences.token_positions == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.scored_counts()
 
         def block_outputs(rows: Tensor) -> Sequence[Tensor]:
             part = sequences.take(rows)
-            positions = part.scored.nonzero()[:, 0]
-            # The last scored token of a row, and what follows it, need not be read.
-            inputs = part.truncate(part.token_positions[positions[part.scored_counts().cumsum(0) - 1]])
-            before = inputs.row_starts[part.row_of_token[positions]] + part.token_positions[positions] - 1
-            # The rows of a group have in common what stands before a row's first scored token.
-            ends = part.scored_counts().cumsum(0)
-            prompts = part.token_positions[positions[ends - part.scored_counts()]]
-            hidden = self._network.hidden_at(inputs, before, prompts)
-            return read(hidden, part.tokens[positions].to(hidden.device))
+            with torch.no_grad():
+                beside = [other.hidden_before_scored(of_other.take(rows)) for other, of_other in others]
+            hidden = self.hidden_before_scored(part)
+            return read(hidden, part.tokens[part.scored].to(hidden.device), *beside)
 
         return self._in_blocks(sequences.lengths, counts, block_outputs, results)
+
+    def hidden_before_scored(self, rows: Sequences) -> Tensor:
+        """Return what the network gives to its head before each scored token, [total scored, ...]; each row has one."""
+        positions = rows.scored.nonzero()[:, 0]
+        # The last scored token of a row, and what follows it, need not be read.
+        inputs = rows.truncate(rows.token_positions[positions[rows.scored_counts().cumsum(0) - 1]])
+        before = inputs.row_starts[rows.row_of_token[positions]] + rows.token_positions[positions] - 1
+        # The rows of a group have in common what stands before a row's first scored token.
+        ends = rows.scored_counts().cumsum(0)
+        prompts = rows.token_positions[positions[ends - rows.scored_counts()]]
+        return self._network.hidden_at(inputs, before, prompts)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks shard the model, and compute together."""
+        return self._shards is not None
 
     def last_token_outputs(self, sequences: Sequences) -> Tensor:
         """Return the head's output at each row's last token, float [N]."""

@@ -12,13 +12,14 @@ from torch import Tensor
 from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.backends.engines.roles import Scores
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.vocabulary_sums import VocabularySum
 
 
 class ComputesLossCalls(Scores, Protocol):
     """An engine that answers the calls of losses."""
 
-    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return both from one pass over the model."""
+    def head_answers(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return `logprobs`, `entropy` and sums over the vocabulary of the same rows from one pass over the model."""
         ...
 
 
@@ -54,24 +55,28 @@ def compute_gradient_sum(
 
 
 def _answers(engine: ComputesLossCalls, calls: Sequence[ModelCall]) -> list[Tensor]:
-    """Return the model's answer to each call; log-probabilities and entropies of the same rows come from one pass."""
+    """Return the model's answer to each call; what its head gives for the same rows comes from one pass."""
     answers: dict[int, Tensor] = {}
     for place, call in enumerate(calls):
         if place in answers:
             continue
-        twin = next((index for index, later in enumerate(calls) if index > place and _one_pass(call, later)), None)
-        if twin is not None:
-            both = engine.logprobs_and_entropy(call.sequences, call.temperature)
-            answers[place], answers[twin] = both if call.op == "logprobs" else both[::-1]
-        elif call.op in ("logprobs", "entropy"):
-            answers[place] = getattr(engine, call.op)(call.sequences, call.temperature)
-        else:
+        if call.op in ("values", "score"):
             answers[place] = getattr(engine, call.op)(call.sequences)
+            continue
+        together = [index for index, later in enumerate(calls) if index >= place and _one_pass(call, later)]
+        ops = [_asked(calls[index]) for index in together]
+        answers.update(zip(together, engine.head_answers(call.sequences, ops, call.temperature), strict=True))
     return [answers[place] for place in range(len(calls))]
 
 
 def _one_pass(a: ModelCall, b: ModelCall) -> bool:
-    return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
+    of_head = b.op not in ("values", "score")
+    return of_head and a.sequences is b.sequences and a.temperature == b.temperature
+
+
+def _asked(call: ModelCall) -> str | VocabularySum:
+    """Return what a call asks of the model's head."""
+    return VocabularySum(call.formula, call.others) if call.op == "distribution" else call.op
 
 
 def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:

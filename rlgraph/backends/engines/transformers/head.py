@@ -14,6 +14,7 @@ from rlgraph.backends.engines.logprobs import apply_temperature, entropies, toke
 from rlgraph.backends.engines.transformers.linear import ONEDNN_PRODUCTS, multiplies_with_onednn
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.tensor_parallel import TensorParallel
+from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
 from rlgraph.backends.enginespec.memory import HeadTiles
 
 
@@ -48,6 +49,29 @@ class Head:
         results = linear_logprobs(hidden, weight, tokens, temperature, self._tiles, needs_entropy, part, products)
         return [results[op == "entropy"] for op in ops]
 
+    def vocabulary_sums(
+        self,
+        hidden: Tensor,
+        formulas: Sequence[str],
+        temperature: float,
+        others: Sequence[Head] = (),
+        beside: Sequence[Tensor] = (),
+    ) -> list[Tensor]:
+        """Return for each formula its sum over the vocabulary at some places, float [M]. others: the heads of the
+        models in it but the first; beside: what their networks give there."""
+        heads, group = (self, *others), None if self._split is None else self._split.group
+
+        def sums_of_chunk(*states: Tensor) -> Sequence[Tensor]:
+            logits = [head.logits(part, temperature) for head, part in zip(heads, states, strict=True)]
+            return vocabulary_sums(formulas, logits, group)
+
+        places = max(1, self._places // len(heads))
+        return list(compute_in_chunks(sums_of_chunk, places, hidden, *beside))
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Return the logits at some places, divided by the temperature, float [M, V]; of a rank's part alone."""
+        return apply_temperature(wide(self._network.apply_head(hidden)), temperature)
+
     def _matrix(self) -> nn.Linear | None:
         """Return the head where all that it does is one product with a matrix."""
         matrix = self._network.head_matrix
@@ -57,7 +81,7 @@ class Head:
         return matrix if len(matrix._forward_pre_hooks) == (self._split is not None) else None
 
     def _of_logits(self, hidden: Tensor, tokens: Tensor, ops: Sequence[str], temperature: float) -> list[Tensor]:
-        logits = apply_temperature(wide(self._network.apply_head(hidden)), temperature)
+        logits = self.logits(hidden, temperature)
         if self._split is not None:
             results = self._split.logprobs_and_entropies(logits, tokens)
             return [results[op == "entropy"] for op in ops]

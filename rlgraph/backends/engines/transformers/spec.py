@@ -41,10 +41,11 @@ def _tp_misfits(shape: Shape, tp: int) -> list[str]:
 SPEC = EngineSpec(
     name="transformers",
     opens="rlgraph.backends.engines.transformers.engine:open_rank",
-    operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
+    operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "distribution", "values", "score"}),
     gpu_environment=GROWING_SEGMENTS,
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},
+    joint_axes=("dp", "tp"),
     # Generating would gather all parameters for each token.
     unsplit_operations={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,

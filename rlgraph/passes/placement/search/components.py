@@ -11,7 +11,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import model_operations
+from rlgraph.ops.program_work import model_operations, work_together
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
@@ -46,6 +46,9 @@ class Component:
     extra_tasks: tuple[int, ...] = ()
     """Tasks that are done elsewhere, but for which micro-batches and replicas are tried all the same, so that a model
     that is read separately from its training has every option that it has where the two are done together."""
+    joint: int = 0
+    """Components with the same number are done by the same processes, since something reads their models together; 0:
+    any may do it."""
     fewest_replicas: int = 1
     """The fewest data-parallel replicas that it may have."""
 
@@ -92,6 +95,7 @@ def make_components(
     """Return the components of all models that anything is computed with, whose shapes have to be known. apart: models
     that are read elsewhere than they are trained, besides those of which a schedule says so."""
     pins_of, result = schedule_lines_by_model(program, schedule), []
+    joint = {work: number for number, together in enumerate(work_together(program), 1) for work in together}
     for model in program.models:
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not pins_of[model.name]
@@ -124,6 +128,7 @@ def make_components(
                     any(NODES[operation].generates for operation in pins),
                     reason if separate else "",
                     tuple(index for index in others if index not in numbers) if separate and reason == "chosen" else (),
+                    max(joint.get((model.name, operation), 0) for operation in part_operations),
                 )
             )
     return result

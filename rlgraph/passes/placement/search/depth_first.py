@@ -160,6 +160,8 @@ class AllocationSearch:
             return
         number = self.sequence[len(chosen)]
         for option in choices[number].options:
+            if self.is_apart(number, option, chosen):
+                continue
             chosen[number] = option
             self.choose_options(chosen, self.remaining_choices(number, chosen, choices))
             del chosen[number]
@@ -168,6 +170,14 @@ class AllocationSearch:
                 return
             if not self.fathomed:
                 return
+
+    def is_apart(self, number: int, option: Option, chosen: Mapping[int, Option]) -> bool:
+        """Return whether a component would be done by other processes than one that it is read together with."""
+        others = (chosen[other] for other in self.problem.joint_components.get(number, ()) if other in chosen)
+        return any(
+            (other.deployment.engine, other.deployment.mesh) != (option.deployment.engine, option.deployment.mesh)
+            for other in others
+        )
 
     def remaining_choices(self, last: int, chosen: Mapping[int, Option], choices: Choices) -> Choices:
         """Return what is left of the choices after the last option that was chosen: only its own pool has less room."""

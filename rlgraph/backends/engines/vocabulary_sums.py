@@ -1,0 +1,242 @@
+"""Sums over the vocabulary of a formula of one or several models' probabilities, such as a divergence: from logits that
+exist for some places at a time, whole or split by vocabulary over ranks.
+
+Formulas are computed with the logarithms of probabilities. That of a product is a sum, and that of a sum of positive
+numbers is taken without exponentials that could be 0: `p * log(p / (p + q))` is a number where both are too small for
+one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.ir.graph import Apply, Const, Expr, Ref
+from rlgraph.ir.text.line_reader import LineReader
+from rlgraph.ir.types import Tensor as TensorType
+from rlgraph.ir.types import Type
+from rlgraph.ops.reference import REFERENCE
+
+_COLUMNS, _GPU_COLUMNS = 2048, 16384
+"""So many columns are worked on until they are done, as many whatever the rows, so that a row's sums are the same
+beside others."""
+_CACHED = 1 << 16
+"""On a CPU so many logits of a model: with all that is computed of them they fit a core's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class OtherModel:
+    """Another model of this process and its rows, each with as many scored tokens as the row that it is read beside."""
+
+    engine: Any
+    sequences: Sequences
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Equal where model and rows are the same."""
+        return id(self.engine), id(self.sequences)
+
+
+@dataclass(frozen=True)
+class VocabularySum:
+    """What an engine is asked at each scored token: the sum over the vocabulary of a formula of `p0`, its own model's
+    probabilities, and `p1`, `p2`, ..., those of others, through which no gradient goes."""
+
+    formula: str
+    others: tuple[OtherModel, ...] = ()
+
+
+def vocabulary_sums(
+    formulas: Sequence[str], logits: Sequence[Tensor], group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, ...]:
+    """Return for each formula its sum over the vocabulary, float [M].
+
+    logits: of each model, [M, V], divided by the temperature; or of a group of ranks the part of the vocabulary that
+    this one has, and each has all results. Raises EngineError where the models' vocabularies differ in size.
+    """
+    sizes = [part.shape[1] for part in logits]
+    if len(set(sizes)) > 1:
+        heads = " and ".join(map(str, sizes))
+        raise EngineError(f"a sum over the vocabulary is of models with as many outputs, and these have {heads}")
+    trees = tuple(map(read_formula, formulas))
+    sums: tuple[Tensor, ...] = _VocabularySums.apply(trees, group, *logits)  # type: ignore[no-untyped-call]
+    return sums
+
+
+@cache
+def read_formula(text: str) -> Expr:
+    """Return a formula as an expression of `p0`, `p1`, ...: its constants are computed, and equal parts of it are one
+    object."""
+    names: dict[str, Type] = {name: TensorType("float") for name in re.findall(r"\bp\d+", text)}
+    parts: dict[Expr, Expr] = {}
+
+    def unify(part: Expr) -> Expr:
+        if isinstance(part, Apply):
+            args = tuple(map(unify, part.args))
+            constants = [arg.value for arg in args if isinstance(arg, Const)]
+            if len(constants) == len(args):
+                wide = [torch.tensor(value, dtype=torch.float64) for value in constants]
+                return parts.setdefault(folded := Const(float(REFERENCE[part.op](*wide)), part.type), folded)
+            part = Apply(part.op, args, part.type, part.axis)
+        return parts.setdefault(part, part)
+
+    return unify(LineReader(text, {}, names).read_expression())
+
+
+class _VocabularySums(torch.autograd.Function):
+    """Keeps the logits and the logarithm of each row's sum of exponentials."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, formulas: tuple[Expr, ...], group: dist.ProcessGroup | None, *logits: Tensor
+    ) -> tuple[Tensor, ...]:
+        log_s = [_log_sum_exp(part, group) for part in logits]
+        sums = logits[0].new_zeros(len(formulas), logits[0].shape[0])
+        for rows, columns in _tiles(logits[0]):
+            pairs = zip(logits, log_s, strict=True)
+            terms = _Terms([part[rows, columns] - row[rows, None] for part, row in pairs])
+            for place, formula in enumerate(formulas):
+                sums[place, rows] += terms.value(formula).expand_as(terms.logprobs[0]).sum(1)
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(*logits, *log_s)
+        ctx.formulas, ctx.group = formulas, group
+        return tuple(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Use d f / dx_j = f'_j - p_j sum f', where f' is the derivative by the logarithm of a probability."""
+        # Where chunks are computed again they can be asked for once.
+        saved = ctx.saved_tensors
+        count = len(saved) // 2
+        logits, log_s = saved[:count], saved[count:]
+        wanted = [place for place in range(count) if ctx.needs_input_grad[2 + place]]
+        to_logits = {place: torch.empty_like(logits[place]) for place in wanted}
+        for rows, columns in _tiles(logits[0]):
+            with torch.enable_grad():
+                logprobs = [
+                    (part[rows, columns] - row[rows, None]).requires_grad_(place in to_logits)
+                    for place, (part, row) in enumerate(zip(logits, log_s, strict=True))
+                ]
+                terms = _Terms(logprobs)
+                values = [terms.value(formula).expand_as(logprobs[0]) for formula in ctx.formulas]
+                parts = [logprobs[place] for place in wanted]
+                pairs = [(value, of[rows, None].expand_as(value)) for value, of in zip(values, gradients, strict=True)]
+                pairs = [(value, of) for value, of in pairs if value.requires_grad]
+                slopes: Sequence[Tensor | None] = [None] * len(parts)
+                if pairs:
+                    heads, weights = zip(*pairs, strict=True)
+                    slopes = torch.autograd.grad(heads, parts, weights, allow_unused=True)
+            for place, slope in zip(wanted, slopes, strict=True):
+                to_logits[place][rows, columns] = 0 if slope is None else slope
+        for place, slope in to_logits.items():
+            total = slope.sum(1)
+            if ctx.group is not None:
+                dist.all_reduce(total, group=ctx.group)
+            for rows, columns in _tiles(slope):
+                p = (logits[place][rows, columns] - log_s[place][rows, None]).exp_()
+                slope[rows, columns] -= p.mul_(total[rows, None])
+        return None, None, *(to_logits.get(place) for place in range(count))
+
+
+def _log_sum_exp(logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return log sum exp of each row, [M], over all ranks of a group."""
+    largest = logits.amax(1)
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    s = torch.zeros_like(largest)
+    for rows, columns in _tiles(logits):
+        s[rows] += (logits[rows, columns] - largest[rows, None]).exp_().sum(1)
+    if group is not None:
+        dist.all_reduce(s, group=group)
+    return s.log_().add_(largest)
+
+
+def _tiles(logits: Tensor) -> list[tuple[slice, slice]]:
+    """Return the rows and columns of tiles that are worked on one after the other."""
+    (rows, vocab), on_cpu = logits.shape, logits.device.type == "cpu"
+    wide = min(vocab, _COLUMNS if on_cpu else _GPU_COLUMNS)
+    high = max(1, _CACHED // wide) if on_cpu else max(1, rows)
+    return [
+        (slice(row, min(row + high, rows)), slice(column, min(column + wide, vocab)))
+        for row in range(0, rows, high)
+        for column in range(0, vocab, wide)
+    ]
+
+
+class _Terms:
+    """The values of formulas, from the logarithms of probabilities."""
+
+    def __init__(self, logprobs: Sequence[Tensor]) -> None:
+        self.logprobs = logprobs
+        self._values: dict[int, Tensor] = {}
+        self._logs: dict[int, Tensor] = {}
+
+    def value(self, expr: Expr) -> Tensor:
+        """Return the value of an expression, [M, n] or one number."""
+        if id(expr) not in self._values:
+            self._values[id(expr)] = self._compute(expr)
+        return self._values[id(expr)]
+
+    def log(self, expr: Expr) -> Tensor:
+        """Return the logarithm of an expression."""
+        if id(expr) not in self._logs:
+            self._logs[id(expr)] = self._compute_log(expr)
+        return self._logs[id(expr)]
+
+    def _compute(self, expr: Expr) -> Tensor:
+        if isinstance(expr, Const):
+            return self._constant(expr)
+        if isinstance(expr, Ref):
+            return self.log(expr).exp()
+        if expr.op == "log":
+            return self.log(expr.args[0])
+        if expr.op in ("div", "pow", "sqrt") and _is_positive(expr):
+            # Of probabilities that are too small for a number there is still a quotient, and a root has a slope.
+            return self.log(expr).exp()
+        value: Tensor = REFERENCE[expr.op](*map(self.value, expr.args))
+        return value
+
+    def _compute_log(self, expr: Expr) -> Tensor:
+        if isinstance(expr, Ref):
+            return self.logprobs[int(expr.name[1:])]
+        if isinstance(expr, Apply) and expr.op == "exp":
+            return self.value(expr.args[0])
+        if isinstance(expr, Const) or not _is_positive(expr):
+            return self.value(expr).log()
+        first, *rest = expr.args
+        if expr.op in ("detach", "float"):
+            return self.log(first).detach() if expr.op == "detach" else self.log(first)
+        if expr.op == "sqrt":
+            return self.log(first) / 2
+        if expr.op == "pow":
+            return self.log(first) * self.value(rest[0])
+        other = self.log(rest[0])
+        if expr.op == "add":
+            return torch.logaddexp(*torch.broadcast_tensors(self.log(first), other))
+        return self.log(first) + other if expr.op == "mul" else self.log(first) - other
+
+    def _constant(self, expr: Const) -> Tensor:
+        return self.logprobs[0].new_tensor(float(expr.value))
+
+
+@cache
+def _is_positive(expr: Expr) -> bool:
+    """Return whether an expression is a positive number whatever the probabilities are, and its logarithm is known."""
+    if isinstance(expr, Const):
+        return not isinstance(expr.value, str) and math.isfinite(expr.value) and expr.value > 0
+    if isinstance(expr, Ref) or expr.op == "exp":
+        return True
+    if expr.op == "pow":
+        return _is_positive(expr.args[0])
+    return expr.op in ("mul", "div", "add", "sqrt", "detach", "float") and all(map(_is_positive, expr.args))

@@ -1,0 +1,133 @@
+"""Checks values over the vocabulary: `actor.distribution(rollout)`, which is never stored, and the sums over it, which
+are computed where the models' heads are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context, DistributionSource
+from rlgraph.dsl.nodes import emit_node, has_gradient, unique_name
+from rlgraph.dsl.scope import VOCABULARY, TableValue, UnavailableName, VocabularyValue, is_over_vocabulary
+from rlgraph.errors import Related, Span
+from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
+from rlgraph.ir.text.program_text import expr_text
+from rlgraph.ir.types import Axis, Tensor
+
+MOST_OPERATIONS = 200
+"""The most operations in a formula, with a part that is used twice counted twice, as it is written."""
+_FORM = "`sum(p * log(p / q), vocab)` for example"
+
+
+def name_distribution(
+    context: Context, expr: tree.Call, model: Model, table: TableValue, temperature: Constant
+) -> VocabularyValue:
+    """Return what stands for a model's distributions of a table's tokens."""
+    token = table.type.token
+    assert token is not None
+    name = unique_name(context, f"{model.name}.distribution")
+    weights = context.block.versions[model.name].name
+    context.phase.distributions[name] = DistributionSource(model.name, weights, table.name, temperature, expr.span)
+    if context.block.training == model.name:
+        context.block.live.add(name)
+    # Tables of the same tokens, as `row(...)` makes them, have the same axis.
+    axis = Axis(f"{token.key}.{VOCABULARY}", VOCABULARY, token, inner=True)
+    return VocabularyValue(Ref(name, Tensor("float", axis), expr.span))
+
+
+def refuse_other_operation(context: Context, name: str, args: Sequence[Expr], span: Span) -> None:
+    """Report an operation other than `sum` that would run over the vocabulary."""
+    if any(is_over_vocabulary(arg) for arg in args):
+        message = f"`{name}` does not run over the vocabulary, only `sum` does"
+        raise context.statement_error("E0218", message, span, _FORM)
+
+
+def sum_over_vocabulary(context: Context, expr: tree.Call, name: str, value: Expr, by: tree.Option | None) -> Expr:
+    """Return `sum(x, vocab)` as the value of a node, which is given the models and their rows."""
+    if name != "sum":
+        refuse_other_operation(context, name, [value], expr.span)
+    axis = expr.args[1] if len(expr.args) == 2 else None
+    if by is not None or not isinstance(axis, tree.Name) or axis.id != VOCABULARY:
+        message = f"this is {value.type}: the vocabulary is reduced first, by itself"
+        raise context.statement_error("E0218", message, expr.span, "`sum(x, vocab)`, and then what you like")
+    sources = _sources(context, value, expr)
+    places = {key: f"p{place}" for place, key in enumerate(_distinct(sources.values()))}
+    names: dict[str, Expr] = {
+        ref: Ref(places[source.weights, source.table], Tensor("float")) for ref, source in sources.items()
+    }
+    if _written_size(value) > MOST_OPERATIONS:
+        message = f"a formula over the vocabulary has at most {MOST_OPERATIONS} operations, written out"
+        hint = "give it as several sums: `sum(a, vocab) + sum(b, vocab)`"
+        raise context.statement_error("E0218", message, expr.span, hint)
+    formula = expr_text(substitute(value, names))
+    vocabulary = value.type.axis
+    assert vocabulary is not None and vocabulary.parent is not None
+    models = list(dict.fromkeys(source.model for source in sources.values()))
+    result = Value(unique_name(context, f"{models[0]}.sum"), Tensor("float", vocabulary.parent))
+    inputs = tuple(name for pair in places for name in pair)
+    temperature = next(iter(sources.values())).temperature
+    attrs: tuple[tuple[str, Constant], ...] = (("temperature", temperature), ("formula", formula))
+    emit_node(context, Node("distribution", inputs, (result,), attrs, span=expr.span))
+    if has_gradient(context, value):
+        context.block.live.add(result.name)
+    return Ref(result.name, result.type, expr.span)  # type: ignore[arg-type]
+
+
+def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, DistributionSource]:
+    """Return the distributions in an expression by name, that of the model which is trained first; report what else
+    there is, and what one pass over the vocabulary cannot have."""
+    sources = {}
+    for name, kind in used_names(value).items():
+        if name not in context.phase.distributions:
+            shown = str(kind) if kind.axis else "a number that is computed"
+            message = f"a sum over the vocabulary takes distributions and constants, and this has {shown} in it"
+            hint = "multiply what the sum gives by it: `x * sum(p * q, vocab)`"
+            raise context.statement_error("E0218", message, expr.span, hint)
+        sources[name] = context.phase.distributions[name]
+    first = next(iter(sources.values()))
+    for source in sources.values():
+        related = (Related(source.span, "this one"), Related(first.span, "and this one"))
+        if source.temperature != first.temperature:
+            message = (
+                f"one sum is of distributions at one temperature, not at {first.temperature} and {source.temperature}"
+            )
+            raise context.statement_error("E0218", message, expr.span, "say it of both: `temperature=1.0`", related)
+        if context.block.versions[source.model].name != source.weights:
+            message = f"`{source.model}` may have other weights here than where its distribution was named"
+            hint = f"write `{source.model}.distribution(...)` in this block"
+            place = Related(source.span, "it is named here")
+            raise context.statement_error("E0219", message, expr.span, hint, (place,))
+    trained = context.block.training
+    of_trained = _distinct(source for source in sources.values() if source.model == trained)
+    if len(of_trained) > 1:
+        message = f"the gradient of this sum would go to `{trained}` through two tables"
+        hint = f"declare another model for one of them: `model teacher = frozen({trained})`"
+        raise context.statement_error("E0219", message, expr.span, hint)
+    return dict(sorted(sources.items(), key=lambda item: item[1].model != trained))
+
+
+def _distinct(sources: Iterable[DistributionSource]) -> dict[tuple[str, str], None]:
+    """Return the weights and rows of distributions, each once."""
+    return dict.fromkeys((source.weights, source.table) for source in sources)
+
+
+def _written_size(value: Expr) -> int:
+    """Return how many operations an expression has where its shared parts are written out."""
+    sizes: dict[int, int] = {}
+
+    def size(part: Expr) -> int:
+        if not isinstance(part, Apply):
+            return 0
+        if id(part) not in sizes:
+            sizes[id(part)] = 1 + sum(map(size, part.args))
+        return sizes[id(part)]
+
+    return size(value)
+
+
+def drop_distributions(context: Context, axis: Axis, operation: str, span: Span) -> None:
+    """Take their meaning from names of distributions of rows of an axis that are chosen."""
+    for word, meaning in list(context.block.scope.items()):
+        if isinstance(meaning, VocabularyValue) and meaning.type.axis is not None and meaning.type.axis.is_within(axis):
+            reason = f"`{word}` is of rows of which `{operation}` chooses: name it again below it"
+            context.block.scope[word] = UnavailableName(reason, span)

@@ -1,0 +1,121 @@
+"""Sums over the vocabulary of two models that real ranks split, beside one process with all of both. It takes as long
+as two ranks take to start, some five seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.backends.engines.base import Rank
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
+from rlgraph.backends.engines.vocabulary_sums import OtherModel
+from rlgraph.ir.mesh import Mesh, make_mesh
+from rlgraph.ir.plan import ModelHolding
+from tests.backends.engines.models import source
+from tests.backends.engines.ranks import Ranks
+from tests.backends.engines.sharded import WORDS, elsewhere, rows, write
+
+M = "(0.3 * p1 + (1 - 0.3) * p0)"
+JSD = f"0.3 * p1 * log(p1 / {M}) + (1 - 0.3) * p0 * log(p0 / {M})"
+OPTIONS = TrainOptions(lr=1e-2, settings={"eps": 1e-2})
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(2)
+    yield started
+    started.close()
+
+
+def spec_of(family: str) -> ModelSpec:
+    made = source(family)
+    return ModelSpec("causal_lm", replace(made, tokenizer=WORDS), "float64", generates=False)
+
+
+def opened(split: Mesh, spec: ModelSpec) -> TransformersEngine:
+    return open_rank(spec, Rank(split, dist.get_rank(), ModelHolding("", "")))
+
+
+def distill(student: TransformersEngine, teacher: TransformersEngine) -> tuple[Tensor, list[dict[str, float]]]:
+    """What is said of some rows, and two updates in micro-batches, with a KL beside the JSD."""
+    sequences = rows(9)
+
+    def micro(block: Sequence[int]) -> MicroBatch:
+        part = sequences.take(torch.tensor(block))
+        others = (OtherModel(teacher, part),)
+        formulas = JSD, "p0 * log(p0 / p1)"
+        calls = [ModelCall("distribution", part, 0.8, formula, others) for formula in formulas]
+        return MicroBatch(tuple(calls), lambda answers: answers[0].sum() + 0.2 * answers[1].square().sum())
+
+    with torch.no_grad():
+        said = student.distribution(sequences, 0.8, JSD, (OtherModel(teacher, sequences),))
+    blocks = [[0, 1, 2], [4, 5, 6, 7, 8]]
+    return said, [student.train_step(blocks, micro, OPTIONS, step) for step in range(2)]
+
+
+def test_heads_in_parts() -> None:
+    """Three tokens at a time, which are computed again for their gradients."""
+    engines = [
+        [TransformersEngine.open(spec_of(family), logit_numbers=numbers) for family in ("llama", "qwen2")]
+        for numbers in (1 << 25, 6 * 44)
+    ]
+    (whole, told), (parts, again) = (distill(student, teacher) for student, teacher in engines)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+    for one, other in zip(again, told, strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
+
+
+def distill_split(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
+    return elsewhere(distill, opened(split, student), opened(split, teacher))
+
+
+def test_two_models_that_ranks_split(ranks: Ranks) -> None:
+    student, teacher = spec_of("llama"), spec_of("qwen2")
+    said, told = distill(TransformersEngine.open(student), TransformersEngine.open(teacher))
+    assert said.min() >= 0 and said.max() > 1e-3
+    for mine, updates in ranks.run(make_mesh(tp=2), distill_split, student, teacher):
+        torch.testing.assert_close(mine, said, rtol=0, atol=1e-10)
+        for one, other in zip(updates, told, strict=True):
+            assert one == pytest.approx(other, rel=1e-8)
+
+
+def distill_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    return elsewhere(distill, MegatronEngine.open(student, split), MegatronEngine.open(teacher, split))
+
+
+@pytest.mark.parametrize("split", ["tp2", "dp1"])
+def test_two_models_of_megatron(ranks: Ranks, tmp_path: Path, split: str) -> None:
+    pytest.importorskip("megatron.core")
+    student, teacher = (write(name, "causal_lm", tmp_path / name) for name in ("granite", "gemma2"))
+    said, told = distill(TransformersEngine.open(student), TransformersEngine.open(teacher))
+    mesh = make_mesh(tp=2) if split == "tp2" else make_mesh()
+    for mine, updates in ranks.run(mesh, distill_megatron, student, teacher):
+        torch.testing.assert_close(mine, said, rtol=0, atol=1e-5)
+        for one, other in zip(updates, told, strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+
+
+def refuse(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> str:
+    try:
+        distill(opened(split, student), opened(split, teacher))
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def test_two_models_whose_parameters_are_sharded(ranks: Ranks) -> None:
+    """Plans have none; an engine says so all the same."""
+    for said in ranks.run(make_mesh(fsdp=2), refuse, spec_of("llama"), spec_of("qwen2")):
+        assert "without `fsdp`" in said or "no `fsdp`" in said

@@ -1,0 +1,116 @@
+"""Sums over the vocabulary on Ray's processes, as objects in this one: the very numbers of the local backend, however
+rows are shared out, and whatever sleeps meanwhile. A run takes about half a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scheduled import apart, compiled, debug_metrics, together
+from tiny import compile_text, data_folder, run_text, shipped, weights
+
+from rlgraph.errors import ProgramError
+from rlgraph.ir.plan import ModelHolding
+
+CAUSAL = 'causal_lm({}, dtype="float64")'
+CHANGES = {
+    "student": weights(0),
+    "master": weights(5, hidden=16, layers=2),
+    "actor": CAUSAL.format("student"),
+    "teacher": f"frozen({CAUSAL.format('master')})",
+    "prompts": 'jsonl("prompts.jsonl", batch=5)',
+}
+GKD = shipped("gkd", {"max_tokens=512": "max_tokens=5", "lr=1e-5": "lr=0.02"})
+OF_ONE = """
+algorithm one
+param student = 0
+param master = 0
+model actor = causal_lm(student)
+model teacher = causal_lm(master)
+data prompts = jsonl("prompts.jsonl", batch=5)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5, temperature=0.8)
+    p = teacher.distribution(rollout)
+    sure = sum(p * p, vocab)
+    train actor(lr=0.02, eps=1e-2):
+        q = actor.distribution(rollout)
+        minimize mean(-actor.logprobs(rollout) * sure + 0.1 * sum(q * log(q), vocab))
+    train teacher(lr=0.02, eps=1e-2):
+        minimize mean(-teacher.logprobs(rollout))
+    report sure = mean(sure)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("plans"))
+
+
+def metrics(text: str, folder: Path, changes: dict[str, str]) -> list[dict[str, float]]:
+    return [dict(seen.metrics) for seen in run_text(text, folder, 3, changes)]
+
+
+def test_sums_of_one_model_anywhere(folder: Path) -> None:
+    changes = {**CHANGES, "teacher": CAUSAL.format("master")}
+    expected = metrics(OF_ONE, folder, changes)
+    for schedule in (apart, together):
+        made = compiled(OF_ONE, changes, schedule(compile_text(OF_ONE, changes)), folder)
+        assert debug_metrics(made, folder, 3) == expected
+
+
+def test_two_models_in_the_same_processes(folder: Path) -> None:
+    """That of the teacher follows the student's training where nothing is said of it."""
+    expected = metrics(GKD, folder, CHANGES)
+    alone = "pool learn = 1 devices\npool play = 1 devices\nplace actor.train on learn(engine=transformers)\n"
+    alone += "place actor.generate on play(engine=transformers)\n"
+    for schedule in (together(compile_text(GKD, CHANGES)), alone):
+        made = compiled(GKD, CHANGES, schedule, folder)
+        roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+        assert roles["teacher", "distribution"] == roles["actor", "train"]
+        assert debug_metrics(made, folder, 3) == expected
+        for found, right in zip(debug_metrics(made, folder, 3, block=2), expected, strict=True):
+            assert found == pytest.approx(right, abs=1e-10)
+
+
+def test_a_teacher_that_follows_the_student(folder: Path) -> None:
+    text = GKD.replace("    report jsd", "    update teacher from actor(ema=0.5)\n    report jsd")
+    text = text.replace("minimize mean(jsd)", "minimize mean(jsd - actor.logprobs(rollout))")
+    changes = {**CHANGES, "teacher": "frozen(actor)"}
+    del changes["master"]
+    text = text.replace('param master  = "Qwen/Qwen2.5-3B-Instruct"\n', "")
+    schedule = "pool learn = 1 devices\npool play = 1 devices\nplace actor.train on learn(engine=transformers)\n"
+    schedule += "place actor.generate on play(engine=transformers)\n"
+    expected = metrics(text, folder, changes)
+    assert expected[0]["jsd"] == pytest.approx(0, abs=1e-12) and expected[2]["jsd"] > 1e-6
+    assert debug_metrics(compiled(text, changes, schedule, folder), folder, 3) == expected
+
+
+def test_two_models_with_replicas(folder: Path) -> None:
+    expected = metrics(GKD, folder, CHANGES)
+    made = compiled(GKD, CHANGES, "pool all = 2 devices\nplace actor, teacher on all(engine=transformers)\n", folder)
+    for found, right in zip(debug_metrics(made, folder, 3), expected, strict=True):
+        assert found == pytest.approx(right, abs=1e-10)
+
+
+def test_a_teacher_that_sleeps_is_awake_while_it_is_read(folder: Path) -> None:
+    made = compiled(GKD, CHANGES, together(compile_text(GKD, CHANGES)), folder)
+    group = made.plan.groups[-1].name
+    holdings = tuple(ModelHolding(model, group, offload=True) for model in ("actor", "teacher"))
+    asleep = replace(made, file=None)
+    asleep.__dict__["placed"] = replace(made.placed, plan=replace(made.plan, holdings=holdings))
+    assert debug_metrics(asleep, folder, 3) == metrics(GKD, folder, CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "code"),
+    [
+        ("pool a = 1 devices\npool b = 1 devices\nplace actor on a\nplace teacher on b\n", "E0317"),
+        ("pool a = 2 devices\nplace actor.train, teacher on a(engine=transformers, fsdp=2)\n", "E0318"),
+        ("pool a = 2 devices\nplace actor.train on a(engine=megatron, pp=2)\n", "E0318"),
+    ],
+)
+def test_models_that_are_not_together(folder: Path, schedule: str, code: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        compiled(GKD, CHANGES, schedule, folder)
+    assert code in {diagnostic.code for diagnostic in caught.value.diagnostics}
