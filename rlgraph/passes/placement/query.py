@@ -61,6 +61,8 @@ class PlacementQuery:
     """Plan as if what takes the rows of these tables one by one began with the first of them."""
     tail_replicas: tuple[tuple[str, int], ...] = ()
     """Tables whose last rows may move to so many replicas: the groups that sample them have more than these."""
+    most_nodes: int = 0
+    """Plan on so many nodes of the first node group at most; 0: on all."""
     assumed_shapes: tuple[tuple[str, str], ...] = ()
     """Models whose shape nobody knows, with the model whose shape they are planned with."""
     control: SearchControl = field(default_factory=SearchControl, compare=False, repr=False)

@@ -65,6 +65,8 @@ def no_plan_diagnostics(
             hint = f"it fits here with adapters, `lora=lora(rank={ADAPTER_RANK})` of {models}; without, {hint}"
     except OutOfTime:
         hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
+    except KeyboardInterrupt:
+        hint = "it was interrupted before it was known what it fits on"
     errors = []
     for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
