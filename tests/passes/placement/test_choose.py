@@ -770,11 +770,19 @@ REFUSED = {
     "many nodes": ("grpo", "1x8:l4", None, {"base": '"meta-llama/Llama-2-70b-hf"'}),
     "two kinds of nodes": ("grpo", "1x1:l4(memory=16GiB) + 1x1:rtx4090", None, {"base": '"Qwen/Qwen2.5-3B"'}),
     "a pool": ("grpo", "2x8:l4", LEARN, {}),
+    "pools that fill the cluster": (
+        "ppo",
+        "1x2:rtx4090",
+        None,
+        {"base": '"Qwen/Qwen2.5-7B"', "judge": '"Qwen/Qwen2.5-7B"'},
+    ),
     "experts": ("grpo", "1x8:rtx4090", None, {"base": '"Qwen/Qwen3-30B-A3B"'}),
 }
 
 
-@pytest.mark.parametrize("case", few(REFUSED, "models together", "two kinds of nodes", "a pool"))
+@pytest.mark.parametrize(
+    "case", few(REFUSED, "models together", "two kinds of nodes", "a pool", "pools that fill the cluster")
+)
 def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
     name, cluster, schedule, sets = REFUSED[case]

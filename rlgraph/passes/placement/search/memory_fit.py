@@ -51,12 +51,11 @@ class MemoryFit:
 
     def pool_sizes(self, blocks: Blocks) -> list[int] | None:
         """Return the fewest devices of each pool of a partition; None if it does not fit."""
-        if len(blocks) > 1:
-            # What all keep has no room on any devices: quicker to know than how many of them are enough.
-            at_least = [self.least_devices(block) for block in blocks]
-            counts = [count for count in at_least if count is not None]
-            if len(counts) < len(blocks) or sum(counts) > self.problem.cluster.device_count:
-                return None
+        # Where what all keep has no room, that is quicker to know than how many devices are enough.
+        at_least = [self.least_devices(block) for block in blocks]
+        counts = [count for count in at_least if count is not None]
+        if len(counts) < len(blocks) or sum(counts) > self.problem.cluster.device_count:
+            return None
         sizes = []
         for block in blocks:
             count = self.fewest_devices(block)
@@ -75,11 +74,18 @@ class MemoryFit:
         return None if inf in kept or room <= 0 else max(1, ceil(sum(kept) / room))
 
     def kept_bytes(self, number: int, block: PartitionBlock) -> float:
-        """Return the least bytes that a component keeps on all of its devices together."""
+        """Return bytes that a component keeps at least on all of its devices together: more replicas keep no less."""
+        component, island = self.problem.components[number], self.problem.pool_node_group(block)
+        options = self.problem.options
 
         def least_bytes() -> float:
-            options = self.options(number, block, self.boxes.sizes[block.islands][-1])
-            return min((option.resident * option.device_span for option in options), default=inf)
+            totals = []
+            for same_split in options.strategies_by_split(component, island):
+                for strategy in same_split:
+                    held, _ = strategy.needed_bytes_bound(1)
+                    awake = 0.0 if options.may_offload(strategy.deployment) else held
+                    totals.append((awake + strategy.non_tensor_bytes(1)) * strategy.size)
+            return min(totals, default=inf)
 
         return get_or_compute(self._kept, (number, block.islands), least_bytes)
 
