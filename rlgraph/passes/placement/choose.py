@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -21,9 +22,7 @@ from rlgraph.passes.placement.query import (
     decomposed_problems,
     is_small,
     make_problem,
-    models_without_adapters,
     queries_with_other_engines,
-    with_adapters,
     without_device_pools,
 )
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
@@ -34,12 +33,13 @@ from rlgraph.passes.placement.search.fused_pipelines import Pieces
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.memory_fit import MemoryFit
-from rlgraph.passes.placement.search.no_plan_errors import ADAPTER_RANK, no_plan_diagnostics
+from rlgraph.passes.placement.search.no_plan_errors import no_plan_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.search import MOST_WORK, PATIENCE, Fuse, Search
+from rlgraph.passes.placement.smaller_questions import smaller_questions
 
 SLEEPERS = 128
 """Devices up to which plans that offload models are searched although something fits without: on 1,024 that search
@@ -162,10 +162,8 @@ def _choose(
 
 def no_plan_error(question: PlacementQuery) -> ProgramError:
     """Return the error that says why nothing fits, and what would, as far as that is found within `search_seconds`.
-    What is proposed needs no offloading, adapters aside."""
+    The clusters that are proposed need no offloading."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
-
-    adaptable = models_without_adapters(question)
 
     def has_fitting_plan(tried: PlacementQuery) -> bool:
         return any(any_plan_fits(variant, ends) for variant in (tried, *queries_with_other_engines(tried)))
@@ -176,8 +174,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             question.schedule,
             lambda cluster: has_fitting_plan(replace(plain, cluster=cluster)),
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
-            adaptable,
-            lambda: has_fitting_plan(with_adapters(question, adaptable, ADAPTER_RANK)),
+            [(said, partial(has_fitting_plan, changed)) for said, changed in smaller_questions(question)],
             [make_problem(variant) for variant in queries_with_other_engines(plain)],
         )
     )

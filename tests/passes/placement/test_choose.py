@@ -732,6 +732,44 @@ def test_too_large_says_whether_adapters_would_fit(
 
 
 @pytest.mark.parametrize(
+    ("name", "cluster", "set_", "how", "change"),
+    [
+        ("sft", "1x1:h100", {"actor": 'causal_lm("Qwen/Qwen3-4B", dtype="float32")'}, {}, "fewer bytes a weight"),
+        ("grpo", "1x1:a100-80gb(memory=37GiB)", SMALL, {"offload": False}, "models that sleep"),
+    ],
+)
+def test_a_refusal_says_the_smallest_change_that_fits(
+    name: str, cluster: str, set_: dict[str, str], how: dict[str, bool], change: str
+) -> None:
+    """What is proposed is done, and then there is a plan."""
+    path = ALGORITHMS / f"{name}.rlf"
+    set_ = {key: value for key, value in set_.items() if key != "judge"}
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(path, set_, cluster=cluster, workload=LENGTHS, **how)  # type: ignore[arg-type]
+    [hint] = {fault.hint for fault in found.value.diagnostics}
+    assert hint.startswith(f"it fits here with {change}")
+    changed = {key: value.replace("float32", "bfloat16") for key, value in set_.items()}
+    assert rlgraph.compile(path, changed, cluster=cluster, workload=LENGTHS).plan
+
+
+def test_sparse_models_that_others_train_have_a_plan() -> None:
+    """GRPO of 30B-A3B on eight H100: FSDP, which shards all that is kept, fits where Megatron does not."""
+    sparse = {"base": '"Qwen/Qwen3-30B-A3B"'}
+    found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sparse, cluster="1x8:h100-80gb", stream=False)
+    assert found.plan.group_of_role("actor", "train").engine == "transformers"
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
+
+
+def test_a_model_of_which_two_nodes_hold_no_copy_has_a_plan() -> None:
+    """GRPO of DeepSeek-V3 on 256 H100: what samples is split over more than two nodes."""
+    found = rlgraph.compile(
+        ALGORITHMS / "grpo.rlf", {"base": '"deepseek-ai/DeepSeek-V3"'}, cluster="32x8:h100-80gb", stream=False
+    )
+    assert found.plan.group_of_role("actor", "generate").mesh.replica_size > 16
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
+
+
+@pytest.mark.parametrize(
     ("cluster", "schedule", "code"),
     [
         ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),

@@ -44,8 +44,12 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
 
-MOST_WORK = 60_000
-"""Bounds and options that are computed, after which a search that has a plan returns it with the gap that is left."""
+MOST_WORK = 45_000
+"""Options that are made, and `BOUND` for each bound that is computed, after which a search that has a plan returns it
+with the gap that is left: five seconds of a slow core."""
+
+BOUND = 3
+"""The options that take as long as a bound."""
 
 FUSING_WORK = MOST_WORK // 4
 """As many more for trainings that share a pipeline."""
@@ -96,7 +100,7 @@ class Search:
         made = problem.options.options_made
 
         def work_done() -> int:
-            return self.incumbent.bounds_computed + problem.options.options_made - made
+            return BOUND * self.incumbent.bounds_computed + problem.options.options_made - made
 
         self.watch = SearchProgress(seconds, control, problem.goal, most_work, work_done)
         if known is not None:
