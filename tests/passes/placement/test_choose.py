@@ -33,6 +33,7 @@ from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
 from rlgraph.passes.cost.task import device_takeovers
+from rlgraph.passes.placement import choose
 from rlgraph.passes.placement.choose import choose_placement, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.no_plan_errors import MOST_NODES
@@ -882,6 +883,17 @@ def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits ")):
         refusals = no_plan_error(replace(asked, search_seconds=seconds)).diagnostics
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
+
+
+def test_ctrl_c_while_what_would_fit_is_asked_leaves_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choose, "any_plan_fits", interrupted)
+    refusals = no_plan_error(asked).diagnostics
+    assert refusals and all(fault.code == "E0930" and "interrupted" in fault.hint for fault in refusals)
 
 
 @pytest.mark.parametrize("cluster", few(["2x8:h100-80gb", "1x2:h100-80gb"], "1x2:h100-80gb"))

@@ -10,6 +10,7 @@ import pytest
 
 import rlgraph
 from rlgraph.errors import ProgramError
+from rlgraph.passes.placement.next_best_plans import choices_with_unlike_pools
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
 from rlgraph.passes.placement.search.memory_fit import MemoryFit, with_smallest_cache
@@ -101,3 +102,16 @@ def test_where_one_pool_samples_twice_more_devices_are_not_slower() -> None:
         for nodes in (128, 256)
     ]
     assert None not in steps and steps == sorted(steps, reverse=True)
+
+
+def test_plans_that_stream_are_compared_with_pools_of_unlike_sizes() -> None:
+    """StreamRL's split, a quarter for training, is none that whole batches would choose."""
+    choice = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", cluster="1x8:h100-80gb", stream=False).choice
+    assert len(choice.search_result.blocks) == 2
+    others = [*choices_with_unlike_pools([choice], inf)]
+    sizes = {other.search_result.devices for other in others}
+    assert sizes and sizes <= {(2, 6), (4, 4), (6, 2)} - {choice.search_result.devices}
+    for other in others:
+        found = other.search_result
+        assert found.blocks == choice.search_result.blocks and found.value >= choice.search_result.value
+        assert other.plan.group_of_role("actor", "train").pool != other.plan.group_of_role("actor", "generate").pool
