@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ir.graph import Node
 
+UPDATED_TOGETHER_BYTES = 256 << 20
+"""Bytes of wide gradients of narrow weights that an engine whose gradients do not stay makes at once, unless those of
+one weight are more. Those of all would be four bytes a weight at the fullest moment of a training."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:

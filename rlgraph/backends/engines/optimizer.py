@@ -11,6 +11,7 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.moments import MASTER
 from rlgraph.backends.engines.records import TrainOptions
+from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
 
 
 def adamw_settings(options: TrainOptions) -> dict[str, Any]:
@@ -63,23 +64,15 @@ class Optimizer:
         A gradient that is not finite raises `NonFiniteGradient` and leaves the weights as they are.
         """
         targets = self._masters or self._parameters
-        grads = [
-            torch.zeros_like(target) if gradient is None else _like_target(gradient, target)
-            for target, gradient in zip(targets, gradients, strict=True)
-        ]
-        if self._sum is None:
-            norm = torch.nn.utils.get_total_norm(grads)
-        else:
-            separate = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._replicated]
-            norm = torch.nn.utils.get_total_norm(separate).square()
-            if self._replicated:
-                replicated = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._replicated]
-                norm = norm + torch.nn.utils.get_total_norm(replicated).square() / self._replicas
-            norm = self._sum(norm).sqrt()
+        if self._masters is None:
+            gradients = [
+                torch.zeros_like(target) if gradient is None else _like_target(gradient, target)
+                for target, gradient in zip(targets, gradients, strict=True)
+            ]
+        norm = self._norm(gradients)
         if not bool(torch.isfinite(norm)):
-            self._raise_not_finite(grads)
-        if options.clip_norm and norm > options.clip_norm:
-            torch._foreach_mul_(grads, float(options.clip_norm / norm))
+            self._raise_not_finite(gradients)
+        factor = float(options.clip_norm / norm) if options.clip_norm and norm > options.clip_norm else 1.0
         rate = options.learning_rate(number)
         make, settings = TORCH[options.optimizer.name]
         if self._torch is None:
@@ -87,19 +80,59 @@ class Optimizer:
             self._torch.state.update(self._loaded)
         for group in self._torch.param_groups:
             group.update(lr=rate, **settings(options))
-        for target, gradient in zip(targets, grads, strict=True):
-            target.grad = gradient
         try:
-            self._torch.step()
-            for target in targets:
-                target.grad = None
-            if self._masters is not None:
-                with torch.no_grad():
-                    for parameter, master in zip(self._parameters, self._masters, strict=True):
-                        parameter.copy_(master)
+            for some in self._groups_of_weights():
+                self._update(self._torch, some, gradients, factor)
         except RuntimeError as error:
             raise PartialUpdate(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": float(norm), "lr": rate}
+
+    def _update(
+        self, optimizer: torch.optim.Optimizer, some: Sequence[int], gradients: Sequence[Tensor | None], factor: float
+    ) -> None:
+        """Update the weights with these numbers, with `factor` times their gradients; the optimizer leaves those that
+        have none as they are."""
+        targets = [(self._masters or self._parameters)[at] for at in some]
+        for at, target in zip(some, targets, strict=True):
+            gradient = gradients[at]
+            target.grad = torch.zeros_like(target) if gradient is None else _like_target(gradient, target)
+        if factor != 1:
+            torch._foreach_mul_([target.grad for target in targets if target.grad is not None], factor)
+        optimizer.step()
+        for target in targets:
+            target.grad = None
+        if self._masters is not None:
+            with torch.no_grad():
+                for at, master in zip(some, targets, strict=True):
+                    self._parameters[at].copy_(master)
+
+    def _groups_of_weights(self) -> Iterator[list[int]]:
+        """Yield the numbers of the weights that are updated together: all, or of narrow ones so many that their wide
+        gradients take `UPDATED_TOGETHER_BYTES`."""
+        if self._masters is None:
+            yield [*range(len(self._parameters))]
+            return
+        some, size = list[int](), 0
+        for at, master in enumerate(self._masters):
+            if some and size + master.nbytes > UPDATED_TOGETHER_BYTES:
+                yield some
+                some, size = [], 0
+            some.append(at)
+            size += master.nbytes
+        if some:
+            yield some
+
+    def _norm(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return the norm of all gradients, those of other ranks included, as their sums in float32 have it."""
+        named = [(name, grad) for name, grad in zip(self._names, gradients, strict=True) if grad is not None]
+        if self._sum is None:
+            return _total_norm([gradient for _, gradient in named], self._parameters)
+        separate = [gradient for name, gradient in named if name not in self._replicated]
+        square = _total_norm(separate, self._parameters).square()
+        if self._replicated:
+            replicated = [gradient for name, gradient in named if name in self._replicated]
+            square = square + _total_norm(replicated, self._parameters).square() / self._replicas
+        return self._sum(square).sqrt()
 
     def refresh_master_weights(self) -> None:
         """Copy the model's weights into the wide copies, after somebody else has set them."""
@@ -132,8 +165,12 @@ class Optimizer:
             self._loaded[target] = {kind: torch.empty_like(target) for kind in state_kinds}
             self._loaded[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
 
-    def _raise_not_finite(self, gradients: Sequence[Tensor]) -> None:
-        not_finite = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
+    def _raise_not_finite(self, gradients: Sequence[Tensor | None]) -> None:
+        finite = [torch.ones((), dtype=torch.bool, device=parameter.device) for parameter in self._parameters]
+        for at, gradient in enumerate(gradients):
+            if gradient is not None:
+                finite[at] = gradient.isfinite().all()
+        not_finite = (~torch.stack(finite)).long()
         if self._sum is not None:
             not_finite = self._sum(not_finite)
         bad = [name for name, ranks in zip(self._names, not_finite.tolist(), strict=True) if ranks]
@@ -143,6 +180,16 @@ class Optimizer:
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NonFiniteGradient(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+
+
+def _total_norm(gradients: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """Return the norm of some gradients, of narrow ones as if they were wide. like: says where it is, of none."""
+    if not gradients:
+        return torch.zeros((), device=like[0].device if like else None)
+    if all(gradient.dtype in (torch.float32, torch.float64) for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _like_target(gradient: Tensor, target: Tensor) -> Tensor:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
-from rlgraph.backends.enginespec.registry import engine, engines_by_name, installed_engines
+from rlgraph.backends.enginespec.registry import engines_by_name, installed_engines
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.ir.graph import Phase, Program
+from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ir.types import StateHandle
 from rlgraph.ops import model_work_of
-from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
 from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.compilation.assumed_shapes import assumed_shape_warnings, assumed_shapes
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
+from rlgraph.passes.compilation.overlapping_work import has_overlapping_work
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     PlacementChoice,
@@ -37,7 +34,12 @@ from rlgraph.passes.placement.choose import (
     no_plan_error,
     with_shared_pipelines,
 )
-from rlgraph.passes.placement.next_best_plans import next_best_choices, streamed_tables, without_undecided_streams
+from rlgraph.passes.placement.next_best_plans import (
+    choices_with_unlike_pools,
+    next_best_choices,
+    streamed_tables,
+    without_undecided_streams,
+)
 from rlgraph.passes.placement.query import PlacementQuery, is_small, queries_with_other_engines
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
@@ -61,6 +63,10 @@ def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, ta
         from rlgraph.passes.compilation.finalists import choose_by_simulation
 
         return choose_by_simulation(choice, *_alternatives(choice, target, ends))
+    if has_overlapping_work(choice):
+        from rlgraph.passes.compilation.fewer_nodes import no_slower_than_on_fewer_nodes
+
+        return no_slower_than_on_fewer_nodes(choice, ends)
     if target.stream and is_small(choice.problem, choice.question):
         from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
@@ -122,7 +128,9 @@ def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Itera
             if other is not None:
                 choices.append(_without_tight_fusions(other, ends))
                 yield choices[-1]
-        if tables and is_small(choice.problem, choice.question):
+        if tables and not is_small(choice.problem, choice.question):
+            yield from choices_with_unlike_pools(choices, ends)
+        elif tables:
             yield from map(_with_room, next_best_choices(choices, BESIDE, ends))
     except OutOfTime:
         return
@@ -295,28 +303,6 @@ def host_work(choice: PlacementChoice) -> HostWork:
         if task.code and seconds:
             functions[task.code] = functions.get(task.code, 0.0) + seconds
     return HostWork(total, dict(sorted(functions.items(), key=lambda item: -item[1])))
-
-
-def has_overlapping_work(choice: PlacementChoice) -> bool:
-    """Return whether work is done concurrently that the search lays out sequentially."""
-    phase = main_phase(choice.question.program)
-    ahead = any(
-        concurrent_batches(node, node.attr("rows")) > 1
-        for node in phase.graph.walk()
-        if NODES[node.op].loop == "rounds"
-    )
-    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
-
-
-def _samples_together(choice: PlacementChoice, phase: Phase) -> bool:
-    """Return whether a replica samples rows of several requests with the same weights concurrently."""
-    types = phase.graph.value_types()
-    requests = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
-    return any(
-        engine(choice.plan.group_of_role(cast(StateHandle, types[weights]).name, op).engine).admits
-        for (weights, op), count in requests.items()
-        if count > 1
-    )
 
 
 def fused_pipeline_timetables(choice: PlacementChoice) -> dict[str, FusedPipeline]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
-from rlgraph.catalog.models.families import layer_matrices
+from rlgraph.catalog.models.families import ModelKind, layer_matrices, parameter_shapes
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_peak_bytes, logits_bytes
 from rlgraph.passes.cost.batch import Batch
@@ -257,12 +260,12 @@ def _turn(activations: float, per_block: Activations) -> BytesByUse:
 def _passes(
     config: ModelConfig, deployment: Deployment, per_block: Activations, blocks: float, gradients: float, parted: bool
 ) -> BytesByUse:
-    """Return the bytes of the passes where gradients do not stay: beside their sum those of the last micro-batch exist
-    while the next ones are computed, and each of these has its activations at first and its gradients in the end.
-    parted: the sum is counted as resident."""
+    """Return the bytes of the passes where gradients do not stay: their sum exists while the next micro-batches are
+    computed, and each of these has its activations at first and its gradients in the end. parted: the sum is counted
+    as resident."""
     shape = config.shape
     side = min(deployment.threads, blocks)
-    before = BytesByUse((("gradients", max(0.0, min(2.0, blocks - side) - parted) * gradients),))
+    before = BytesByUse((("gradients", max(0.0, min(1.0, blocks - side) - parted) * gradients),))
     turn = _turn(shape.layers * per_block.layer + per_block.ends, per_block)
     # A tied embedding and head have two gradient matrices, and their sum is a third.
     has_head = config.kind == "causal_lm" and shape.adapters is None
@@ -301,7 +304,7 @@ def _shared_passes(
     gathers_once = deployment.keeps_parameters_gathered
     more, coming = ((shape.layers - 1) * layer, 0.0) if gathers_once else (0.0, layer)
     sums = wide * layer_trained / deployment.fsdp if gathers_once and wide > item else 0.0
-    before = BytesByUse((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
+    before = BytesByUse((("gradients", max(0.0, min(1.0 - parted, blocks - 1)) * gradients),))
     if gathers_once:
         before = larger_total(before, BytesByUse((("buffers", layer * item),)))
     begins = _turn(shape.layers * per_block.layer + per_block.ends, per_block) + BytesByUse(
@@ -330,12 +333,20 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
         # Replicas all-reduce one float32 tensor that is made of all gradients.
         size = weights * (12 if narrow else 2 * item)
     elif narrow:
-        size = weights * (item + 4)
+        # Wide gradients are made of some weights at a time, and of each at once.
+        largest = WIDE * _largest_parameter(config.shape, config.kind) / deployment.tp / deployment.fsdp
+        size = weights * item + min(WIDE * weights, max(UPDATED_TOGETHER_BYTES, largest))
     else:
         size = weights * item + (
             _laid_out(config) / deployment.tp if deployment.on_cpu and deployment.fsdp == 1 else 0.0
         )
     return BytesByUse((("gradients", size),))
+
+
+@cache
+def _largest_parameter(shape: Shape, kind: ModelKind) -> int:
+    """Return the numbers of the largest parameter of a model."""
+    return max(math.prod(parameter.shape["*" in parameter.name :]) for parameter in parameter_shapes(shape, kind))
 
 
 def _laid_out(config: ModelConfig) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -21,22 +22,24 @@ from rlgraph.passes.placement.query import (
     decomposed_problems,
     is_small,
     make_problem,
-    models_without_adapters,
     queries_with_other_engines,
-    with_adapters,
     without_device_pools,
 )
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.enlarge_kv_caches import enlarge_kv_caches
 from rlgraph.passes.placement.search.fused_pipelines import Pieces
+from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.no_plan_errors import ADAPTER_RANK, no_plan_diagnostics
+from rlgraph.passes.placement.search.memory_fit import MemoryFit
+from rlgraph.passes.placement.search.no_plan_errors import no_plan_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.passes.placement.search.search import PATIENCE, Fuse, Search
+from rlgraph.passes.placement.search.search import MOST_WORK, PATIENCE, Fuse, Search
+from rlgraph.passes.placement.smaller_questions import smaller_questions
 
 SLEEPERS = 128
 """Devices up to which plans that offload models are searched although something fits without: on 1,024 that search
@@ -50,6 +53,9 @@ NEAR = 0.01
 JOINED = 3
 """Components of a `SMALL` problem up to which pools over several node groups are searched: PPO's five take six times as
 long with them."""
+
+LESS_WORK = 0.25
+"""The work of a search for another plan beside the first one, as a share of that one's."""
 
 SPARE = 0.01
 """The share of its seconds, or price, by which a plan has to be better to be accepted with less memory left than the
@@ -96,6 +102,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
                 seconds,
                 fuse,
                 question.control,
+                _most_work(question, LESS_WORK),
             )
         except OutOfTime:
             # Nothing is proven of them.
@@ -104,7 +111,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         seconds = question.control.remaining_seconds(ends)
         if not only or seconds <= 0:
             return awake
-    offloaded = _choose(question, seconds, Search.run, awake, only)
+    offloaded = _choose(question, seconds, Search.run, awake, only, LESS_WORK)
     if offloaded is not None and offloaded.search_result.value < (1 - ASLEEP) * awake.search_result.value:
         return offloaded
     bound = offloaded.search_result.bound if offloaded is not None else awake.search_result.bound
@@ -114,7 +121,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
 def choose_before_deadline(ends: float, question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan as one of several searches that end together; raise OutOfTime where that is too early for a
     plan."""
-    return _choose(question, ends - monotonic(), Search.run_or_time_out)
+    return _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK)
 
 
 def _choose(
@@ -123,11 +130,12 @@ def _choose(
     how: Callable[[Search], SearchResult | None],
     incumbent: PlacementChoice | None = None,
     only: Sequence[Blocks] | None = None,
+    share: float = 1.0,
 ) -> PlacementChoice | None:
     """Return the best plan that `how` finds.
 
     incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not.
-    only: the partitions to search, if not all.
+    only: the partitions to search, if not all. share: of the work that a search may do.
     """
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
@@ -135,7 +143,10 @@ def _choose(
     searched = only or candidate_partitions(problems[-1], question, together.reader_components if together else ())
     to_beat = None if incumbent is None else incumbent.search_result
     fuse, patience = fuse_mode(first, question), _patience(question)
-    search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience, question.control)
+    work, nodes = _most_work(question, share), question.most_nodes
+    search = Search(
+        first, searched, gap, seconds, spare, together, fuse, to_beat, patience, question.control, work, nodes
+    )
     result = how(search)
     if result is None:
         return None
@@ -151,10 +162,8 @@ def _choose(
 
 def no_plan_error(question: PlacementQuery) -> ProgramError:
     """Return the error that says why nothing fits, and what would, as far as that is found within `search_seconds`.
-    What is proposed needs no offloading, adapters aside."""
+    The clusters that are proposed need no offloading."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
-
-    adaptable = models_without_adapters(question)
 
     def has_fitting_plan(tried: PlacementQuery) -> bool:
         return any(any_plan_fits(variant, ends) for variant in (tried, *queries_with_other_engines(tried)))
@@ -165,8 +174,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             question.schedule,
             lambda cluster: has_fitting_plan(replace(plain, cluster=cluster)),
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
-            adaptable,
-            lambda: has_fitting_plan(with_adapters(question, adaptable, ADAPTER_RANK)),
+            [(said, partial(has_fitting_plan, changed)) for said, changed in smaller_questions(question)],
             [make_problem(variant) for variant in queries_with_other_engines(plain)],
         )
     )
@@ -179,7 +187,16 @@ def search_before_deadline(
     is too early for a plan."""
     gap, spare, fuse = _gap(problem, question), _spare(question), fuse_mode(problem, question)
     search = Search(
-        problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question), control=question.control
+        problem,
+        only,
+        gap,
+        ends - monotonic(),
+        spare,
+        fuse=fuse,
+        patience=_patience(question),
+        control=question.control,
+        most_work=_most_work(question, LESS_WORK),
+        most_nodes=question.most_nodes,
     )
     result = search.run_or_time_out()
     return result and _settled(problem, result)
@@ -221,6 +238,11 @@ def _patience(question: PlacementQuery) -> float:
     return PATIENCE if question.search_gap is None else inf
 
 
+def _most_work(question: PlacementQuery, share: float = 1.0) -> float:
+    """Return the work of a search, or a share of it: a user who sets `search_gap` or `search_seconds` waits."""
+    return share * MOST_WORK if question.search_gap is None and question.search_seconds == inf else inf
+
+
 def fuse_mode(problem: PlacementProblem, question: PlacementQuery) -> Fuse:
     """Return in which plans trainings may share pipelines."""
     return "all" if is_small(problem, question) else "last"
@@ -255,7 +277,14 @@ def _are_apart(problem: PlacementProblem, blocks: Blocks) -> bool:
 
 
 def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
-    """Return whether any plan fits. Raises OutOfTime where that is not known by then."""
+    """Return whether a plan fits; false where none with models that sleep was seen, of which not all are looked at.
+    Raises OutOfTime where that is not asked before a monotonic time."""
+    if question.control.remaining_seconds(ends) <= 0:
+        raise OutOfTime
     problem = make_problem(question)
-    candidates, left_s = candidate_partitions(problem, question), ends - monotonic()
-    return Search(problem, candidates, 1.0, left_s, fuse="none", control=question.control).any_plan_fits()
+    candidates = candidate_partitions(problem, question)
+    fitting = MemoryFit(problem, AllocationBoxes(problem.cluster, candidates)).fitting_plan(candidates)
+    if fitting is None:
+        return False
+    blocks, devices, options = fitting
+    return hosts_have_room(problem, blocks, devices, [options[number] for number in sorted(options)])

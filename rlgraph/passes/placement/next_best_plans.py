@@ -11,6 +11,9 @@ from rlgraph.passes.placement.choose import PlacementChoice, candidate_partition
 from rlgraph.passes.placement.plan_from_search import plan_from_search
 from rlgraph.passes.placement.query import make_problem
 
+SHARES = (0.25, 0.5, 0.75)
+"""The shares of the devices that the first of two pools gets in plans beside the best one."""
+
 
 def streamed_tables(schedule: Schedule) -> tuple[str, ...]:
     """Return the tables of which rows go on before all rows are generated."""
@@ -42,6 +45,28 @@ def next_best_choices(choices: Sequence[PlacementChoice], most: int, ends: float
             return
         seen.add(result.blocks)
         yield PlacementChoice(plan_from_search(question, problem, result), result, problem, question)
+
+
+def choices_with_unlike_pools(choices: Sequence[PlacementChoice], ends: float) -> Iterator[PlacementChoice]:
+    """Yield the best plans with two pools of other sizes, where the last choice that has two, both on one node group,
+    has others. ends: the end of their searches; raises OutOfTime where that is too early for a plan."""
+    choice = next((choice for choice in reversed(choices) if len(choice.search_result.blocks) == 2), None)
+    if choice is None:
+        return
+    blocks, problem = choice.search_result.blocks, choice.problem
+    if any(block.devices or block.other_islands for block in blocks) or len({block.island for block in blocks}) > 1:
+        return
+    devices = problem.pool_node_group(blocks[0]).device_count
+    for share in SHARES:
+        first = int(share * devices)
+        sizes = (first, devices - first)
+        if not first or sizes == choice.search_result.devices:
+            continue
+        sized = tuple(replace(block, devices=size) for block, size in zip(blocks, sizes, strict=True))
+        found = search_before_deadline(ends, problem, choice.question, [sized])
+        if found is not None:
+            found = replace(found, blocks=blocks)
+            yield PlacementChoice(plan_from_search(choice.question, problem, found), found, problem, choice.question)
 
 
 def ideal_streaming_objective_value(choice: PlacementChoice) -> float:

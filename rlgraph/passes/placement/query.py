@@ -9,13 +9,10 @@ from math import inf
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
-from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
@@ -61,6 +58,8 @@ class PlacementQuery:
     """Plan as if what takes the rows of these tables one by one began with the first of them."""
     tail_replicas: tuple[tuple[str, int], ...] = ()
     """Tables whose last rows may move to so many replicas: the groups that sample them have more than these."""
+    most_nodes: int = 0
+    """Plan on so many nodes of the first node group at most; 0: on all."""
     assumed_shapes: tuple[tuple[str, str], ...] = ()
     """Models whose shape nobody knows, with the model whose shape they are planned with."""
     control: SearchControl = field(default_factory=SearchControl, compare=False, repr=False)
@@ -89,27 +88,6 @@ def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery],
             reused = [known_components[known_components.index(component)] for component in divided]
             problems.append(PlacementProblem(reused, *undivided.constructor_arguments[1:]))
     return questions, problems
-
-
-def models_without_adapters(question: PlacementQuery) -> list[str]:
-    """Return the models that are trained as a whole."""
-    work = model_operations(question.program)
-    shapes = {model.name: question.shapes.get(model.name) for model in question.program.models}
-    return [
-        name
-        for name, shape in shapes.items()
-        if "train" in work[name] and isinstance(shape, Shape) and shape.adapters is None
-    ]
-
-
-def with_adapters(question: PlacementQuery, models: Sequence[str], rank: int) -> PlacementQuery:
-    """Return the question with these models training adapters of all linear layers."""
-    adapters = Adapters(rank, float(rank))
-    shapes = {
-        name: replace(shape, adapters=adapters) if name in models and isinstance(shape, Shape) else shape
-        for name, shape in question.shapes.items()
-    }
-    return replace(question, shapes=shapes)
 
 
 def queries_with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:

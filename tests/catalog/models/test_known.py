@@ -63,6 +63,7 @@ BILLIONS = {
     "mistralai/Mistral-Small-24B-Base-2501": 23.6,
     "mistralai/Mistral-Large-Instruct-2407": 123.0,
     "mistralai/Mixtral-8x7B-v0.1": 46.7,
+    "deepseek-ai/DeepSeek-V3": 671.0,
     "mistralai/Mixtral-8x22B-v0.1": 140.6,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.6,
 }

@@ -33,6 +33,7 @@ from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
 from rlgraph.passes.cost.task import device_takeovers
+from rlgraph.passes.placement import choose
 from rlgraph.passes.placement.choose import choose_placement, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.no_plan_errors import MOST_NODES
@@ -732,6 +733,44 @@ def test_too_large_says_whether_adapters_would_fit(
 
 
 @pytest.mark.parametrize(
+    ("name", "cluster", "set_", "how", "change"),
+    [
+        ("sft", "1x1:h100", {"actor": 'causal_lm("Qwen/Qwen3-4B", dtype="float32")'}, {}, "fewer bytes a weight"),
+        ("grpo", "1x1:a100-80gb(memory=37GiB)", SMALL, {"offload": False}, "models that sleep"),
+    ],
+)
+def test_a_refusal_says_the_smallest_change_that_fits(
+    name: str, cluster: str, set_: dict[str, str], how: dict[str, bool], change: str
+) -> None:
+    """What is proposed is done, and then there is a plan."""
+    path = ALGORITHMS / f"{name}.rlf"
+    set_ = {key: value for key, value in set_.items() if key != "judge"}
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(path, set_, cluster=cluster, workload=LENGTHS, **how)  # type: ignore[arg-type]
+    [hint] = {fault.hint for fault in found.value.diagnostics}
+    assert hint.startswith(f"it fits here with {change}")
+    changed = {key: value.replace("float32", "bfloat16") for key, value in set_.items()}
+    assert rlgraph.compile(path, changed, cluster=cluster, workload=LENGTHS).plan
+
+
+def test_sparse_models_that_others_train_have_a_plan() -> None:
+    """GRPO of 30B-A3B on eight H100: FSDP, which shards all that is kept, fits where Megatron does not."""
+    sparse = {"base": '"Qwen/Qwen3-30B-A3B"'}
+    found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sparse, cluster="1x8:h100-80gb", stream=False)
+    assert found.plan.group_of_role("actor", "train").engine == "transformers"
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
+
+
+def test_a_model_of_which_two_nodes_hold_no_copy_has_a_plan() -> None:
+    """GRPO of DeepSeek-V3 on 256 H100: what samples is split over more than two nodes."""
+    found = rlgraph.compile(
+        ALGORITHMS / "grpo.rlf", {"base": '"deepseek-ai/DeepSeek-V3"'}, cluster="32x8:h100-80gb", stream=False
+    )
+    assert found.plan.group_of_role("actor", "generate").mesh.replica_size > 16
+    assert all(peak.fits for peak in peak_memory_by_pool(found.choice).values())
+
+
+@pytest.mark.parametrize(
     ("cluster", "schedule", "code"),
     [
         ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),
@@ -770,11 +809,19 @@ REFUSED = {
     "many nodes": ("grpo", "1x8:l4", None, {"base": '"meta-llama/Llama-2-70b-hf"'}),
     "two kinds of nodes": ("grpo", "1x1:l4(memory=16GiB) + 1x1:rtx4090", None, {"base": '"Qwen/Qwen2.5-3B"'}),
     "a pool": ("grpo", "2x8:l4", LEARN, {}),
+    "pools that fill the cluster": (
+        "ppo",
+        "1x2:rtx4090",
+        None,
+        {"base": '"Qwen/Qwen2.5-7B"', "judge": '"Qwen/Qwen2.5-7B"'},
+    ),
     "experts": ("grpo", "1x8:rtx4090", None, {"base": '"Qwen/Qwen3-30B-A3B"'}),
 }
 
 
-@pytest.mark.parametrize("case", few(REFUSED, "models together", "two kinds of nodes", "a pool"))
+@pytest.mark.parametrize(
+    "case", few(REFUSED, "models together", "two kinds of nodes", "a pool", "pools that fill the cluster")
+)
 def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
     name, cluster, schedule, sets = REFUSED[case]
@@ -836,6 +883,17 @@ def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits ")):
         refusals = no_plan_error(replace(asked, search_seconds=seconds)).diagnostics
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
+
+
+def test_ctrl_c_while_what_would_fit_is_asked_leaves_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choose, "any_plan_fits", interrupted)
+    refusals = no_plan_error(asked).diagnostics
+    assert refusals and all(fault.code == "E0930" and "interrupted" in fault.hint for fault in refusals)
 
 
 @pytest.mark.parametrize("cluster", few(["2x8:h100-80gb", "1x2:h100-80gb"], "1x2:h100-80gb"))

@@ -51,6 +51,8 @@ def compute_gradient_sum(
             sums = [add_in_place(old, new) for old, new in zip(sums, gradients, strict=True)]
         else:
             sums = sums or list(gradients)
+        # Those of the next block come beside the sum, and not beside these, too.
+        del gradients
     return total, busy, sums
 
 
@@ -90,6 +92,8 @@ def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor |
         if index + ahead < len(items):
             waiting.append(pool.submit(work, items[index + ahead]))
         yield result
+        # Not while the next one is waited for.
+        del result
 
 
 def add_in_place(old: Tensor | None, new: Tensor | None) -> Tensor | None:

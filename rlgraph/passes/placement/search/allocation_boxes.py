@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.passes.placement.search.colocation import Blocks
@@ -17,8 +18,12 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 class AllocationBoxes:
     """The boxes for the pools of a cluster."""
 
-    def __init__(self, cluster: Cluster, candidates: Iterable[Blocks] = ()) -> None:
-        """candidates: the partitions of which there are boxes."""
+    def __init__(self, cluster: Cluster, candidates: Iterable[Blocks] = (), most_nodes: int = 0) -> None:
+        """candidates: the partitions of which there are boxes. most_nodes: of the first node group, that pools may lie
+        on; 0: all."""
+        if most_nodes:
+            first, *others = cluster.islands
+            cluster = replace(cluster, islands=(replace(first, nodes=min(most_nodes, first.nodes)), *others))
         self.cluster = cluster
         self.sizes: dict[tuple[int, ...], tuple[int, ...]]
         self.sizes = {(number,): allowed_pool_sizes(island) for number, island in enumerate(cluster.islands)}

@@ -70,6 +70,7 @@ class AllocationSearch:
         ]
         self.tries_left = tries
         self.fathomed = True
+        self.pieces: Pieces = ()
 
     def run(self) -> bool:
         """Keep the best plan if it beats the best one so far. Return whether the allocations are done: not where some

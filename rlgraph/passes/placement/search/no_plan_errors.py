@@ -24,8 +24,9 @@ MOST_NODES = 4096
 """The largest number of nodes of a cluster that is proposed as a way out."""
 
 
-ADAPTER_RANK = 16
-"""The rank of adapters that are proposed as a way out."""
+Change = tuple[str, Callable[[], bool]]
+"""What could be changed, as in `it fits here with adapters`, and a function that returns whether a plan fits then, and
+raises OutOfTime where it cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,13 @@ def no_plan_diagnostics(
     schedule: Schedule,
     fits: Callable[[Cluster], bool],
     free: Callable[[], bool],
-    adaptable: Sequence[str],
-    adapted: Callable[[], bool],
+    changes: Sequence[Change] = (),
     others: Sequence[PlacementProblem] = (),
 ) -> list[Diagnostic]:
     """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
-    whether a plan fits on a cluster, `free` whether one does where no pool has a size, and `adapted` whether one does
-    where the models `adaptable` train adapters; all raise OutOfTime where they cannot tell. others: the same problem
-    with other engines."""
+    whether a plan fits on a cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where
+    they cannot tell. changes: what else may help on the same devices, the smallest first. others: the same problem with
+    other engines."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.device_count:
         return [_too_many(wanted, problem.cluster, schedule)]
@@ -60,11 +60,12 @@ def no_plan_diagnostics(
         return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
-        if adaptable and adapted():
-            models = quoted_list(adaptable, "and")
-            hint = f"it fits here with adapters, `lora=lora(rank={ADAPTER_RANK})` of {models}; without, {hint}"
+        if smallest := next((said for said, fitting in changes if fitting()), None):
+            hint = f"it fits here {smallest}; without, {hint}"
     except OutOfTime:
         hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
+    except KeyboardInterrupt:
+        hint = "it was interrupted before it was known what it fits on"
     errors = []
     for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)

@@ -14,6 +14,7 @@ that stay, which are known from the search for a plan in which all do, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from operator import attrgetter
 
 from rlgraph.passes.placement.search.allocation_boxes import Box
@@ -35,13 +36,14 @@ def partitions_worth_offloading(
     seconds: float,
     fuse: Fuse,
     control: SearchControl | None = None,
+    most_work: float = inf,
 ) -> tuple[list[Blocks], float]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
     of its value, and the least bound of the others. problem: one in which none may be offloaded. control: of the
-    searches that end together with it. Raises OutOfTime."""
+    searches that end together with it. most_work: of each search. Raises OutOfTime."""
 
     def search_partitions(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
-        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control)
+        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control, most_work)
         search.run_until_deadline()
         return search
 
@@ -77,10 +79,13 @@ class _OffloadSearch(Search):
         free: frozenset[int],
         resting: int | None,
         control: SearchControl | None,
+        most_work: float,
     ) -> None:
         self.free, self.resting = free, resting
         self.could: set[Blocks] = set()
-        super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found, control=control)
+        super().__init__(
+            problem, candidates, gap, seconds, fuse=fuse, known=found, control=control, most_work=most_work
+        )
 
     def make_bounds(self, problem: PlacementProblem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)

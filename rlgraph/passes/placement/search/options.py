@@ -57,6 +57,8 @@ class Options(Strategies):
         super().__init__(tasks, constants, engines, streams=streams, fuses=fuses)
         self.offload, self.apart = offload, apart
         self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
+        self.options_made = 0
+        """How many options were made: the unit of work in the searches of large clusters."""
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
@@ -386,6 +388,7 @@ class Options(Strategies):
     def make_options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas: with the model staying on its devices and, where it may be, offloaded
         in between."""
+        self.options_made += 1
         strategy = strategy.for_replicas(copies)
         deployment = strategy.deployment
         times = tuple([self.tasks[number].repetitions for number in component.tasks])

@@ -26,6 +26,10 @@ class OutOfTime(Exception):
     """Raised where the search has to end with what it has."""
 
 
+class OutOfWork(OutOfTime):
+    """Raised where a search with a plan has done as much as it may."""
+
+
 class ProgressLine:
     """The progress of something that takes long: a line that is erased at the end on a terminal, otherwise a line now
     and then. It is updated often, and has to be closed."""
@@ -89,19 +93,29 @@ class SearchProgress(ProgressLine):
     """The progress and the time limit of one search."""
 
     def __init__(
-        self, seconds: float, control: SearchControl | None = None, goal: Literal["time", "cost"] = "time"
+        self,
+        seconds: float,
+        control: SearchControl | None = None,
+        goal: Literal["time", "cost"] = "time",
+        most_work: float = math.inf,
+        work_done: Callable[[], int] = int,
     ) -> None:
         """seconds: the time after which the search ends. control: of the searches that end together with it. goal: what
-        is minimized."""
+        is minimized. most_work: the work after which it ends once there is a plan, counted by `work_done`: one problem
+        then has one plan, however busy a machine is."""
         super().__init__("searching")
         self.seconds, self.control = seconds, control or SearchControl()
         self.goal = goal
+        self.most_work, self.work_done = most_work, work_done
         self.steps = 0
         """How often `check_time` was called."""
 
     def check_time(self, state: Callable[[], tuple[float | None, float]]) -> None:
-        """Show what is minimized of the best plan, and its gap, which `state` returns. Raises OutOfTime."""
+        """Show what is minimized of the best plan, and its gap, which `state` returns. Raises OutOfTime, and OutOfWork
+        where there is a plan."""
         self.steps += 1
+        if self.work_done() > self.most_work and state()[0] is not None:
+            raise OutOfWork
         elapsed = self.elapsed_seconds()
         if elapsed >= self.seconds or self.control.stopped:
             raise OutOfTime

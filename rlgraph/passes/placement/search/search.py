@@ -30,9 +30,10 @@ from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSe
 from rlgraph.passes.placement.search.heterogeneous_meshes import try_heterogeneous_meshes
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
+from rlgraph.passes.placement.search.memory_fit import MemoryFit, with_smallest_cache
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.progress import OutOfTime, SearchControl, SearchProgress
+from rlgraph.passes.placement.search.progress import OutOfTime, OutOfWork, SearchControl, SearchProgress
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -42,6 +43,16 @@ EVERY = 8
 
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
+
+MOST_WORK = 45_000
+"""Options that are made, and `BOUND` for each bound that is computed, after which a search that has a plan returns it
+with the gap that is left: five seconds of a slow core."""
+
+BOUND = 3
+"""The options that take as long as a bound."""
+
+FUSING_WORK = MOST_WORK // 4
+"""As many more for trainings that share a pipeline."""
 
 PATIENCE = 100_000
 """Choices and ranges that are looked at without a gain, after which the best plan is returned with the gap that is
@@ -74,19 +85,28 @@ class Search:
         known: SearchResult | None = None,
         patience: float = PATIENCE,
         control: SearchControl | None = None,
+        most_work: float = math.inf,
+        most_nodes: int = 0,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
         spare: the share by which a plan that leaves too little memory has to be better than one that does not. ways:
         the ways of which `problem` is the first one; `candidates` are then those of the last one, and its readers may
         be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
-        plan. control: of the searches that end together with this one."""
-        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds, control, problem.goal)
+        plan. control: of the searches that end together with this one. most_work: bounds
+        and options after which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it."""
+        self.problem, self.candidates = problem, candidates
         self.incumbent, self.known = Incumbent(gap, spare), known
+        made = problem.options.options_made
+
+        def work_done() -> int:
+            return BOUND * self.incumbent.bounds_computed + problem.options.options_made - made
+
+        self.watch = SearchProgress(seconds, control, problem.goal, most_work, work_done)
         if known is not None:
             self.incumbent.keep_if_better(known)
         self.ways = ways
-        self.boxes = AllocationBoxes(problem.cluster, candidates)
+        self.boxes = AllocationBoxes(problem.cluster, candidates, most_nodes)
         problems = ways.problems if ways else [problem]
         self.bounds = [self.make_bounds(way_problem, way) for way, way_problem in enumerate(problems)]
         if ways:
@@ -124,16 +144,14 @@ class Search:
                 raise
         return self.incumbent.best_with_bound() if self.fused is None else self.fused
 
-    def any_plan_fits(self) -> bool:
-        """Return whether there is a plan. Raises OutOfTime where that is not known in time, and KeyboardInterrupt."""
-        self.run_until_deadline()
-        return self.incumbent.best is not None
-
     def run_until_deadline(self) -> None:
         """Run `search_partitions` and `search_shared_pipelines` until the time is over, which raises OutOfTime."""
         try:
             with _uncollected():
-                self.search_partitions()
+                try:
+                    self.search_partitions()
+                except OutOfWork:
+                    self.watch.most_work = self.watch.work_done() + FUSING_WORK
                 best = self.incumbent.best
                 if best is not None and best is not self.known:
                     self.search_shared_pipelines()
@@ -163,6 +181,8 @@ class Search:
         for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
             translated = self.ways.translate_partition(0, blocks) if self.ways else blocks
             self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
+        if incumbent.best is None and not self.keep_plan_that_fits() and not self.ways:
+            heap.clear()
         popped = 0
         while heap:
             least, number, way, blocks, box, sharp = heappop(heap)
@@ -209,6 +229,21 @@ class Search:
                         heap, max(least, self.box_bound(part_way, part, narrowed)), part_way, part, narrowed
                     )
         incumbent.least_open_bound = math.inf
+
+    def keep_plan_that_fits(self) -> bool:
+        """Keep a plan that has room, however long its steps take: from there on there is one. Return false where there
+        is none."""
+        blocks_of_first = [
+            self.ways.translate_partition(0, blocks) if self.ways else blocks for blocks in self.candidates
+        ]
+        fitting = MemoryFit(self.problem, self.boxes).fitting_plan(dict.fromkeys(blocks_of_first))
+        if fitting is None:
+            # Of models that are offloaded not all choices are tried.
+            return self.problem.options.offload
+        blocks, devices, options = fitting
+        search = AllocationSearch(self.boxes, self.bounds[0], self.watch, blocks, devices, devices)
+        search.keep_plan_if_better({number: with_smallest_cache(option) for number, option in options.items()}, devices)
+        return True
 
     def has_stalled(self) -> bool:
         """Return whether the last steps brought neither a better plan nor a better bound."""
