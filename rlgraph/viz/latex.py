@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from rlgraph.ir.graph import Const, Expr, Graph, Node, Program, Ref, program_axes
-from rlgraph.ir.types import Axis, StateHandle, axis_of
+from rlgraph.ir.text.line_reader import LineReader
+from rlgraph.ir.types import Axis, StateHandle, Tensor, Type, axis_of
 from rlgraph.ops import NODES
 from rlgraph.ops.tensor import TENSOR
 from rlgraph.viz.captions import changed_options, loop_captions, phase_text
@@ -106,6 +107,8 @@ class _Formulas:
         inputs = [self.value(name) for name in node.inputs]
         function = str(node.attr(declared.foreign)) if declared.foreign else node.op
         written = _filled(declared.latex, inputs) if declared.latex else _call(function, inputs)
+        if formula := node.attr("formula"):
+            written = self.over_vocabulary(formula, inputs[::2], inputs[1::2])
         made = [value.name for value in node.outputs if not isinstance(value.type, StateHandle)]
         if not made:
             if node.outputs:
@@ -116,6 +119,20 @@ class _Formulas:
         else:
             left = ", ".join(_indexed(name, self.along[name]) for name in made)
             yield f"{left} {written}" if written.startswith(r"\sim") else f"{left} = {written}"
+
+    def over_vocabulary(self, formula: str, models: Sequence[str], tables: Sequence[str]) -> str:
+        """Return a sum over the vocabulary of models' probabilities of a token `v`, each given the rows that it reads
+        where these are not those of the first."""
+        probabilities: dict[str, str] = {}
+        for at, (model, table) in enumerate(zip(models, tables, strict=True)):
+            given = "" if table == tables[0] else rf" \mid {table}"
+            probabilities[f"p{at}"] = rf"\pi_{{{model}}}\left(v{given}\right)"
+        outside, self.unnamed = self.unnamed, probabilities
+        names: dict[str, Type] = {name: Tensor("float") for name in probabilities}
+        summand = self.expression(LineReader(formula, {}, names).read_expression())
+        written = rf"\sum_{{v}} {_bracketed(summand)}"
+        self.unnamed = outside
+        return written
 
     def value(self, name: str) -> str:
         """Return a value with its indices, or how it is made where the program has no name for it."""

@@ -68,6 +68,11 @@ def test_a_formula_says_over_which_rows_and_has_the_brackets_that_it_needs(writt
     assert re.sub(r"\\mathrm\{(\w+(?:\.\w+)?)\}", r"\1", line_of(written)) == formula
 
 
+def test_a_sum_over_the_vocabulary_has_its_formula_of_probabilities() -> None:
+    formula = r"\sum_{v} \left(0.5 \cdot \pi_{\mathrm{teacher}}\left(v\right) \cdot \log\left(\frac{\pi_{\mathrm{teacher}}\left(v\right)}"
+    assert formula in rlgraph.compile("gkd").to_latex()
+
+
 def test_what_lives_across_steps_becomes_another_value() -> None:
     lines = rlgraph.compile(HEAD + "    y = x\n" + TRAINS + "    seen_so_far := seen_so_far + sum(x)\n").to_latex()
     assert (
