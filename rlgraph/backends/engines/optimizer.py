@@ -187,7 +187,8 @@ def _total_norm(gradients: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     if not gradients:
         return torch.zeros((), device=like[0].device if like else None)
     if all(gradient.dtype in (torch.float32, torch.float64) for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        total: Tensor = torch.nn.utils.get_total_norm(gradients)
+        return total
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return torch.linalg.vector_norm(torch.stack(norms))
 

@@ -111,7 +111,9 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         seconds = question.control.remaining_seconds(ends)
         if not only or seconds <= 0:
             return awake
-    offloaded = _choose(question, seconds, Search.run, awake, only, LESS_WORK)
+    # What the first search has left of its work.
+    share = max(LESS_WORK, 1 + LESS_WORK - problem.options.work_done / MOST_WORK)
+    offloaded = _choose(question, seconds, Search.run, awake, only, share)
     if offloaded is not None and offloaded.search_result.value < (1 - ASLEEP) * awake.search_result.value:
         return offloaded
     bound = offloaded.search_result.bound if offloaded is not None else awake.search_result.bound

@@ -86,7 +86,7 @@ def test_a_refusal_searches_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None
     def counted(self: Search) -> None:
         begun.append(self.problem.cluster.text)
         run(self)
-        assert self.incumbent.bounds_computed == 0, "nothing fits: nothing is bounded"
+        assert self.problem.options.bounds_computed == 0, "nothing fits: nothing is bounded"
 
     monkeypatch.setattr(Search, "run_until_deadline", counted)
     with pytest.raises(ProgramError) as found:
@@ -101,7 +101,8 @@ def test_where_one_pool_samples_twice_more_devices_are_not_slower() -> None:
         rlgraph.compile(ALGORITHMS / "remax.rlf", cluster=f"{nodes}x8:h100-80gb").choice.simulated_step_s
         for nodes in (128, 256)
     ]
-    assert None not in steps and steps == sorted(steps, reverse=True)
+    few, many = steps
+    assert few and many and many <= few
 
 
 def test_plans_that_stream_are_compared_with_pools_of_unlike_sizes() -> None:

@@ -254,7 +254,7 @@ class Bounds:
     ) -> float:
         """Return a bound by which each transfer of weights is as fast as the fastest pair of options makes it, too.
         devices: the fewest of each pool. taken: seconds of the tasks of some components."""
-        self.incumbent.bounds_computed += 1
+        self.problem.options.bounds_computed += 1
         colocation = self.problem.make_colocation(blocks)
         durations = {number: candidates.least_task_seconds for number, candidates in choices.items()}
         syncs = []

@@ -57,8 +57,6 @@ class Incumbent:
         self.gap, self.spare = gap, spare
         self.best: SearchResult | None = None
         self.ranges_searched = 0
-        self.bounds_computed = 0
-        """How many bounds were computed with what is known here."""
         self.least_pruned_bound = math.inf
         """The least bound of what was pruned."""
         self.least_open_bound = 0.0

@@ -26,6 +26,10 @@ from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
 from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
 from rlgraph.passes.placement.search.weight_transfer_keys import make_split, needs_no_sync, weight_transfer_key
 
+COMPARED, BOUND = 0.1, 0.4
+"""How many options can be made in the time in which one is compared with others, and in which a bound is computed, for
+each task of a step."""
+
 Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""
 
@@ -57,8 +61,8 @@ class Options(Strategies):
         super().__init__(tasks, constants, engines, streams=streams, fuses=fuses)
         self.offload, self.apart = offload, apart
         self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
-        self.options_made = 0
-        """How many options were made: the unit of work in the searches of large clusters."""
+        self.options_made = self.options_compared = self.bounds_computed = 0
+        """How many options were made, how many were compared with others, and how many bounds were computed of them."""
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
@@ -78,6 +82,11 @@ class Options(Strategies):
         self._lighter: dict[object, list[int]] = {}
         self._sharing: dict[tuple[object, ...], Sharing] = {}
         self._filled: dict[tuple[int, int], Sharing] = {}
+
+    @property
+    def work_done(self) -> float:
+        """The work of the searches for these options, in options made: it depends on the problem alone."""
+        return self.options_made + COMPARED * self.options_compared + BOUND * len(self.tasks) * self.bounds_computed
 
     def undominated_options(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         """Return the options of a component on at most so many devices of a node group, none of which another one
@@ -112,6 +121,7 @@ class Options(Strategies):
                 options += self.separate_reading_options(component, *part_options)
             if inner:
                 options = [*dict.fromkeys((*inner, *options))]
+            self.options_compared += len(options)
             return tuple(undominated(options, usable_device_bytes(island, self.constants), self.offload_room(island)))
 
         return get_or_compute(
@@ -220,6 +230,7 @@ class Options(Strategies):
     ) -> SeparateReadingOption:
         """Return the option of one way to train and one to read. seconds: of what is read, with what its weights
         take."""
+        self.options_made += 1
         _, trained, read = self.parts[id(whole)]
         seconds_of = dict(zip(trained.tasks, trainer.seconds, strict=True)) | dict(
             zip(read.tasks, seconds, strict=True)

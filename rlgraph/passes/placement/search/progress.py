@@ -98,7 +98,7 @@ class SearchProgress(ProgressLine):
         control: SearchControl | None = None,
         goal: Literal["time", "cost"] = "time",
         most_work: float = math.inf,
-        work_done: Callable[[], int] = int,
+        work_done: Callable[[], float] = float,
     ) -> None:
         """seconds: the time after which the search ends. control: of the searches that end together with it. goal: what
         is minimized. most_work: the work after which it ends once there is a plan, counted by `work_done`: one problem

@@ -44,12 +44,9 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
 
-MOST_WORK = 45_000
-"""Options that are made, and `BOUND` for each bound that is computed, after which a search that has a plan returns it
-with the gap that is left: five seconds of a slow core."""
-
-BOUND = 3
-"""The options that take as long as a bound."""
+MOST_WORK = 100_000
+"""Work (`Options.work_done`) after which a search that has a plan returns it with the gap that is left: five seconds of
+a slow core."""
 
 FUSING_WORK = MOST_WORK // 4
 """As many more for trainings that share a pipeline."""
@@ -93,16 +90,12 @@ class Search:
         the ways of which `problem` is the first one; `candidates` are then those of the last one, and its readers may
         be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
-        plan. control: of the searches that end together with this one. most_work: bounds
-        and options after which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it."""
+        plan. control: of the searches that end together with this one. most_work: work after
+        which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it."""
         self.problem, self.candidates = problem, candidates
         self.incumbent, self.known = Incumbent(gap, spare), known
-        made = problem.options.options_made
-
-        def work_done() -> int:
-            return BOUND * self.incumbent.bounds_computed + problem.options.options_made - made
-
-        self.watch = SearchProgress(seconds, control, problem.goal, most_work, work_done)
+        options, before = problem.options, problem.options.work_done
+        self.watch = SearchProgress(seconds, control, problem.goal, most_work, lambda: options.work_done - before)
         if known is not None:
             self.incumbent.keep_if_better(known)
         self.ways = ways
