@@ -91,12 +91,12 @@ class Frame:
         return self._indexes[child, ancestor]
 
     def entries_per_row(self, axis: Axis) -> np.ndarray | None:
-        """Return how many entries of an inner axis each row has, int64; None for an axis of rows."""
-        return (
-            np.bincount(self.ancestor_rows(axis.key, axis.row_axis.key), minlength=self.row_count(axis.row_axis.key))
-            if axis.inner
-            else None
-        )
+        """Return how many entries of an inner axis each row has of the axis that it lies in, int64; None for an axis of
+        rows."""
+        if not axis.inner:
+            return None
+        assert axis.parent
+        return np.bincount(self.ancestor_rows(axis.key, axis.parent.key), minlength=self.row_count(axis.parent.key))
 
     def max_per_row(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.

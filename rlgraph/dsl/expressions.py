@@ -34,8 +34,11 @@ from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import OLDEST, SAID, Tensor
+from rlgraph.ir.types import OLDEST, SAID, TURN_TOKENS, Tensor
 from rlgraph.ops import TENSOR
+
+_HIDDEN = (OLDEST, SAID, TURN_TOKENS)
+"""Columns of tables that programs do not name."""
 
 
 def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
@@ -132,7 +135,7 @@ def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
 
 
 def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> Ref:
-    columns = {name: kind for name, kind in table.type.column_types().items() if name not in (OLDEST, SAID)}
+    columns = {name: kind for name, kind in table.type.column_types().items() if name not in _HIDDEN}
     first, name, span = path[0], ".".join(step.name for step in path), path[-1].span
     # A file may have a column of the whole name: tables that were made flat do.
     kind = columns.get(name) or columns.get(first.name)

@@ -93,13 +93,24 @@ def _named_groups(context: Context, syntax: tree.Expr, source: Axis) -> KeyValue
     if isinstance(meaning, (Ref, Apply, OptionalValue, NamedValues, KeyValue)):
         context.used.add(syntax.id)
         return _key(context, syntax, meaning)
-    named = axis_named(context, syntax) if syntax.id not in AXES or syntax.id in context.block.scope else None
-    if named is None:
-        rows = source.row_axis.name
-        raise context.statement_error(
-            "E0303", "`by=` takes the name of a table, or a key", syntax.span, f"`by={rows}` for example"
-        )
-    return KeyValue(named)
+    if syntax.id in AXES and syntax.id not in context.block.scope:
+        return KeyValue(_axis_around(context, syntax, source))
+    return KeyValue(axis_named(context, syntax))
+
+
+def _axis_around(context: Context, syntax: tree.Name, source: Axis) -> Axis:
+    """Return the axis inside a row that `by=turn` names, in which the entries of `source` lie."""
+    around = [axis for axis in source.path_to_root() if axis.inner and axis != source]
+    named = next((axis for axis in around if axis.name == syntax.id), None)
+    if named is not None:
+        return named
+    rows = source.row_axis.name
+    if syntax.id == "token" or source.name == syntax.id:
+        hint = f"`by={rows}` for example"
+        raise context.statement_error("E0303", "`by=` takes the name of a table, or a key", syntax.span, hint)
+    message = f"this value has no `{syntax.id}` to be grouped by; it is [{source.label}]"
+    hint = f"tokens of episodes, which `interact` makes, lie in turns; `by={rows}` is by row"
+    raise context.statement_error("E0214", message, syntax.span, hint)
 
 
 def key_axis(key: KeyValue) -> Axis | None:

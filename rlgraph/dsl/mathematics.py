@@ -292,13 +292,15 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
         )
     named = axis_named(context, expr)
     if source.name == expr.id or (named and named.key == source.key):
-        return source.parent
-    if named and source.is_within(named):
+        # Tokens of an episode lie in its turns, and what is left of them is a value of each row all the same.
+        return source.row_axis if source.inner else source.parent
+    if (named and source.is_within(named)) or (named is None and expr.id in axis_names):
+        unit = f"row of `{expr.id}`" if named else expr.id
         raise context.statement_error(
             "E0302",
             f"`{expr.id}` cannot be reduced before `{source.name}`, the innermost axis of this value",
             expr.span,
-            f"for one value for each row of `{expr.id}` write `by={expr.id}`",
+            f"for one value for each {unit} write `by={expr.id}`",
         )
     raise context.statement_error(
         "E0302",

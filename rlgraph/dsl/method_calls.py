@@ -217,8 +217,8 @@ def _generate_call(
         place = next(option.value.span for option in expr.options if option.name == "temperature")
         message = f"`temperature` of `{name}` is 0, or at least {lowest:g}, not `{temperature:g}`"
         raise context.statement_error("E0403", message, place, "0 takes the likeliest token")
-    token = new_inner_axis(context, "token", label, row)
     turn = new_inner_axis(context, "turn", label, row) if called.environment else None
+    token = new_inner_axis(context, "token", label, turn or row)
     staleness = Staleness() if model.frozen else context.phase.staleness
     kind = Table(row, token, turn, True, staleness.span != "row", temperature, data)
     if isinstance(source, TableValue) and source.type.start != "text":

@@ -29,6 +29,12 @@ from rlgraph.ops import TENSOR
 AXES = ("token", "turn", VOCABULARY)
 """The axes inside a row: no value has such a name."""
 
+_COUNTED = {
+    "token": "`sum(x, token)` reduces it; the ids are `rollout.tokens`",
+    "turn": "`sum(x, turn)` and `by=turn` reduce it and group by it; the number of each turn is `episode.turn`",
+}
+"""What is meant where the name of an axis stands for a value."""
+
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 """The tensor operations that are functions."""
 
@@ -92,6 +98,9 @@ def look_up_name(context: Context, expr: tree.Name) -> Meaning:
         return meaning
     if expr.id in context.block.later:
         raise context.too_early_error(expr, context.block.later[expr.id], "assigned", "")
+    if expr.id in AXES:
+        message = f"`{expr.id}` is an axis inside a row, and no value"
+        raise context.statement_error("E0215", message, expr.span, _COUNTED[expr.id])
     names = [*context.block.scope, *FUNCTIONS]
     raise context.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 

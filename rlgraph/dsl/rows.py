@@ -134,8 +134,8 @@ def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
         )
     label = unique_name(context, hint or "pick")
     axis = choice.type.axis
-    token = new_inner_axis(context, "token", label, axis)
     turn = new_inner_axis(context, "turn", label, axis) if table.type.turn else None
+    token = new_inner_axis(context, "token", label, turn or axis)
     moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
     extra = tuple(
         (name, replace(column, axis=moved.get(column.axis.key if column.axis else "", column.axis)))

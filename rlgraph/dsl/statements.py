@@ -33,7 +33,7 @@ from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, tensor_node
-from rlgraph.ir.types import Tensor, axes_of
+from rlgraph.ir.types import Tensor
 
 
 def emit_assign(context: Context, statement: tree.Assign) -> None:
@@ -147,7 +147,7 @@ def emit_push(context: Context, statement: tree.Push) -> None:
     for option in statement.options:
         column = evaluate_number(context, option.value)
         axis = column.type.axis
-        if axis is None or not any(axis.key == table_axis.key for table_axis in axes_of(table.type)[:2]):
+        if axis not in (table.type.axis, table.type.token):
             rows = statement.args[0].span.covered_text
             raise context.statement_error(
                 "E0301",

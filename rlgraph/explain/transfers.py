@@ -17,7 +17,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Transfer
-from rlgraph.ir.types import Axis, Table, Tensor, Type
+from rlgraph.ir.types import TURN_TOKENS, Axis, Table, Tensor, Type
 from rlgraph.passes.compilation.default_plan import PlannedProgram
 from rlgraph.passes.placement.model_configs import model_config, weight_update_pairs
 from rlgraph.passes.resharding.describe import describe_transfer
@@ -28,7 +28,7 @@ BUCKET = 256 << 20
 """The bytes of messages that a process may have at a time, besides the weights themselves."""
 
 _BYTES = {"float": 4, "int": 8, "bool": 1}
-_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns", "calls", "failed")
+_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns", "calls", "failed", TURN_TOKENS)
 """The columns of a table that are not computed from others."""
 
 

@@ -65,7 +65,7 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """Its name in types that the user reads: `rollout, token`."""
+        """Its name in types that the user reads: `rollout, token`, or `episode, turn, token`."""
         return f"{self.parent.label}, {self.name}" if self.inner and self.parent else self.name
 
 
@@ -93,6 +93,10 @@ OLDEST = "_version"
 """The column of each row's oldest version, where each token has a version: the checker uses it, programs do not. A row
 without tokens has the version with which it ended."""
 
+TURN_TOKENS = "_turn_tokens"
+"""The column of how many tokens with loss each turn has: it says which tokens lie in which turn, programs do not name
+it."""
+
 SAID = "_said"
 """The column of what was said in each episode, as messages and calls of tools: functions are given it, programs do not
 name it."""
@@ -106,7 +110,7 @@ class Table:
     token: Axis | None = None
     """The axis of the tokens with loss: those that a model generated, or an encoded answer."""
     turn: Axis | None = None
-    """The axis of the turns with an environment."""
+    """The axis of the turns with an environment, in which the tokens lie."""
     sampled: bool = False
     """Whether a model of this program sampled it, so that it has the sampler's log-probabilities, versions and ages."""
     spans: bool = False
@@ -147,7 +151,8 @@ class Table:
                 columns[OLDEST] = Tensor("int", self.axis)
         if self.turn:
             columns |= {"reward": Tensor("float", self.turn), "turns": Tensor("int", self.axis)}
-            columns |= {name: Tensor("int", self.turn) for name in ("calls", "failed")}
+            columns |= {name: Tensor("int", self.turn) for name in ("turn", "calls", "failed", TURN_TOKENS)}
+            columns["observation"] = Tensor("text", self.turn)
             columns[SAID] = Tensor("any", self.axis)
         return columns | dict(self.extra)
 
@@ -181,8 +186,19 @@ def axis_of(kind: Type) -> Axis | None:
 
 
 def axes_of(kind: Type) -> tuple[Axis, ...]:
-    """Return every axis along which a value has entries: for a table also those of its tokens and turns."""
+    """Return every axis along which a value has entries: for a table also those of its turns and tokens, outer ones
+    first."""
     if isinstance(kind, Table):
-        return tuple(axis for axis in (kind.axis, kind.token, kind.turn) if axis)
+        return tuple(axis for axis in (kind.axis, kind.turn, kind.token) if axis)
     axis = axis_of(kind)
     return (axis,) if axis else ()
+
+
+def axes_in_rows(kind: Type) -> tuple[Axis, ...]:
+    """Return the axes of a value's entries, and those inside of its rows in which these lie, outer ones first."""
+    axes: dict[Axis, None] = {}
+    for entries in axes_of(kind):
+        for axis in reversed([*entries.path_to_root()]):
+            if axis.inner or axis == entries:
+                axes[axis] = None
+    return tuple(axes)

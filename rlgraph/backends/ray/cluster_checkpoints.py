@@ -22,7 +22,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved_models import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.worker.saving import BoxesToWrite, ModelPart, WrittenFiles, boxes_to_write, check_saved_layout
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.ir.types import StateHandle, axes_of, axis_of
+from rlgraph.ir.types import StateHandle, axes_in_rows, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 
 _HOST: Address = (HOST, 0)
@@ -178,7 +178,7 @@ class ClusterCheckpoints:
             if isinstance(kind, StateHandle) and kind.name == content:
                 placed.values[value] = content  # A model is known by its name.
                 continue
-            piece = Piece(kind, content, tuple(map(frame.entries_per_row, axes_of(kind))))
+            piece = Piece(kind, content, tuple(map(frame.entries_per_row, axes_in_rows(kind))))
             placed.values[value] = self._put(f"{name}/{value}", piece)
         return placed
 

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.row_refs import Key
 from rlgraph.backends.rows import TableData, concat_entries, pick_entries
-from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, Table, Type, axes_in_rows, axis_of
 
 Places = range | np.ndarray
 """Places of rows in a piece, int64; consecutive ones as a range, which is smaller on the wire."""
@@ -47,28 +47,30 @@ class Piece:
     kind: Type
     value: Any
     counts: tuple[np.ndarray | None, ...] = ()
-    """For each of the value's axes inside a row, how many entries each row has; None for the axis of the rows."""
+    """For each of the value's `axes_in_rows`, how many entries lie in each entry of the axis around it; None for the
+    axis of the rows."""
 
     @property
     def row_count(self) -> int:
         """How many rows there are."""
-        for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
-            if axis.inner and counts is not None:
-                return int(counts.shape[0])
+        outermost = next((counts for counts in self.counts if counts is not None), None)
+        if outermost is not None:
+            return int(outermost.shape[0])
         return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
 
     def take_rows(self, rows: np.ndarray) -> Piece:
         """Return some rows, in the order of `rows`."""
         chosen: dict[str, np.ndarray] = {}
         counts_taken: list[np.ndarray | None] = []
-        for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
+        for axis, counts in zip(axes_in_rows(self.kind), self.counts, strict=True):
             if counts is None:
                 chosen[axis.key] = rows
                 counts_taken.append(None)
                 continue
-            starts = counts.cumsum() - counts
-            chosen[axis.key] = ragged_positions(starts[rows], counts[rows])
-            counts_taken.append(counts[rows])
+            assert axis.parent
+            starts, above = counts.cumsum() - counts, chosen.get(axis.parent.key, rows)
+            chosen[axis.key] = ragged_positions(starts[above], counts[above])
+            counts_taken.append(counts[above])
         if isinstance(self.kind, Table):
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(counts_taken))
         inner = axis_of(self.kind)
@@ -90,9 +92,12 @@ class Piece:
 
 
 def inner_axis_counts(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
-    """Return the axes inside the rows of a value, with the number of entries in each row."""
+    """Return the axes inside the rows of a value, outer ones first, with the number of entries in each entry of the
+    axis around it."""
     return (
-        (axis, axis_counts) for axis, axis_counts in zip(axes_of(kind), counts, strict=True) if axis_counts is not None
+        (axis, axis_counts)
+        for axis, axis_counts in zip(axes_in_rows(kind), counts, strict=True)
+        if axis_counts is not None
     )
 
 

@@ -27,7 +27,7 @@ from rlgraph.backends.samples import RowTexts, row_texts
 from rlgraph.backends.worker.sampling import rows_from_counts
 from rlgraph.backends.worker.sampling_inputs import table_column
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of, is_model
+from rlgraph.ir.types import Axis, Table, Type, axes_in_rows, axes_of, axis_of, is_model
 from rlgraph.ir.types import Tensor as TensorType
 
 
@@ -106,12 +106,9 @@ class RankRows(RankModels):
         value = table_column(str(node.attr("name")), piece.value, self.session, None, node)
         column_type = piece.kind.column_types().get(node.attr("name"))
         column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
-        counts = next(
-            axis_counts
-            for axis, axis_counts in zip(axes_of(piece.kind), piece.counts, strict=True)
-            if axis.key == column_axis.key
-        )
-        return Piece(TensorType("any", column_axis), value, (counts,))
+        kind = TensorType("any", column_axis)
+        counts = dict(zip(axes_in_rows(piece.kind), piece.counts, strict=True))
+        return Piece(kind, value, tuple(counts[axis] for axis in axes_in_rows(kind)))
 
     def store_outputs(
         self, number: int, node: Node, frame: Frame, made: NodeOutput
@@ -135,7 +132,7 @@ class RankRows(RankModels):
             made_value = made.values[value.name]
             if is_model(value.type):
                 continue
-            piece = Piece(value.type, made_value, tuple(frame.entries_per_row(axis) for axis in axes_of(value.type)))
+            piece = Piece(value.type, made_value, tuple(map(frame.entries_per_row, axes_in_rows(value.type))))
             self.store.put(frame.step.number, (number, self.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.row_count
         return tuple(new_rows), tuple(named), sizes

@@ -24,7 +24,7 @@ from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_sampl
 from rlgraph.backends.worker.session import Session
 from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import SAID
+from rlgraph.ir.types import SAID, TURN_TOKENS
 from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment, Episode
 
@@ -81,6 +81,8 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         "turns": torch.from_numpy(turns),
         "calls": torch.tensor([len(calls) for calls in made_calls], dtype=torch.long),
         "failed": torch.tensor([sum(call.failed for call in calls) for calls in made_calls], dtype=torch.long),
+        TURN_TOKENS: torch.tensor([tokens for e in episodes for tokens in e.action_tokens], dtype=torch.long),
+        "observation": [said for e in episodes for said in e.observations],
         SAID: [e.function_arguments() for e in episodes],
         **more,
     }

@@ -45,6 +45,12 @@ class GrowingEpisode:
         self.begun = 0
         """How many of these messages are the environment's."""
         self.actions: list[Message] = []
+        self.action_tokens: list[int] = []
+        """How many tokens each action has."""
+        self.observations: list[str] = []
+        """What the environment has said before each action."""
+        self._said = ""
+        """What it has said since the last action."""
         self.calls: list[tuple[ToolCall, ...]] = []
         """The calls of tools in each action."""
         self.replies: list[list[Message]] = []
@@ -63,6 +69,7 @@ class GrowingEpisode:
         """Add the first observation: messages continue those of the prompt, before the model's turn is opened."""
         if not said:
             return
+        self._said = _text_of(said)
         if self.asked is None:
             self._add(self.codec.encode_text(self._text(said)))
             return
@@ -76,6 +83,9 @@ class GrowingEpisode:
         """Add an action, which carries loss, and return its text."""
         self.tokens += ids
         self.scored += [True] * len(ids)
+        self.action_tokens.append(len(ids))
+        self.observations.append(self._said)
+        self._said = ""
         self.logprobs += logprobs
         self.versions += versions
         text = self.codec.decode(ids)
@@ -120,6 +130,7 @@ class GrowingEpisode:
         if len(behind) >= self.tokens_left(most):
             self.over = True
             return
+        self._said = _text_of(said)
         self.replies = replies
         self.written += piece
         self._add(behind)
@@ -129,6 +140,7 @@ class GrowingEpisode:
         if len(ids) >= self.tokens_left(most):
             self.over = True
             return
+        self._said = self.codec.decode(list(ids))
         self._add(list(ids))
 
     def fork(self) -> GrowingEpisode:
@@ -173,6 +185,13 @@ def _messages(asked: Any) -> list[Message]:
     given = parse_content(asked, "prompt")
     assert not isinstance(given, str)
     return list(given)
+
+
+def _text_of(said: Observation) -> str:
+    """Return an observation as one text: of messages what they say, one below the other."""
+    if isinstance(said, str):
+        return said
+    return "\n".join(str(message.get("content") or "") for message in said)
 
 
 def _as_messages(said: Observation) -> list[Message]:

@@ -23,7 +23,7 @@ from rlgraph.backends.worker.sampling_inputs import (
 )
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import OLDEST, Axis, Table
+from rlgraph.ir.types import OLDEST, TURN_TOKENS, Axis, Table
 from rlgraph.ops.nodes import expected_lengths_of, model_work_of, rows_per_input
 
 
@@ -113,12 +113,14 @@ def table_output(node: Node, parents: Rows, ids: tuple[RowId, ...], table: Table
 
 
 def rows_of_inner_axes(kind: Table, table: TableData) -> list[Rows]:
-    """Return the tokens of a table's rows, and the turns of episodes."""
+    """Return the turns of episodes, and the tokens of a table's rows."""
     assert kind.token and table.sequences is not None
-    rows = [rows_from_counts(kind.token, table.sequences.scored_counts().numpy())]
-    return rows + ([rows_from_counts(kind.turn, table.columns["turns"].numpy())] if kind.turn else [])
+    if kind.turn is None:
+        return [rows_from_counts(kind.token, table.sequences.scored_counts().numpy())]
+    turns, tokens = (table.columns[name].numpy() for name in ("turns", TURN_TOKENS))
+    return [rows_from_counts(kind.turn, turns), rows_from_counts(kind.token, tokens)]
 
 
 def rows_from_counts(axis: Axis, counts: np.ndarray) -> Rows:
-    """Return rows of an inner axis, from how many there are in each row, int64."""
+    """Return rows of an inner axis, from how many there are in each row of the axis that it lies in, int64."""
     return Rows(axis, int(counts.sum()), np.repeat(np.arange(counts.shape[0]), counts))

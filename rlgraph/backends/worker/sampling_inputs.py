@@ -92,6 +92,9 @@ def table_column(name: str, table: TableData, session: Session, rows: Rows | Non
     lacks it."""
     if name in table.columns:
         return table.columns[name]
+    if name == "turn" and "turns" in table.columns:
+        turns: torch.Tensor = table.columns["turns"]
+        return torch.arange(int(turns.sum())) - (turns.cumsum(0) - turns).repeat_interleave(turns)
     if table.sequences is not None:
         sequences = table.sequences
         if name == "tokens":
