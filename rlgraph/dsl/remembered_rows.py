@@ -32,7 +32,7 @@ def check_pushed_key(context: Context, buffer: External, rows: Table, span: Span
     kind = columns.get(str(key)) or columns.get(str(key).split(".")[0])
     if kind is None and rows.data is not None:
         message = f"`{buffer.name}` has the key `{key}`, and what is pushed has no such column"
-        hint = f"push it by name, `push {buffer.name}(..., {key}=x)`, or name one of {quoted_list(columns, 'and')}"
+        hint = f"push it by name, `push {buffer.name}(..., {key}=x)`, or name one of {quoted_list([*columns], 'and')}"
         raise context.statement_error("E0415", message, span, hint)
     if kind is not None and kind.axis is not None and kind.axis.inner:
         message = f"the key `{key}` of `{buffer.name}` has an entry for each row, and this is {kind}"

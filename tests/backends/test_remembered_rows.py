@@ -116,7 +116,7 @@ def test_the_rows_of_a_key_are_those_of_a_plain_loop(folder: Path, capacity: int
         # By `rank`, of a prompt's rows the newest is the first, and of equals that which was pushed before.
         newest = 0.0
         for place in asked:
-            by_age = sorted(range(len(of_prompt[place])), key=lambda at, rows=of_prompt[place]: -rows[at][1])
+            by_age = [at for _, at in sorted((-when, at) for at, (_, when) in enumerate(of_prompt[place]))]
             newest += sum(of_prompt[place][at][0] * rank for rank, at in enumerate(by_age))
         assert seen.metrics["newest"] == pytest.approx(newest, abs=1e-12)
         held += [(place, score, step) for place, score in zip(places, scores, strict=True)]
@@ -163,6 +163,24 @@ def test_a_run_that_goes_on_is_the_same_bit_for_bit(folder: Path, name: str, mon
     assert first == second and len(first) > 3
     for name, tensor in whole.models["actor"].engine.state().items():
         assert torch.equal(tensor, rest.models["actor"].engine.state()[name])
+
+
+def test_rows_of_the_first_step_are_none_in_any_place(folder: Path) -> None:
+    """Though the first model that is declared splits texts otherwise than the one that samples."""
+    judge = f"model judge = frozen(reward_lm({weights(3).replace('abcd>', '>abcd')}))\n"
+    text = WINDOW.replace("model actor", f"{judge}model actor")
+    text = text.replace(
+        "    report score",
+        "    report apart = mean(judge.score(old)), again = size(actor.entropy(old))\n    report score",
+    )
+    program = compile_text(text)
+    whole = [dict(step.metrics) for step in Run(program, folder).steps(3)]
+    assert whole[0]["seen"] == whole[0]["again"] == whole[0]["length"] == 0 and whole[2]["again"] > 0
+    schedule = "pool play = 1 devices\npool learn = 1 devices\npool desk = 1 devices\npool side = 1 cpus\n"
+    schedule += "place actor.generate on play(engine=transformers)\nplace actor.train on learn(engine=transformers)\n"
+    schedule += "place judge on desk(engine=transformers)\nplace spread on side\n"
+    found = debug_metrics(compiled(text, {}, schedule, folder), folder, 3)
+    assert [pytest.approx(step, rel=1e-9, abs=1e-9) for step in whole] == found
 
 
 def test_keys_of_two_kinds_and_rows_without_one_are_named(folder: Path) -> None:

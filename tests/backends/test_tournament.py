@@ -66,7 +66,7 @@ def test_a_tournament_is_what_a_plain_loop_says(folder: Path) -> None:
                 number += 1
             wins.append(sum(won) / 3)
         best.append(max(wins))
-        order = sorted(range(4), key=lambda row, wins=wins: (-wins[row], row))
+        order = [row for _, row in sorted((-won, row) for row, won in enumerate(wins))]
         paid += sum((1 - 2 * order.index(row) / 3) * lengths[group + row] for row in range(4))
     assert seen.metrics["best"] == pytest.approx(sum(best) / 5)
     assert seen.metrics["draws"] == pytest.approx(verdicts.count(0.5) / 60)

@@ -24,6 +24,7 @@ from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import ConstructorCall, Node
 from rlgraph.ir.types import StateHandle, Table, Type, axis_of
 from rlgraph.ir.types import Tensor as TensorType
+from rlgraph.ops.nodes import model_of, sampling_node
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ def _rows_taken(
     kind = table_type(node)
     assert kind.token
     if buffer is None:
-        table, lengths = _no_rows(kind, session), np.zeros(0, dtype=np.int64)
+        table, lengths = _no_rows(node, kind, session), np.zeros(0, dtype=np.int64)
     else:
         taken = buffer.take(np.array(places, dtype=np.int64))
         table, lengths = taken.table, taken.lengths
@@ -196,13 +197,27 @@ def _rows_taken(
     return NodeOutput({node.outputs[0].name: table}, rows)
 
 
-def _no_rows(kind: Table, session: Session) -> TableData:
+def _no_rows(node: Node, kind: Table, session: Session) -> TableData:
     """Return a table of a buffer into which nothing has been pushed yet."""
     dtypes = {"float": session.dtype, "int": torch.int64, "bool": torch.bool}
-    columns = {
+    columns: dict[str, Any] = {
         name: torch.zeros(0, dtype=dtypes[column.dtype]) if column.dtype in dtypes else []
         for name, column in kind.column_types().items()
         if name not in (kind.data or ())
     }
-    owner = next(iter(session.models))
-    return TableData((), (), Sequences.from_lists([]), columns, owner)
+    return TableData((), (), Sequences.from_lists([]), columns, _tokenizing_model(node, session))
+
+
+def _tokenizing_model(node: Node, session: Session) -> str:
+    """Return the model whose tokens the rows of a buffer are going to have: that which samples what is pushed; of
+    encoded texts the first that is declared."""
+    for phase in session.program.phases:
+        types = phase.graph.value_types()
+        handle = next((types[name] for name in node.inputs[:1] if name in types), None)
+        makers = {value.name: (maker, at) for maker in phase.graph.walk() for at, value in enumerate(maker.outputs)}
+        pushes = (push for push in phase.graph.walk() if push.op == "push" and types[push.inputs[0]] == handle)
+        for sampler in (sampling_node(push.inputs[1], makers) for push in pushes):
+            model = types[model_of(sampler)] if sampler else None
+            if isinstance(model, StateHandle):
+                return model.name
+    return session.program.models[0].name
