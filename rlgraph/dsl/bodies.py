@@ -18,6 +18,7 @@ def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
     """Write the nodes of a body into the current block."""
     context.block.later = dict(assigned_names(body))
     for at, statement in enumerate(body):
+        said = len(context.diagnostics)
         try:
             if isinstance(statement, tree.Stop):
                 emit_stop(context, statement, body[at + 1 :])
@@ -32,6 +33,8 @@ def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
             )
             _forget(context, statement)
         except StatementError:
+            if isinstance(statement, tree.Push) and len(context.diagnostics) > said:
+                context.wrong_pushes.add(statement.buffer.id)
             _forget(context, statement)
 
 

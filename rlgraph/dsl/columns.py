@@ -297,6 +297,11 @@ class _UseWalk:
         if name in self.buffers:
             self.tables[node.outputs[0].name] = self.buffers[name]
 
+    def _recall(self, node: Node) -> None:
+        """Check the key, as that of a state, and note from which data the rows are."""
+        self._lookup(node)
+        self._sample(node)
+
     def _data_column(self, table: str, name: str, span: Span) -> ColumnUse | None:
         """Return a column of the data from which a table's rows came, if the data have been read."""
         origin = self.tables.get(table)
@@ -468,5 +473,6 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "call": _UseWalk._call,
     "push": _UseWalk._push,
     "sample": _UseWalk._sample,
+    "recall": _UseWalk._recall,
 }
 """How each operation uses tables and columns, except those that generate."""

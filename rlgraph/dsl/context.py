@@ -128,6 +128,10 @@ class Context(Reporter):
     """The axes of all phases, by key."""
     buffers: dict[str, Table] = field(default_factory=dict)
     """The type of the rows in each buffer."""
+    buffers_read_early: dict[str, list[Diagnostic]] = field(default_factory=dict)
+    """The buffers that the phase has read before it was known what they hold, with what was said of it."""
+    wrong_pushes: set[str] = field(default_factory=set)
+    """The buffers into which a wrong `push` would have put rows."""
     parts: set[str] = field(default_factory=set)
     """The data sources that are mixed with others."""
     data_columns: dict[str, Mapping[str, Column] | None] = field(default_factory=dict)

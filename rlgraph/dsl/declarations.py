@@ -13,6 +13,7 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
 from rlgraph.dsl.outside_signatures import OUTSIDE
 from rlgraph.dsl.parse import parse
+from rlgraph.dsl.remembered_rows import check_buffer
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
@@ -136,6 +137,8 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
     record = _record(context, item.kind, item.value, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
     context.diagnostics += context.faults(item.kind, record, options)
+    if item.kind == "buffer":
+        check_buffer(context, item.name, record)
     return ExternalName(External(item.kind, item.name, record, item.span))
 
 

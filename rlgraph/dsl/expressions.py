@@ -15,6 +15,7 @@ from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.pairs import emit_pairs
 from rlgraph.dsl.random_numbers import emit_uniform
+from rlgraph.dsl.remembered_rows import buffer_of_index, emit_recall
 from rlgraph.dsl.row_call import emit_prefix, emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
 from rlgraph.dsl.scope import (
@@ -60,7 +61,7 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
     if isinstance(expr, tree.Attribute):
         return _attribute(context, expr)
     if isinstance(expr, tree.Index):
-        return _lookup(context, expr)
+        return _lookup(context, expr, hint)
     return _call(context, expr, hint)
 
 
@@ -172,7 +173,10 @@ def state_key_column(context: Context, expr: tree.Index) -> Expr:
     return key
 
 
-def _lookup(context: Context, expr: tree.Index) -> Expr:
+def _lookup(context: Context, expr: tree.Index, hint: str) -> Meaning:
+    buffer = buffer_of_index(context, expr)
+    if buffer is not None:
+        return emit_recall(context, expr, buffer, state_key_column(context, expr), hint)
     state = keyed_state(context, expr)
     key = state_key_column(context, expr)
     handle = context.block.versions[state.name]

@@ -234,11 +234,11 @@ def emit_on_steps(context: Context, statement: tree.OnSteps) -> None:
         context.emit_body(statement.body)
 
     writes = [*unread, *(name for name in names_written(context, statement.body) if name not in unread)]
-    outer = dict(context.block.scope)
     write_region(context, word, writes, emit_on_steps_body, {"steps": count}, statement.span, export=False)
-    for name in {name for name, _ in assigned_names(statement.body)} - set(outer):
+    # A name that was there before, too: what it means below is not what the line above says.
+    for name in {name for name, _ in assigned_names(statement.body)}:
         context.block.scope[name] = UnavailableName(
-            f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span
+            f"`{name}` is assigned on some steps only, and cannot be used after `{word}`", statement.span
         )
 
 

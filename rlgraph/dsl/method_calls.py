@@ -11,8 +11,9 @@ from rlgraph.dsl.distributions import name_distribution
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ENV_COLUMNS
 from rlgraph.dsl.pairs import other_expr
+from rlgraph.dsl.remembered_rows import emit_buffer_sample
 from rlgraph.dsl.reports import emit_report
-from rlgraph.dsl.rows import emit_buffer_sample, option_names
+from rlgraph.dsl.rows import option_names
 from rlgraph.dsl.scope import (
     ExternalName,
     Meaning,
@@ -226,6 +227,8 @@ def _generate_call(
     if called.environment:
         kind = replace(kind, extra=_environment_columns(context, expr, kind))
     attrs = {**options, "key": label}
+    if not attrs["min_p"]:
+        del attrs["min_p"]
     if isinstance(attrs.get("stop"), str):
         attrs["stop"] = (attrs["stop"],)
     if staleness.steps:

@@ -230,7 +230,11 @@ BUFFERS = signature_table(
     Signature(
         "fifo",
         (),
-        (Attribute("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),),
+        (
+            Attribute("capacity", "int", REQUIRED, 1, None, "rows; the oldest leave first"),
+            Attribute("key", "text", None, doc="the column by which rows are found: `NAME[prompts.id]`"),
+            Attribute("last", "int", None, 1, None, "rows of each key at most; its oldest leave first"),
+        ),
         "Rows of earlier steps, the newest `capacity` of them.",
     ),
 )

@@ -34,11 +34,40 @@ def build_phases(context: Context, found: Sequence[tree.Phase], top: Span) -> li
             )
         seen[item.name] = item.span
         try:
-            built.append(_phase(context, item))
+            built.append(_phase_with_buffers(context, item))
         except StatementError:
             continue
     built = apply_staleness_bounds(context, built, {item.name: item for item in found})
     return sorted(built, key=lambda phase: phase.name == "step")
+
+
+def _phase_with_buffers(context: Context, item: tree.Phase) -> Phase:
+    """Return a phase. Where it reads a buffer above the line that says what the buffer holds, it is checked again, with
+    what it pushed the first time."""
+    before = (
+        len(context.diagnostics),
+        context.error_count,
+        set(context.used),
+        dict(context.axes),
+        set(context.collected),
+        context.phase,
+    )
+    context.buffers_read_early = {}
+    phase = _phase(context, item)
+    _drop_errors_of_wrong_pushes(context)
+    if not any(name in context.buffers for name in context.buffers_read_early):
+        return phase
+    count, context.error_count, context.used, context.axes, context.collected, context.phase = before
+    del context.diagnostics[count:]
+    return _phase(context, item)
+
+
+def _drop_errors_of_wrong_pushes(context: Context) -> None:
+    """Take back that it is not known what a buffer holds where the `push` that would say it is wrong itself."""
+    early = context.buffers_read_early
+    follow_on = [said for name in context.wrong_pushes for said in early.get(name, ())]
+    context.diagnostics[:] = [said for said in context.diagnostics if not any(said is other for other in follow_on)]
+    context.error_count -= len(follow_on)
 
 
 def _phase(context: Context, item: tree.Phase) -> Phase:

@@ -9,10 +9,10 @@ from rlgraph.conversations import format_of_columns
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
+from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, unique_name
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
-from rlgraph.dsl.signatures import ENCODE, STATEMENTS
+from rlgraph.dsl.signatures import ENCODE
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Constant, External, Node, Ref, Value
@@ -218,36 +218,3 @@ def _text_column(context: Context, arg: tree.Expr, side: Meaning) -> Ref | Apply
     raise context.statement_error(
         "E0304", f"a column of texts is needed here, and this is {describe_meaning(side)}", arg.span, hint
     )
-
-
-def emit_buffer_sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
-    """Emit the sampling of independent rows from a buffer, on an axis of their own."""
-    assert isinstance(expr.func, tree.Attribute)
-    if expr.func.name != "sample":
-        raise context.statement_error(
-            "E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`"
-        )
-    args, _ = constants.bind_arguments(
-        context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope
-    )
-    stored = context.buffers.get(buffer.name)
-    if stored is None:
-        raise context.statement_error(
-            "E0605",
-            f"nothing has been pushed into `{buffer.name}` above this line",
-            expr.span,
-            f"`push {buffer.name}(rollout)` comes first",
-        )
-    context.used.add(buffer.name)
-    label = unique_name(context, hint or buffer.name)
-    axis = new_axis(context, label, None)
-    token = new_inner_axis(context, "token", label, axis)
-    moved = {stored.axis.key: axis, stored.token.key if stored.token else "": token}
-    extra = tuple(
-        (name, replace(column, axis=moved[column.axis.key if column.axis else ""])) for name, column in stored.extra
-    )
-    kind = replace(stored, axis=axis, token=token, turn=None, extra=extra)
-    handle = context.block.versions[buffer.name]
-    attrs: tuple[tuple[str, Constant], ...] = (("rows", args["rows"]), ("key", label))
-    emit_node(context, Node("sample", (handle.name,), (Value(label, kind),), attrs, span=expr.span))
-    return TableValue(label, kind)

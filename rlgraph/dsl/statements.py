@@ -16,6 +16,7 @@ from rlgraph.dsl.nodes import (
     next_state_value,
     refuse_over_vocabulary,
 )
+from rlgraph.dsl.remembered_rows import check_pushed_key
 from rlgraph.dsl.scope import (
     ExternalName,
     KeyValue,
@@ -30,7 +31,7 @@ from rlgraph.dsl.scope import (
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
-from rlgraph.dsl.values import evaluate_number, evaluate_table
+from rlgraph.dsl.values import evaluate_number, evaluate_table, evaluate_tensor
 from rlgraph.errors import Related, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, tensor_node
 from rlgraph.ir.types import Tensor
@@ -145,19 +146,24 @@ def emit_push(context: Context, statement: tree.Push) -> None:
     table = evaluate_table(context, statement.args[0], "`push`")
     names, inputs, extra = [], [], list(table.type.extra)
     for option in statement.options:
-        column = evaluate_number(context, option.value)
+        column = evaluate_tensor(context, option.value)
         axis = column.type.axis
-        if axis not in (table.type.axis, table.type.token):
+        by_token = axis is not None and table.type.token is not None and axis.key == table.type.token.key
+        if column.type.dtype == "row" or not (by_token or axis is None or table.type.axis.is_within(axis)):
             rows = statement.args[0].span.covered_text
             raise context.statement_error(
                 "E0301",
-                f"a column has an entry for each row or token of `{rows}`, and this is {describe_meaning(column)}",
+                f"a column has an entry for each row or token of `{rows}`, or one for all, and this is "
+                f"{describe_meaning(column)}",
                 option.value.span,
             )
+        # What rows lie in, each of them has.
+        axis = axis if by_token else table.type.axis
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
         extra.append((option.name, Tensor(column.type.dtype, axis)))
     schema = replace(table.type, extra=tuple(extra))
+    check_pushed_key(context, meaning.outside, schema, statement.span)
     first = context.buffers.setdefault(statement.buffer.id, schema)
     differ = sorted(set(first.column_types()) ^ set(schema.column_types()))
     if differ:

@@ -1,8 +1,9 @@
-"""Warns about losses with ratios that take rows from a truncated distribution for samples of the whole one."""
+"""Warns about losses with ratios that take rows from a truncated distribution for samples of the whole one, or from a
+distribution at one temperature for samples at another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlgraph.dsl.facts import FactWalk
@@ -11,26 +12,40 @@ from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.types import StateHandle, Table, Type
 from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
 
-CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
+CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0}
 """Options of a sampler that leave tokens out, with the value at which they leave out none."""
 
 
 @dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Log-probabilities that the model which sampled gives its tokens, or gave them."""
+
+    table: str
+    """The table that was sampled."""
+    temperature: float
+    span: Span
+    """Where they are read."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is known of a value, by the name of the table that was sampled from a truncated distribution."""
+    """What is known of a value."""
 
     table: str = ""
-    """The table that the rows of a table come from."""
-    logprobs: frozenset[str] = frozenset()
-    """Log-probabilities that the model which sampled gives its tokens, or gave them."""
-    gaps: frozenset[str] = frozenset()
-    """Differences of two such log-probabilities."""
-    ratios: frozenset[tuple[str, Span]] = frozenset()
+    """The sampled table that the rows of a table come from."""
+    logprobs: frozenset[_Logprobs] = frozenset()
+    gaps: frozenset[_Logprobs] = frozenset()
+    """Those of whose tables it has a difference of two."""
+    ratios: frozenset[tuple[_Logprobs, Span]] = frozenset()
 
 
 def truncated_sampling_warnings(phase: Phase) -> list[Diagnostic]:
-    """Return warnings about a phase that trains on rows from truncated distributions."""
-    if not any(NODES[node.op].generates and truncating_options(node) for node in phase.graph.walk()):
+    """Return warnings about a phase that trains on rows from other distributions than its log-probabilities are of."""
+    types = phase.graph.value_types()
+    if not any(
+        (NODES[node.op].generates and truncating_options(node)) or _reads_at_another_temperature(node, types)
+        for node in phase.graph.walk()
+    ):
         return []
     walk = _RatioWalk(phase)
     # A second walk: rows pushed into a buffer at the end of a step are sampled at the beginning of the next.
@@ -51,6 +66,17 @@ def truncating_options(node: Node) -> str:
     return ", ".join([*cuts, *(["temperature=0"] if attribute_value(node, "temperature") == 0 else [])])
 
 
+def _reads_at_another_temperature(node: Node, types: Mapping[str, Type]) -> bool:
+    """Return whether a node reads sampled rows at another temperature than they were sampled at."""
+    table = types[table_of(node)] if node.op == "logprobs" else None
+    # At temperature 0 nothing is sampled, and log-probabilities are at 1.
+    return (
+        isinstance(table, Table)
+        and table.sampled
+        and attribute_value(node, "temperature") != (table.temperature or 1.0)
+    )
+
+
 class _RatioWalk(FactWalk[_Facts]):
     """Walks a phase and tracks what is known of each value."""
 
@@ -62,7 +88,7 @@ class _RatioWalk(FactWalk[_Facts]):
 
     def note_outputs(self, node: Node) -> None:
         op = NODES[node.op]
-        if op.generates and truncating_options(node):
+        if op.generates:
             self.samplers[node.name] = node
             self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
@@ -73,7 +99,11 @@ class _RatioWalk(FactWalk[_Facts]):
             if table and (
                 node.attr("name") == "logprobs" or (node.op == "logprobs" and self.model_sampled_table(node, table))
             ):
-                self.facts[node.name] = _Facts(logprobs=frozenset({table}))
+                name = table_of(node)
+                kind = self.types[name]
+                assert isinstance(kind, Table)
+                asked = attribute_value(node, "temperature") if node.op == "logprobs" else kind.temperature or 1.0
+                self.facts[node.name] = _Facts(logprobs=frozenset({_Logprobs(table, asked, node.span)}))
         elif table_of(node) and any(isinstance(value.type, Table) for value in node.outputs):
             # Pieces of rows are the tokens that they were.
             self.facts[node.name] = _Facts(self.known_facts(table_of(node)).table)
@@ -81,7 +111,7 @@ class _RatioWalk(FactWalk[_Facts]):
             table = self.known_facts(table_of(node)).table
             if table:
                 self.pushed[self.types[node.inputs[0]]] = table
-        elif node.op == "sample":
+        elif node.op in ("sample", "recall"):
             self.facts[node.name] = _Facts(self.pushed.get(self.types[node.inputs[0]], ""))
 
     def model_sampled_table(self, node: Node, table: str) -> bool:
@@ -96,31 +126,53 @@ class _RatioWalk(FactWalk[_Facts]):
         logprobs = frozenset().union(*(arg.logprobs for arg in args))
         ratios = frozenset().union(*(arg.ratios for arg in args))
         if expr.op == "sub":
-            gaps |= args[0].logprobs & args[1].logprobs
-            logprobs -= gaps
+            left, right = ({read.table for read in arg.logprobs} for arg in args)
+            both = {read for read in logprobs if read.table in left & right}
+            gaps |= both
+            logprobs -= both
         if expr.op in ("exp", "expm1"):
-            return _Facts(ratios=ratios | {(table, expr.span) for table in gaps})
+            return _Facts(ratios=ratios | {(read, expr.span) for read in gaps})
         return _Facts("", logprobs, gaps, ratios)
 
     def check_loss(self, node: Node) -> None:
-        for table, spans in _by_table(self.known_facts(node.region.outputs[0]).ratios):
-            sampler = self.samplers[table]
-            options = truncating_options(sampler)
-            self.warnings.append(
-                Diagnostic(
-                    "W0510",
-                    f"`{table}` is sampled from a part of the distribution (`{options}`), and a loss takes ratios of "
-                    "log-probabilities, which are of all of it",
-                    sampler.span,
-                    f"leave `{options}` out here; rows that are only evaluated may be sampled so",
-                    tuple(Related(span, "this ratio") for span in spans[:1]),
-                )
-            )
+        ratios = self.known_facts(node.region.outputs[0]).ratios
+        in_order = sorted(ratios, key=lambda ratio: (ratio[1].line, ratio[1].column, ratio[0].span.line))
+        spans: dict[str, Span] = {}
+        others: dict[tuple[str, float], tuple[_Logprobs, Span]] = {}
+        for read, span in in_order:
+            sampler = self.samplers[read.table]
+            if truncating_options(sampler):
+                spans.setdefault(read.table, span)
+            if read.temperature != self.sampling_temperature(read.table):
+                others.setdefault((read.table, read.temperature), (read, span))
+        self.warnings += [self.truncation_warning(table, span) for table, span in spans.items()]
+        self.warnings += [self.temperature_warning(read, span) for read, span in others.values()]
 
+    def sampling_temperature(self, table: str) -> float:
+        """Return the temperature of the distribution that a table was sampled from, or would have been at 0."""
+        return float(attribute_value(self.samplers[table], "temperature") or 1.0)
 
-def _by_table(ratios: Iterable[tuple[str, Span]]) -> list[tuple[str, list[Span]]]:
-    """Return the ratios of each table, in the order of the text."""
-    spans_by_table: dict[str, list[Span]] = {}
-    for table, span in sorted(ratios, key=lambda ratio: (ratio[1].line, ratio[1].column)):
-        spans_by_table.setdefault(table, []).append(span)
-    return list(spans_by_table.items())
+    def truncation_warning(self, table: str, ratio: Span) -> Diagnostic:
+        """Return the warning about a ratio of rows that were sampled from a part of the distribution."""
+        sampler = self.samplers[table]
+        options = truncating_options(sampler)
+        return Diagnostic(
+            "W0510",
+            f"`{table}` is sampled from a part of the distribution (`{options}`), and a loss takes ratios of "
+            "log-probabilities, which are of all of it",
+            sampler.span,
+            f"leave `{options}` out here; rows that are only evaluated may be sampled so",
+            (Related(ratio, "this ratio"),),
+        )
+
+    def temperature_warning(self, read: _Logprobs, ratio: Span) -> Diagnostic:
+        """Return the warning about a ratio with log-probabilities at another temperature than that of the rows."""
+        sampler = self.samplers[read.table]
+        return Diagnostic(
+            "W0513",
+            f"`{read.table}` is sampled at temperature {self.sampling_temperature(read.table):g}, and a loss takes a "
+            f"ratio with its log-probabilities at {read.temperature:g}",
+            read.span,
+            f"leave `temperature={read.temperature:g}` out: they are at that of the rows then",
+            (Related(ratio, "this ratio"), Related(sampler.span, "the rows")),
+        )

@@ -15,6 +15,9 @@ _SAMPLING = (
     Attribute("temperature", "float", 1.0, 0.0, 100.0, "0 takes the likeliest token"),
     Attribute("top_p", "float", 1.0, 1e-6, 1.0, "sample from the likeliest tokens that together have this probability"),
     Attribute("top_k", "int", 0, 0, None, "sample from this many of the likeliest tokens; 0: from all"),
+    Attribute(
+        "min_p", "float", 0.0, 0.0, 1.0, "sample from tokens at least this many times as likely as the likeliest"
+    ),
 )
 _PROMPT = Attribute(
     "prompt", "name", None, doc="the column of the prompts; if not said, what its rows were asked", by="checker"
@@ -402,6 +405,13 @@ RECORDS = (
         attributes=(Attribute("rows", "int", low=1, doc="rows to sample"), KEY),
         pure=False,
         random=True,
+    ),
+    NodeOp(
+        "recall",
+        "buffer tensor -> table",
+        "batch",
+        "For each row of a key the rows of a buffer that have it, from the oldest to the newest.",
+        "it looks in the whole buffer",
     ),
     NodeOp(
         "update",

@@ -10,6 +10,7 @@ from scheduled import compiled, debug_metrics
 from tiny import Run, compile_text, data_folder, weights
 
 from rlgraph.backends.recording import claim_folder
+from rlgraph.errors import RlgraphError
 
 # A tree in the manner of TreeRL and SPO-chain: the value of the place where the branches begin is the mean reward of
 # what grows from it, the stem is paid for how much better that is than the prompt's mean, a branch for how much better
@@ -90,6 +91,21 @@ def test_a_tree_of_rollouts_is_what_its_formula_says(folder: Path, tokens: str) 
     [(found, found_norm)] = seen.losses["actor"]
     assert (found, found_norm) == (pytest.approx(float(loss.detach()), rel=1e-9), pytest.approx(norm, rel=1e-9))
     assert (seen.metrics["ended"] > 0) == (tokens == "3") and seen.metrics["ended"] < 1 and norm > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ("stem.length / 4", "`tokens` is 1.5 for prompts row 0, sample 0, and no count of tokens"),
+        ("stem.length - 7", "`tokens` is -1 for prompts row 0, sample 0"),
+    ],
+)
+def test_what_is_no_count_of_tokens_is_refused(folder: Path, tokens: str, said: str) -> None:
+    text = TREE.replace("tokens=3", f"tokens={tokens}").replace("max_tokens=6", "max_tokens=6, min_tokens=6")
+    with pytest.raises(RlgraphError) as raised:
+        Run(compile_text(text), folder).steps(1)
+    shown = str(raised.value)
+    assert "error[E0313]" in shown and said in shown and "^^^" in shown and "`max(floor(x), 0)` is one" in shown
 
 
 def test_any_block_and_a_recording_say_the_same(folder: Path) -> None:

@@ -102,6 +102,34 @@ def test_a_row_with_nothing_before_its_tokens_is_named(folder: Path) -> None:
     assert "E0892" in str(raised.value) and "prompts row 1, sample 0 have no token" in str(raised.value)
 
 
+TWO_TOKENIZERS = f"""algorithm apart
+model actor  = causal_lm({weights()}, dtype="float64")
+model other  = causal_lm({weights(3).replace("abcd>", "abcdef>")}, dtype="float64")
+model judge  = reward_lm({weights(3).replace("abcd>", "abcdef>")})
+data prompts = jsonl("prompts.jsonl", batch=2, shuffle=false)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    answer  = other.generate(prompts, max_tokens=5)
+    report USE
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("x = mean(row(rollout, answer).length)", "`other` and `actor` split texts into other tokens, and a row has"),
+        ("x = mean(other.generate(row(rollout), max_tokens=2).length)", "`other` and `actor` split texts into other"),
+        ("x = mean(judge.score(row(rollout, 'ab', rollout)))", "sample 0 is made of pieces, and `judge` splits"),
+    ],
+)
+def test_tokens_of_another_tokenizer_are_refused(folder: Path, use: str, said: str) -> None:
+    text = TWO_TOKENIZERS.replace("USE", use.replace("'", '"'))
+    with pytest.raises(RlgraphError) as raised:
+        Run(compile_text(text), folder).steps(1)
+    shown = str(raised.value)
+    assert "error[E0310]" in shown and said in shown and "^^^" in shown and "help: " in shown
+
+
 def test_rows_of_pieces_go_where_rows_go(folder: Path) -> None:
     text = f"""algorithm travels
 model actor  = causal_lm({weights()}, dtype="float64")

@@ -70,6 +70,8 @@ class Sampling:
     samples_wanted: int = 0
     """How many of each prompt's samples are wanted, those that end first: see `rlgraph.backends.engines.first_done`. An
     engine may give the others up once it is certain which those are. 0: all are wanted."""
+    min_p: float = 0.0
+    """Sample from the tokens whose probability is at least so many times that of the likeliest."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")
@@ -77,6 +79,7 @@ class Sampling:
         _require(self.temperature >= 0, f"temperature must not be negative, got {self.temperature}")
         _require(0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}")
         _require(self.top_k >= 0, f"top_k must not be negative, got {self.top_k}")
+        _require(0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}")
 
 
 @dataclass(frozen=True)

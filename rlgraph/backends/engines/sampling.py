@@ -58,7 +58,7 @@ def sample(
     if sampling.temperature == 0:
         token = allowed.argmax(1)
     else:
-        if sampling.top_k or sampling.top_p < 1:
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
             cumulative = _restrict(weights, sampling).cumsum(1)
         total = cumulative[:, -1]
         point = uniform_numbers(keys, place).to(device=total.device, dtype=total.dtype) * total
@@ -69,7 +69,12 @@ def sample(
 
 
 def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:
-    """Return `weights`, [N, V], with 0 for the tokens that top_k and then top_p exclude."""
+    """Return `weights`, [N, V], with 0 for the tokens that min_p, top_k and top_p exclude, in this order. The weight of
+    the likeliest token is 1."""
+    if sampling.min_p:
+        weights = weights.masked_fill(weights < sampling.min_p, 0)
+    if not sampling.top_k and sampling.top_p == 1:
+        return weights
     ranked, columns = weights.sort(dim=1, descending=True, stable=True)
     if sampling.top_k:
         ranked[:, sampling.top_k :] = 0

@@ -55,6 +55,8 @@ class FakeValues:
             return self.sample_rows(order)
         if node.op == "sample":
             return self.sample_from_buffer(node, frame, group)
+        if node.op == "recall":
+            return self.recall_rows(node, frame, group)
         if node.op == "pairs":
             return self.pair_rows(node, frame, group)
         values: dict[str, Any] = {}
@@ -156,6 +158,19 @@ class FakeValues:
         count = min(node.attr("rows"), held.row_count)
         taken = random.Random(self.random_key(node, frame.step)).sample(range(held.row_count), count)
         return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
+
+    def recall_rows(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
+        """Return fake rows of a buffer for each row of a key: as many as there may be, or as the buffer has."""
+        held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
+        assert axis is not None and axis.parent is not None
+        kind = frame.types[node.inputs[0]]
+        assert isinstance(kind, StateHandle)
+        record = next(outside.record for outside in self.program.outside if outside.name == kind.name)
+        parents = frame.row_count(axis.parent.key)
+        count = min(int(record.option("last") or 1), held.row_count)
+        places = np.arange(parents * count) % max(1, held.row_count)
+        rows = Rows(axis, parents * count, np.repeat(np.arange(parents), count))
+        return NodeOutput({node.name: replace(held.pick(places), name=node.name, where=group.name)}, [rows])
 
     def step_state_after(self, node: Node, frame: Frame, kind: StateHandle, group: Group) -> Any:
         """Return step state (a model, a cursor, a buffer) as a node leaves it."""

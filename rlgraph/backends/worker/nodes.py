@@ -17,6 +17,7 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
+from rlgraph.backends.worker.buffers import run_buffer_push, run_buffer_recall, run_buffer_sample
 from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
 from rlgraph.backends.worker.compose import run_compose_texts
@@ -30,7 +31,7 @@ from rlgraph.backends.worker.row_choice import group_starts, row_namer, run_keep
 from rlgraph.backends.worker.sampling import rows_of_inner_axes, run_generate, table_type
 from rlgraph.backends.worker.sampling_inputs import check_read_from_texts, prompt_of, rows_to_encode, table_column
 from rlgraph.backends.worker.session import Session, SessionModel, engine_run_error, row_too_long_error
-from rlgraph.backends.worker.step_state import run_buffer_push, run_buffer_sample, run_state_assign, run_state_lookup
+from rlgraph.backends.worker.step_state import run_state_assign, run_state_lookup
 from rlgraph.conversations import Example, template_options_of, tools_of
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
@@ -320,6 +321,7 @@ WORK: dict[str, Work] = {
     "assign": run_state_assign,
     "push": run_buffer_push,
     "sample": run_buffer_sample,
+    "recall": run_buffer_recall,
     "update": run_target_update,
     "report": run_report,
 }

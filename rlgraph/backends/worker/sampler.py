@@ -25,6 +25,7 @@ from rlgraph.backends.worker.session import Session, SessionModel, engine_run_er
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.step_edges import oldest_weights_age_versions
+from rlgraph.ops.nodes import attribute_value
 
 
 def sampling_options(node: Node, model: SessionModel, most: int | None = None) -> Sampling:
@@ -52,6 +53,7 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             min(node.attr("min_tokens") or 0, longest),
             tuple(stops),
             node.attr("first") or 0,
+            attribute_value(node, "min_p"),
         )
     except EngineError as error:
         raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None

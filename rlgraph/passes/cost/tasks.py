@@ -404,16 +404,26 @@ class _TaskList:
             assert pairs and pairs.parent
             rows = self.rows.get(pairs.parent.key, 1.0)
             self.rows[pairs.key] = rows * max(0.0, rows / max(1.0, self.rows.get(node.attr("axis"), 1.0)) - 1)
-        elif node.op == "sample":
+        elif node.op in ("sample", "recall"):
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token
-            self.rows[kind.axis.key] = float(node.attr("rows"))
+            self.rows[kind.axis.key] = self.rows_of_buffer(node, kind)
             stored = list(self.lengths.values())
             self.lengths[kind.token.key] = (
                 stored[-1] if stored else (self.workload.prompt, self.workload.answer_lengths(512))
             )
         else:
             self.lengths |= lengths_of_pieces(node, self.types, self.lengths, self.workload.prompt)
+
+    def rows_of_buffer(self, node: Node, kind: Table) -> float:
+        """Return how many rows a node takes from a buffer: of a key as many as there may be, and where nobody says
+        that, one."""
+        if node.op == "sample":
+            return float(node.attr("rows"))
+        buffer = self.types[node.inputs[0]]
+        assert isinstance(buffer, StateHandle) and kind.axis.parent
+        record = next(outside.record for outside in self.program.outside if outside.name == buffer.name)
+        return self.rows.get(kind.axis.parent.key, 1.0) * float(record.option("last") or 1)
 
     def copy_axis_sizes(self, old: Type, new: Type, share: float) -> None:
         """Set the rows and lengths of axes that replace others: as many rows, or a share of them, and as long."""

@@ -24,7 +24,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.step_state import BufferRows
+from rlgraph.backends.worker.buffers import BufferRows
 from rlgraph.conversations import Example
 from rlgraph.data import Cursor
 from rlgraph.ir import types

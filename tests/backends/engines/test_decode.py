@@ -176,6 +176,9 @@ def test_a_uniform_on_a_border_takes_no_token_without_weight(
         (Sampling(1, top_p=0.75), [0, 1, 3]),
         # Of the two likeliest, renormalized to 4/7 and 3/7, the first alone holds half.
         (Sampling(1, top_k=2, top_p=0.5), [0]),
+        # At least 0.3 times 0.4.
+        (Sampling(1, min_p=0.3), [0, 1, 3]),
+        (Sampling(1, min_p=0.3, top_k=2), [0, 3]),
     ],
 )
 def test_the_sampled_distribution(sampling: Sampling, kept: list[int]) -> None:
