@@ -89,7 +89,7 @@ def _sum(view: Tensor, places: Tensor, dtype: torch.dtype, stretch: int) -> Tens
     memory, of the same shape."""
     total = torch.zeros((), dtype=torch.int64, device=view.device)
     for part, where in _parts(view, places, stretch):
-        numbers = torch.full((), where.storage_offset(), dtype=torch.int64, device=view.device)
+        numbers = torch.full((), int(where.storage_offset()), dtype=torch.int64, device=view.device)
         for size, stride in zip(where.shape, where.stride(), strict=True):
             numbers = numbers.unsqueeze(-1) + torch.arange(size, device=view.device) * stride
         numbers.mul_(_MIX).bitwise_or_(1)
