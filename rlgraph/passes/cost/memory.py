@@ -20,6 +20,9 @@ KEPT = ("weights", "optimizer")
 """What the host keeps of an off-loaded model; of one whose gradients are added up while others work, it keeps these
 too."""
 
+EARLIER = "earlier weights"
+"""The weights of earlier steps, which may be sampled with: they stay on the device while their model is off-loaded."""
+
 BUCKET = 256 << 20
 """The most bytes of messages that a rank has while weights travel."""
 
@@ -27,7 +30,7 @@ BUCKET = 256 << 20
 @dataclass(frozen=True, slots=True)
 class BytesByUse:
     """The bytes of one rank by what they hold: `weights`, `gradients`, `optimizer`, `activations`, `logits`, `cache`,
-    `buffers`, and `messages` in which new weights arrive."""
+    `buffers`, `messages` in which new weights arrive, and `EARLIER`."""
 
     parts: tuple[tuple[str, float], ...] = ()
 
@@ -105,6 +108,11 @@ class MemoryModel(ABC):
 
     keeps: Sequence[str] = KEPT
     """What the host keeps of the model while it is off-loaded."""
+
+    @property
+    def earlier_weights_bytes(self) -> float:
+        """Return the bytes of `EARLIER`, which are among the resident ones, for any number of replicas."""
+        return 0.0
 
     @property
     @abstractmethod

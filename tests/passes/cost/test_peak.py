@@ -131,6 +131,47 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
     assert less.moment == "train critic" and {what for model, what, _ in less.parts if model == "ref"} == {"runtime"}
 
 
+def test_weights_of_earlier_steps_stay_where_their_model_is_trained() -> None:
+    """As many as a step may lag behind, while another model works and theirs sleeps, too; the host has none of them."""
+    configs = CONFIGS | {"actor": replace(CONFIGS["actor"], earlier_versions=3)}
+    # Megatron's ranks, four to a copy; bfloat16.
+    earlier = 3 * 2 * parameter_count(SHAPE, "causal_lm") / 4
+    for offloaded in ([], [("actor", "learn")]):
+        own = plan(*offloaded)
+        before, after = (pool_peaks(own, TASKS, each, CLUSTER, GPU)["all"] for each in (CONFIGS, configs))
+        for (moment, least), (_, most) in zip(before.moments, after.moments, strict=True):
+            assert most - least == pytest.approx(earlier, rel=0.01), moment
+        assert after.host == before.host and ("actor", "earlier weights") in {part[:2] for part in after.parts}
+        costs = (Predictor(own, each, CLUSTER, GPU) for each in (CONFIGS, configs))
+        moved = [each.offload_round_trip_cost("actor", "learn", "train", BATCH).seconds for each in costs]
+        assert moved[0] == moved[1] and (moved[0] > 0) == bool(offloaded)
+
+
+@pytest.mark.parametrize("seed", few(range(12), 2, 4))
+def test_the_search_counts_earlier_weights_in_the_same_way(seed: int) -> None:
+    random_problem = random_case(seed).problem
+    components = [
+        replace(component, config=replace(component.config, earlier_versions=2))
+        if component.work == "train"
+        else component
+        for component in random_problem.components
+    ]
+    problem = PlacementProblem(components, random_problem.cluster, random_problem.options, random_problem.goal)
+    devices, dice = problem.cluster.islands[0].device_count, random.Random(seed)
+    options = [everything(problem, number, (0,), devices) for number in range(len(components))]
+    if not all(options):
+        pytest.skip("a part has no option on so many devices")
+    chosen = [dice.choice([option for option in own if option.offload] or own) for own in options]
+    for component, option in zip(components, chosen, strict=True):
+        stays = option.resident - option.strategy.non_tensor_bytes(option.copies)
+        if option.offload:
+            assert stays == option.strategy.earlier_weights_bytes and (stays > 0) == (component.work == "train")
+    configs = {component.model_name: component.config for component in components}
+    peak = pool_peaks(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants)["all"]
+    assert peak.used_bytes == pytest.approx(device_peak_bytes(chosen))
+    assert peak.fits == problem.can_share_pool(chosen, problem.cluster.islands[0])
+
+
 def lodged(
     *offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()
 ) -> list[OffloadedBytes]:
@@ -186,8 +227,8 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     problem = random_case(seed).problem
     trained: list[str] = []
     if seed % 2:
-        options = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
-        problem = PlacementProblem(problem.components, problem.cluster, options, problem.goal)
+        streaming = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
+        problem = PlacementProblem(problem.components, problem.cluster, streaming, problem.goal)
         trained = [component.model_name for component in problem.components if component.work == "train"]
     devices = problem.cluster.islands[0].device_count
     options = [everything(problem, number, (0,), devices) for number in range(len(problem.components))]

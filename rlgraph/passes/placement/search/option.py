@@ -144,7 +144,10 @@ class Option:
         """Return what stays and what comes in addition, for a model that needs so much. A process is there all the
         time."""
         process = self.strategy.non_tensor_bytes(self.copies)
-        return (float(process), tuple(held + extra for extra in active)) if self.offload else (held + process, active)
+        if not self.offload:
+            return held + process, active
+        stays = self.strategy.earlier_weights_bytes
+        return process + stays, tuple(held - stays + extra for extra in active)
 
     # The range of its caches
 

@@ -435,7 +435,10 @@ class Options(Strategies):
         offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)
         once = offload_round_trip_cost(
-            component.main_operation, resident - deployment.kv_bytes, deployment, component.receives_weights
+            component.main_operation,
+            resident - deployment.kv_bytes - strategy.earlier_weights_bytes,
+            deployment,
+            component.receives_weights,
         ).seconds
         return tuple([once * times for times in self.onloads_per_step(component)])
 

@@ -114,6 +114,11 @@ class Strategy:
             [model.resident_and_work_bytes(copies) for model in self.idle],
         )
 
+    @property
+    def earlier_weights_bytes(self) -> float:
+        """Return the bytes that stay on each device though the model is offloaded."""
+        return max((model.earlier_weights_bytes for model in (*self.memory, *self.idle)), default=0.0)
+
     def offloaded_host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
         node."""
