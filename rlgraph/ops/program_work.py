@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rlgraph.ir.graph import External, Graph, Program
+from rlgraph.ir.graph import External, Graph, Node, Program
 from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, user_code_of
 
@@ -44,5 +44,13 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
             inner = handle.name if trains else training
             if trains or handle.name != training:
                 yield handle.name, node.op
+            yield from ((other, node.op) for other in other_players_models(node, types))
         for region in node.regions:
             yield from _work(region, types, inner)
+
+
+def other_players_models(node: Node, types: Mapping[str, Type]) -> list[str]:
+    """Return the models that a node samples from besides its first one."""
+    if not NODES[node.op].generates:
+        return []
+    return [handle.name for name in node.inputs[1:] if is_model(handle := types[name])]
