@@ -56,6 +56,8 @@ class Frame:
     """Whether its values are in other processes."""
     version: int | None = None
     """The version of the weights that sample, where whoever handed the work out has chosen it."""
+    other_versions: Mapping[str, int] = field(default_factory=dict)
+    """That of other models that sample besides."""
     refresh: WeightRefresh | None = None
     """Where newer weights come from while they sample."""
     admission: Admission | None = None

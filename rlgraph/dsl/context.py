@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlgraph.columns import Column
 from rlgraph.dsl import tree
-from rlgraph.dsl.scope import Meaning, Reporter
+from rlgraph.dsl.scope import Meaning, Reporter, TableValue
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Constant, ConstructorCall, Expr, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
@@ -90,6 +90,8 @@ class PhaseContext:
     axis_keys: set[str] = field(default_factory=set)
     columns: dict[tuple[str, str], str] = field(default_factory=dict)
     """The value that holds a column, by table and column."""
+    player_tables: dict[str, TableValue] = field(default_factory=dict)
+    """The parts of players in episodes, by the names of their values."""
     column_sources: dict[str, ColumnSource] = field(default_factory=dict)
     """For each value that holds a column of a table, which it is."""
     answers_to_texts: set[str] = field(default_factory=set)

@@ -14,6 +14,7 @@ from rlgraph.dsl.method_calls import evaluate_method_call
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.pairs import emit_pairs
+from rlgraph.dsl.players import emit_players, player_table
 from rlgraph.dsl.random_numbers import emit_uniform
 from rlgraph.dsl.remembered_rows import buffer_of_index, emit_recall
 from rlgraph.dsl.row_call import emit_prefix, emit_row
@@ -35,11 +36,8 @@ from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import OLDEST, SAID, TURN_TOKENS, Tensor
+from rlgraph.ir.types import OLDEST, PLAYER, SAID, TURN_TOKENS, Tensor, players_of
 from rlgraph.ops import TENSOR
-
-_HIDDEN = (OLDEST, SAID, TURN_TOKENS)
-"""Columns of tables that programs do not name."""
 
 
 def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
@@ -69,6 +67,9 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
     path = _path(expr)
     base = evaluate_expression(context, path[0].base)
     while path:
+        if isinstance(base, TableValue) and path[0].name in players_of(base.type):
+            base = player_table(context, base, path.pop(0))
+            continue
         count = _nested(base, path) if isinstance(base, TableValue) else 1
         base = _member(context, base, path[:count])
         path = path[count:]
@@ -136,7 +137,7 @@ def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
 
 
 def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> Ref:
-    columns = {name: kind for name, kind in table.type.column_types().items() if name not in _HIDDEN}
+    columns = {name: kind for name, kind in table.type.column_types().items() if not _is_hidden(name)}
     first, name, span = path[0], ".".join(step.name for step in path), path[-1].span
     # A file may have a column of the whole name: tables that were made flat do.
     kind = columns.get(name) or columns.get(first.name)
@@ -148,6 +149,11 @@ def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> 
             hint = "its prompts are texts of a function: name it in the table that they are about"
         raise context.statement_error("E0204", f"the table has no column `{first.name}`", first.name_span, hint)
     return _column_value(context, table, name, kind, span)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a column is not for programs to name."""
+    return name in (OLDEST, SAID, TURN_TOKENS) or name.startswith(PLAYER)
 
 
 def _column_value(context: Context, table: TableValue, name: str, kind: Tensor, span: Span) -> Ref:
@@ -209,6 +215,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_prefix(context, expr, hint)
     if name == "uniform":
         return emit_uniform(context, expr, hint)
+    if name == "interact":
+        return emit_players(context, expr, hint)
     if name == "pairs":
         return emit_pairs(context, expr, hint)
     if name == "key":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
@@ -77,7 +78,7 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
         raise context.statement_error(
             "E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`"
         )
-    return _generate_call(context, expr, called, model, options, hint)
+    return sample_rows(context, expr, called, (model,), options, hint)
 
 
 def _score_call(
@@ -156,10 +157,18 @@ def _environment_columns(context: Context, expr: tree.Call, kind: Table) -> tupl
     return columns
 
 
-def _generate_call(
-    context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
+def sample_rows(
+    context: Context,
+    expr: tree.Call,
+    called: Method,
+    models: Sequence[Model],
+    options: dict[str, Constant],
+    hint: str,
+    extra: Sequence[str] = (),
 ) -> TableValue:
-    """Emit the node that samples rows from the model, and return their table."""
+    """Emit the node that samples rows from models, and return the table of those of the first one. extra: columns of
+    the rows besides, which programs do not name."""
+    model = models[0]
     if called.environment:
         env = context.evaluate(expr.args[0])
         if not isinstance(env, ExternalName) or env.outside.kind != "env":
@@ -226,6 +235,7 @@ def _generate_call(
         kind = replace(kind, start="tokens")
     if called.environment:
         kind = replace(kind, extra=_environment_columns(context, expr, kind))
+    kind = replace(kind, extra=(*kind.extra, *((name, Tensor("any", row)) for name in extra)))
     attrs = {**options, "key": label}
     if not attrs["min_p"]:
         del attrs["min_p"]
@@ -235,10 +245,9 @@ def _generate_call(
         attrs[staleness.option_name] = staleness.steps
     if kind.spans:
         attrs["span"] = staleness.span
-    handle = context.block.versions[model.name]
-    emit_node(
-        context, Node(name, (handle.name, source_name), (Value(label, kind),), tuple(attrs.items()), span=expr.span)
-    )
+    first, *others = dict.fromkeys(context.block.versions[model.name].name for model in models)
+    inputs = (first, source_name, *others)
+    emit_node(context, Node(name, inputs, (Value(label, kind),), tuple(attrs.items()), span=expr.span))
     rows = TableValue(label, kind)
     if isinstance(source, Ref) and source.name not in context.phase.column_sources:
         context.phase.answers_to_texts.add(label)

@@ -38,7 +38,9 @@ _COUNTED = {
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 """The tensor operations that are functions."""
 
-BUILT_IN = FUNCTIONS | {"pick", "encode", "row", "prefix", "uniform", "user", "valid", "otherwise", "key", "pairs"}
+_MAKING = {"pick", "encode", "row", "prefix", "interact", "uniform", "user", "valid", "otherwise", "key", "pairs"}
+
+BUILT_IN = FUNCTIONS | _MAKING
 
 
 def names_in(node: object) -> Iterator[tree.Name]:

@@ -101,6 +101,10 @@ SAID = "_said"
 """The column of what was said in each episode, as messages and calls of tools: functions are given it, programs do not
 name it."""
 
+PLAYER = "_player_"
+"""How the columns of players' parts of episodes begin, which programs do not name: `_player_black@rival` is what
+`rival` does as `black`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -155,6 +159,17 @@ class Table:
             columns["observation"] = Tensor("text", self.turn)
             columns[SAID] = Tensor("any", self.axis)
         return columns | dict(self.extra)
+
+
+def player_column(player: str, model: str) -> str:
+    """Return the name of the column of a player's part of episodes."""
+    return f"{PLAYER}{player}@{model}"
+
+
+def players_of(kind: Table) -> dict[str, str]:
+    """Return the players of a table of episodes, each with its model; none where one model plays."""
+    names = [name.removeprefix(PLAYER) for name, _ in kind.extra if name.startswith(PLAYER)]
+    return dict((player, model) for player, _, model in (name.partition("@") for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,9 @@ class NodeOp:
     """The attribute that names the user's function or environment, for an operation that runs it."""
     weighs: bool = False
     """Whether its output, a number for each row, balances the distribution of rows over replicas."""
+    done_where: str = ""
+    """The operation whose processes do it, of the model that its attribute `model` names, where it needs no model: its
+    rows are there."""
     part_of: str = ""
     """The operation of a program of which it is a part, where programs do not use it directly; plans only know that
     one."""

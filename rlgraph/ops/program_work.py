@@ -73,5 +73,13 @@ def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tu
             if trains or handle.name != training:
                 yield handle.name, node.op
             yield from ((cast(StateHandle, types[name]).name, BESIDE) for name in models_beside(node))
+            yield from ((other, node.op) for other in other_players_models(node, types))
         for region in node.regions:
             yield from _work(region, types, inner)
+
+
+def other_players_models(node: Node, types: Mapping[str, Type]) -> list[str]:
+    """Return the models that a node samples from besides its first one."""
+    if not NODES[node.op].generates:
+        return []
+    return [handle.name for name in node.inputs[1:] if is_model(handle := types[name])]

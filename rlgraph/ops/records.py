@@ -148,9 +148,9 @@ RECORDS = (
     ),
     NodeOp(
         "interact",
-        "model table -> table",
+        "model table model* -> table",
         "row",
-        "Episodes of a model with an environment.",
+        "Episodes of a model, or of several, with an environment.",
         attributes=(
             *_SAMPLING,
             Attribute("max_turns", "int", low=1, doc="times the model may act"),
@@ -168,6 +168,8 @@ RECORDS = (
                 names=lambda: ("chat", "text"),
             ),
             Attribute("env", "name", doc="the environment", by="checker"),
+            Attribute("players", "names", (), doc="of an environment with several, in order", by="checker"),
+            Attribute("models", "names", (), doc="for each player the model that plays it", by="checker"),
             KEY,
             *_LAG,
         ),
@@ -176,6 +178,18 @@ RECORDS = (
         random=True,
         foreign="env",
         latex=r"\sim \pi_{#1}\left(\cdot \mid #*\right)",
+    ),
+    NodeOp(
+        "player",
+        "table -> table",
+        "row",
+        "The part of a player in episodes with several: its own tokens and turns.",
+        attributes=(
+            Attribute("player", "name", doc="the player", by="checker"),
+            Attribute("model", "name", doc="that plays it", by="checker"),
+        ),
+        free=True,
+        done_where="interact",
     ),
     NodeOp(
         "logprobs",

@@ -39,6 +39,10 @@ for something else, or `("raised", details)`."""
 
 Observation = str | list[dict[str, Any]]
 """What an environment says: a text, or messages."""
+PlayerTurn = tuple[str, Observation | None]
+"""Whose turn it is in an environment with several players, and what it is told; None: what the others have said."""
+PlayerAnswer = tuple[str, Observation | None, dict[str, float], bool]
+"""That, with each player's reward, and whether the episode is over."""
 
 
 class WrongValue(Exception):
@@ -196,6 +200,33 @@ class Child:
             raise WrongValue(f"{describe_value(done)} from `step` as `done`, which must be True or False")
         return shown, value, bool(done)
 
+    def begin_players(self, key: int, row: dict[str, Any], players: tuple[str, ...]) -> PlayerTurn:
+        """Return who speaks first in an episode of several players, and what it is told."""
+        first = self.await_value(self.objects[key].reset(row))
+        if not isinstance(first, list | tuple) or len(first) != 2:
+            raise WrongValue(f"{_shown(first)} from `reset`, not the two values (player, observation)")
+        return _player(first[0], "reset", players), _heard(first[1], "reset")
+
+    def step_players(self, key: int, action: str, players: tuple[str, ...], acting: str) -> PlayerAnswer:
+        """Return what follows an action of a player: whose turn it is and what it is told, each player's reward, and
+        whether the episode is over."""
+        answer = self.await_value(self.objects[key].step(action))
+        if not isinstance(answer, list | tuple) or len(answer) != 4:
+            raise WrongValue(f"{_shown(answer)} from `step`, not the four values (player, observation, reward, done)")
+        player, observation, reward, done = answer
+        given = reward if isinstance(reward, dict) else {acting: reward}
+        try:
+            rewards = {_player(name, "step", players): finite_number(value, None) for name, value in given.items()}
+        except WrongValue as wrong:
+            if "player" in wrong.message:
+                raise
+            raise WrongValue(f"{wrong.message} from `step` as the reward") from None
+        if not isinstance(done, bool) and type(done).__name__ not in ("bool_", "bool"):
+            raise WrongValue(f"{describe_value(done)} from `step` as `done`, which must be True or False")
+        if done:
+            return acting, "", rewards, True
+        return _player(player, "step", players), _heard(observation, "step"), rewards, False
+
     def close(self, key: int) -> None:
         """End an episode."""
         environment = self.objects.pop(key, None)
@@ -244,6 +275,25 @@ class Child:
 
             self.runner = asyncio.Runner()
         return self.runner.run(_awaited(value))
+
+
+def _shown(value: Any) -> str:
+    return f"{len(value)} values" if isinstance(value, list | tuple) else describe_value(value)
+
+
+def _player(value: Any, method: str, players: tuple[str, ...]) -> str:
+    """Return the name of a player. Raises WrongValue where there is none of that name."""
+    if value not in players:
+        known = ", ".join(f"'{name}'" for name in players)
+        raise WrongValue(f"{describe_value(value)} from `{method}` as a player", None, f"the players are {known}")
+    return str(value)
+
+
+def _heard(value: Any, method: str) -> Observation | None:
+    """Return what a player is told; None: what the others have said."""
+    return (
+        None if value is None else _observation(value, method, " as the observation, which must be a text or messages")
+    )
 
 
 def _observation(value: Any, method: str, wanted: str) -> Observation:

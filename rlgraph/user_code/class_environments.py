@@ -8,6 +8,12 @@ the methods
     (an observation may be a message or a list of messages too, where the prompt is messages)
     close()                                             not required
 
+With several players (`interact(shell, rows, white=actor, black=rival, ...)`) they say whose turn it is:
+
+    reset(row: dict) -> (player, observation)           the player that speaks first, and what it is told
+    step(action: str) -> (player, observation, reward, done)
+    (an observation that is None is what the others have said; a reward may be a dict with those of several players)
+
 One object is made for each episode, from the options that are not rlgraph's (`image`). It lives in a process
 of its own, which is shared by the episodes of a file, or `workers=` of them.
 """
@@ -20,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError
-from rlgraph.user_code.child import Observation
+from rlgraph.user_code.child import Observation, PlayerAnswer, PlayerTurn
 from rlgraph.user_code.code_diagnostics import (
     CallSignature,
     CodeTarget,
@@ -60,11 +66,26 @@ class ObjectEpisode:
 
     def reset(self, row: Mapping[str, Any]) -> Observation:
         """Begin with a row of the data, and return the first observation, empty where the prompt says it all."""
+        self._make(row)
+        first: Observation = self._request("reset", "in `reset`", dict(row))
+        return first
+
+    def begin_players(self, row: Mapping[str, Any], players: tuple[str, ...]) -> PlayerTurn:
+        """Begin with a row of the data, and return which of the players speaks first, and what it is told."""
+        self._make(row)
+        first: PlayerTurn = self._request("begin_players", "in `reset`", dict(row), players)
+        return first
+
+    def step_players(self, action: str, players: tuple[str, ...], acting: str) -> PlayerAnswer:
+        """Return what follows an action of one of the players."""
+        self.turn += 1
+        answer: PlayerAnswer = self._request("step_players", f"in turn {self.turn}", action, players, acting)
+        return answer
+
+    def _make(self, row: Mapping[str, Any]) -> None:
         self.row, self.turn = row, 0
         self._request("make_environment", "at its start", self.target.name, dict(self.constants))
         self.generation = self.worker.generation
-        first: Observation = self._request("reset", "in `reset`", dict(row))
-        return first
 
     def step(self, action: str) -> tuple[Observation, float, bool]:
         """Return what the environment answers: observation, reward, whether the episode is over."""
@@ -87,7 +108,7 @@ class ObjectEpisode:
             raise self._error(failure, where) from None
 
     def _error(self, failure: CodeFailure, where: str) -> RunError:
-        hint = ""
+        hint = failure.hint if isinstance(failure, WrongValue) else ""
         if isinstance(failure, WrongValue) and failure.what.startswith("5 values from `step`"):
             hint = "those of gymnasium become: observation, reward, terminated or truncated"
         return failed_call_error(self.target, failure, where, self.row, hint)

@@ -27,6 +27,7 @@ from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import Group, Plan, TailMove
 from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, model_of, models_beside, placement_operation, user_code_of
+from rlgraph.ops.program_work import other_players_models
 
 HANDS = 2
 """Blocks that a replica has at a time where they go to free replicas and it samples rows of several requests together:
@@ -206,7 +207,20 @@ class DistributedBackend(StepRunner):
             stack.enter_context(self.weights.lend_weights(other, group, node, frame.step, copy=replica))
         shifting = self.weights.beds.offload_change_for(model, group, replica, beside)
         sampled = lent.version, lent.refresh_state, replica, lent.wait_for_arrival, lent.weights_key, shifting
-        return NodeRequest(node, frame, group, *sampled)
+        request = NodeRequest(node, frame, group, *sampled)
+        others = {
+            other: stack.enter_context(self.weights.lend_weights(other, group, node, frame.step, copy=replica))
+            for other in other_players_models(node, frame.types)
+        }
+        if not others:
+            return request
+
+        def wait_for_arrival() -> None:
+            for weights in (lent, *others.values()):
+                weights.wait_for_arrival()
+
+        versions = {other: weights.version for other, weights in others.items()}
+        return replace(request, wait_for_arrival=wait_for_arrival, other_versions=versions)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
         """Whether newer weights come to a group while it does a node's work: the program lets rows span versions, and
@@ -218,6 +232,8 @@ class DistributedBackend(StepRunner):
     def _together(self, node: Node, frame: Frame, group: Group) -> bool:
         """Whether a group takes rows of other requests that may have the same weights while it does a node's work."""
         if not NODES[node.op].generates or self.replays or not self.executor.clock.concurrent:
+            return False
+        if other_players_models(node, frame.types):
             return False
         # Newer weights that come at the beginning of a turn would wait for other rows that are in the middle of one.
         turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
@@ -239,6 +255,8 @@ class DistributedBackend(StepRunner):
 
     def _group(self, node: Node, frame: Frame) -> Group:
         """Return the group that does the work of a node."""
+        if operation := NODES[node.op].done_where:
+            return self.plan.group_for(str(node.attr("model")), operation, "")
         model = frame.values[model_of(node)] if NODES[node.op].uses_model else ""
         return self.plan.group_for(model, placement_operation(node.op), user_code_of(node))
 

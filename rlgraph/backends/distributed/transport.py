@@ -9,7 +9,7 @@ for a turn while it is on its way.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -71,6 +71,8 @@ class NodeRequest:
     own."""
     offload_change: Shifting = no_offload_change
     """The models to off-load and to load back before it is done."""
+    other_versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions of the weights of other models that sample with it."""
     tail: TailMove | None = None
     """What becomes of the last rows that it samples."""
 

@@ -19,6 +19,7 @@ from rlgraph.backends.ray.agent_placement import agent_placement_errors
 from rlgraph.backends.ray.cluster import start_processes
 from rlgraph.backends.ray.cluster_checkpoints import ClusterCheckpoints
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
+from rlgraph.backends.ray.player_placement import player_placement_errors
 from rlgraph.backends.ray.progress_poll import ProgressPoll
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.row_refs import PieceRef, ValueRef
@@ -72,7 +73,7 @@ class RayBackend(DistributedBackend):
         Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
-        if split := agent_placement_errors(program, plan):
+        if split := [*agent_placement_errors(program, plan), *player_placement_errors(program, plan)]:
             raise ProgramError(split)
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()

@@ -316,6 +316,7 @@ class Dispatcher:
             after or 0,
             parts,
             order.wanted_row_count is not None,
+            order.other_versions,
         )
 
     def needs_of_request(self, order: NodeRequest) -> RequestNeeds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,8 @@ class RankRequest:
     rows."""
     reports_lengths: bool = False
     """Whether only the rows whose answers end first are wanted; their lengths are then reported."""
+    other_versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions of the weights of other models that sample with it."""
 
 
 @dataclass(frozen=True)

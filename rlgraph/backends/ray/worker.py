@@ -482,7 +482,8 @@ class Worker(RankRows):
             admission = Admission(
                 order.number, order.shares_batch, may_be_given_up=bool(order.parts), partial_rows=begun
             )
-        return self.fill_frame(Frame(self.types[phase], order.step, version=order.version, admission=admission), order)
+        versions = {"version": order.version, "other_versions": order.other_versions}
+        return self.fill_frame(Frame(self.types[phase], order.step, admission=admission, **versions), order)
 
     # Values that live across steps
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.rows import TableData, row_label
-from rlgraph.backends.weight_versions import merge_version_runs
+from rlgraph.backends.rows import RowId, Rows, row_label
 from rlgraph.backends.worker.action_sampling import ActionSampling, turn_room
 from rlgraph.backends.worker.agent_episodes import play_agent
-from rlgraph.backends.worker.columns import finite_numbers
+from rlgraph.backends.worker.episode_tables import episode_records, episode_table
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
+from rlgraph.backends.worker.player_episodes import play_players
 from rlgraph.backends.worker.sampler import newest_allowed_version, weights_to_sample_with
-from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type, version_columns
+from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
-from rlgraph.backends.worker.session import Session
+from rlgraph.backends.worker.session import Session, SessionModel
 from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import SAID, TURN_TOKENS
+from rlgraph.ir.types import player_column
 from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment, Episode
 
@@ -37,19 +35,21 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
 
     An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. Where the
     prompt is messages, observations are turns that the model's chat template writes; else they are bare text. It ends
-    when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
+    when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt. With several
+    players each has a sequence of its own, and the turns of all are counted.
     """
-    model = session.models[frame.values[node.inputs[0]]]
     if frame.admission is not None:
         # Each turn submits rows of its own.
         frame.admission.may_continue = True
     parents, data, prompts = rows_to_answer(node, frame, session, asks=False)
     kind, count = table_type(node), node.attr("n")
     ids = ids_of_samples(parents, count)
-    weights, version = weights_to_sample_with(node, frame, session, model)
-    how = ActionSampling(node, frame, session, model, weights, version, ids)
-    environment = session.environments[node.attr("env")]
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
+    environment = session.environments[node.attr("env")]
+    if environment.agent is None and attribute_value(node, "players"):
+        return _run_players(node, frame, session, environment, (parents, data, prompts))
+    model = session.models[frame.values[node.inputs[0]]]
+    how = _action_sampling(node, frame, session, model, ids)
     more: Mapping[str, Tensor] = {}
     if environment.agent is not None:
         played = play_agent(how, rows, asked, environment.agent)
@@ -57,37 +57,66 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     else:
         started = encode_prompts(node, model, prompts, parents, data, environment.tools)
         episodes = _step_environment(how, rows, asked, started, environment)
-    if node.name not in session.checked:
-        session.checked.add(node.name)
-        for episode in episodes[:CHECKED]:
-            episode.check_special_tokens()
-    # Where there was no room for an action nothing was sampled, and nothing recorded.
-    runs = [
-        merge_version_runs(e.versions) or ((newest_allowed_version(node, frame, session, model), 0),) for e in episodes
-    ]
-    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, runs)
-    sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
-    turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
-    owners = [row for row, e in zip(ids, episodes, strict=True) for _ in e.rewards]
-    rewards = [r for e in episodes for r in e.rewards]
-    made_calls = [calls for e in episodes for calls in e.calls]
-    columns = {
-        "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
-        "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
-        **version_columns(runs, kind),
-        "reward": finite_numbers(
-            rewards, lambda place: f"a reward of {row_label(owners[place])}", node.span, session.dtype
-        ),
-        "turns": torch.from_numpy(turns),
-        "calls": torch.tensor([len(calls) for calls in made_calls], dtype=torch.long),
-        "failed": torch.tensor([sum(call.failed for call in calls) for calls in made_calls], dtype=torch.long),
-        TURN_TOKENS: torch.tensor([tokens for e in episodes for tokens in e.action_tokens], dtype=torch.long),
-        "observation": [said for e in episodes for said in e.observations],
-        SAID: [e.function_arguments() for e in episodes],
-        **more,
+    _check_first(node, session, episodes)
+    records = episode_records(episodes, asked, newest_allowed_version(node, frame, session, model))
+    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, [record.versions for record in records])
+    table = episode_table(kind, records, rows, ids, session, model.model.name, node.span)
+    return table_output(node, parents, ids, replace(table, columns={**table.columns, **more}), count)
+
+
+def _run_players(
+    node: Node,
+    frame: Frame,
+    session: Session,
+    environment: Environment,
+    asked: tuple[Rows, Sequence[Any], Sequence[Any]],
+) -> NodeOutput:
+    """Play episodes of several players. asked: the rows, those of the data, and their prompts; a player whose name is a
+    column of the data is asked that."""
+    (parents, data, prompts), count = asked, node.attr("n")
+    ids, rows = ids_of_samples(parents, count), repeat_items(data, count)
+    models = dict(zip(node.attr("players"), node.attr("models"), strict=True))
+    sampling = {name: _action_sampling(node, frame, session, session.models[name], ids) for name in {*models.values()}}
+    begin = {player: [row.get(player, prompt) for row, prompt in zip(data, prompts, strict=True)] for player in models}
+    started = {
+        player: encode_prompts(node, sampling[model].model, begin[player], parents, data)
+        for player, model in models.items()
     }
-    table = TableData(rows, asked, sequences, columns, model.model.name)
-    return table_output(node, parents, ids, table, count)
+    begin = {player: [*repeat_items(given, count)] for player, given in begin.items()}
+    played = play_players(
+        {player: sampling[model] for player, model in models.items()}, rows, begin, started, environment
+    )
+    _check_first(node, session, [part for parts in zip(*played.values(), strict=True) for part in parts])
+    records = {
+        player: episode_records(
+            parts, begin[player], newest_allowed_version(node, frame, session, sampling[models[player]].model)
+        )
+        for player, parts in played.items()
+    }
+    first, *_ = records
+    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, [one.versions for one in records[first]])
+    table = episode_table(table_type(node), records[first], rows, ids, session, models[first], node.span)
+    parts = {
+        player_column(player, models[player]): [None] * len(ids) if player == first else of_player
+        for player, of_player in records.items()
+    }
+    return table_output(node, parents, ids, replace(table, columns={**table.columns, **parts}), count)
+
+
+def _action_sampling(
+    node: Node, frame: Frame, session: Session, model: SessionModel, ids: tuple[RowId, ...]
+) -> ActionSampling:
+    weights, version = weights_to_sample_with(node, frame, session, model)
+    return ActionSampling(node, frame, session, model, weights, version, ids)
+
+
+def _check_first(node: Node, session: Session, episodes: Sequence[GrowingEpisode]) -> None:
+    """Compare the first episodes of a run with their whole conversations."""
+    if node.name in session.checked:
+        return
+    session.checked.add(node.name)
+    for episode in episodes[:CHECKED]:
+        episode.check_special_tokens()
 
 
 def _step_environment(

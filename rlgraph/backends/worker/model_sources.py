@@ -18,6 +18,7 @@ from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Constant, ConstructorCall, Model, Program, plain_constant
 from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.ops.program_work import other_players_models
 from rlgraph.ops.shared_base_models import has_changing_weights
 from rlgraph.user_code.files import SearchFolders, find_file
 
@@ -117,6 +118,7 @@ def _generating(program: Program) -> Iterator[str]:
         for node in phase.graph.walk():
             if node.op in making:
                 yield cast(StateHandle, types[model_of(node)]).name
+                yield from other_players_models(node, types)
 
 
 def _tokenizer(value: Constant, folders: SearchFolders) -> TokenizerSpec | str:

@@ -62,7 +62,8 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
 def weights_to_sample_with(node: Node, frame: Frame, session: Session, model: SessionModel) -> tuple[State | None, int]:
     """Return the weights that generate, where they are not the present ones, and their version. In one process the last
     ones are always there when a step samples, which satisfies any bound of their age."""
-    version = newest_allowed_version(node, frame, session, model) if frame.version is None else frame.version
+    chosen = frame.other_versions.get(model.model.name, frame.version)
+    version = newest_allowed_version(node, frame, session, model) if chosen is None else chosen
     return model.past.get(version) if oldest_weights_age_versions(node) else None, version
 
 

@@ -23,7 +23,7 @@ from rlgraph.ops.nodes import (
     rows_per_input,
     user_code_of,
 )
-from rlgraph.ops.program_work import BESIDE
+from rlgraph.ops.program_work import BESIDE, other_players_models
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
@@ -139,7 +139,7 @@ class _TaskList:
         elif NODES[node.op].free:
             finished = after
         else:
-            finished = frozenset({self.add_task(node, scope, after)})
+            finished = frozenset({self.add_task(node, scope, after), *self.add_other_players(node, scope, after)})
         if begun:
             finished |= ends_after
         streams = bool(begun) or NODES[node.op].generates and node.name.split(".")[0] in self.streamed
@@ -255,6 +255,17 @@ class _TaskList:
             )
         return frozenset(range(first, len(self.listed)))
 
+    def add_other_players(self, node: Node, scope: _Scope, after: frozenset[int]) -> Iterator[int]:
+        """Add the work of the models that play in a node's episodes besides its first one, and yield the numbers of
+        the tasks."""
+        for model in other_players_models(node, self.types):
+            [batch, *_] = self.batches_read(node, scope)
+            batches = (replace(batch, answers=0),) * attribute_value(node, "models").count(model)
+            name, waits = f"{node.name} by {model}", tuple(sorted(after))
+            task = Task(name, node.op, model, batches, repetitions=scope.times, loops=scope.loops, waits_for=waits)
+            self.listed.append(task)
+            yield len(self.listed) - 1
+
     # Where rows lie
 
     def maker_of_node(self, node: Node) -> Maker:
@@ -315,6 +326,9 @@ class _TaskList:
             if user_code_of(node) not in self.elsewhere:
                 batch = replace(batch, answers=max_turns(node), workers=self.program.worker_count(user_code_of(node)))
             yield batch
+            played = list(attribute_value(node, "models")) if NODES[node.op].foreign else []
+            # A model plays each of its players in a sequence of its own; the environment answers once.
+            yield from [replace(batch, answers=0)] * (played.count(played[0]) - 1 if played else 0)
             return
         nodes = [
             reading for reading in (node, *(node.region.nodes if node.regions else ())) if NODES[reading.op].scores
@@ -397,7 +411,7 @@ class _TaskList:
             share = (drawn if node.attr("replace") else min(drawn, axis)) / max(1.0, axis)
             for name, value in zip(node.inputs[1:], node.outputs, strict=True):
                 self.copy_axis_sizes(self.types[name], value.type, share)
-        elif node.op == "pick":
+        elif node.op in ("pick", "player"):
             self.copy_axis_sizes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
         elif node.op == "pairs":
             pairs = axis_of(node.outputs[0].type)

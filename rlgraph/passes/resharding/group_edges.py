@@ -123,6 +123,8 @@ class _Walk:
 
     def group_of_node(self, node: Node, inherited: str) -> str:
         """Return the group that does a node's work; `inherited` where it needs no model or code."""
+        if operation := NODES[node.op].done_where:
+            return self.plan.group_for(str(node.attr("model")), operation, "").name
         code_group = None if NODES[node.op].uses_model else self.plan.group_of_code(user_code_of(node))
         if code_group is not None:
             return code_group.name
