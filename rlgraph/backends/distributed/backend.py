@@ -202,25 +202,21 @@ class DistributedBackend(StepRunner):
         lent = stack.enter_context(
             self.weights.lend_weights(model, group, node, frame.step, refreshes, replica, together)
         )
-        beside = [frame.values[name] for name in models_beside(node)]
-        for other in beside:
-            stack.enter_context(self.weights.lend_weights(other, group, node, frame.step, copy=replica))
-        shifting = self.weights.beds.offload_change_for(model, group, replica, beside)
-        sampled = lent.version, lent.refresh_state, replica, lent.wait_for_arrival, lent.weights_key, shifting
-        request = NodeRequest(node, frame, group, *sampled)
+        beside = [*(frame.values[name] for name in models_beside(node)), *other_players_models(node, frame.types)]
         others = {
             other: stack.enter_context(self.weights.lend_weights(other, group, node, frame.step, copy=replica))
-            for other in other_players_models(node, frame.types)
+            for other in dict.fromkeys(beside)
         }
-        if not others:
-            return request
+        shifting = self.weights.beds.offload_change_for(model, group, replica, [*others])
 
         def wait_for_arrival() -> None:
             for weights in (lent, *others.values()):
                 weights.wait_for_arrival()
 
+        waiting = wait_for_arrival if others else lent.wait_for_arrival
+        sampled = lent.version, lent.refresh_state, replica, waiting, lent.weights_key, shifting
         versions = {other: weights.version for other, weights in others.items()}
-        return replace(request, wait_for_arrival=wait_for_arrival, other_versions=versions)
+        return NodeRequest(node, frame, group, *sampled, other_versions=versions)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
         """Whether newer weights come to a group while it does a node's work: the program lets rows span versions, and
