@@ -190,7 +190,8 @@ def _total_norm(gradients: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
         total: Tensor = torch.nn.utils.get_total_norm(gradients)
         return total
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def _like_target(gradient: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""Policy gradients whose advantages are of the turns of episodes, written from their formulas.
+
+As in `formulas.py`, every sum is a loop, and every log-probability is computed here. What is a turn is read from the
+tokens: those that the model wrote one behind the other.
+
+    r_t  reward of a turn     s_t  what the environment said before it     mu, lp  log-probability when sampled, now
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from formulas import (
+    Group,
+    Model,
+    Row,
+    Step,
+    begin,
+    clipped,
+    frozen_logprobs,
+    group_advantages,
+    k3,
+    mean,
+    rewards_to_come,
+    sample,
+    slices,
+)
+from torch import Tensor
+
+
+@dataclass
+class Turn:
+    """A turn of an episode."""
+
+    state: Hashable
+    """The tokens that the environment wrote before it."""
+    places: list[int]
+    """The model's tokens in it, counted among those of the episode."""
+
+
+def turns_of(row: Row, asked: int) -> list[Turn]:
+    """The turns of an episode, which begins with so many tokens of its prompt."""
+    turns: list[Turn] = []
+    heard: list[int] = []
+    number = 0
+    for place, (token, written) in enumerate(zip(row.tokens, row.written, strict=True)):
+        if not written:
+            heard += [token] if place >= asked else []
+            continue
+        if place == 0 or not row.written[place - 1]:
+            turns.append(Turn(tuple(heard), []))
+            heard = []
+        turns[-1].places.append(number)
+        number += 1
+    return turns
+
+
+def gigpo(
+    actor: Model,
+    ref: Model,
+    groups: list[Group],
+    asked: list[int],
+    *,
+    eps: float,
+    beta: float,
+    gamma: float,
+    omega: float,
+    lr: float,
+    parts: int,
+) -> Step:
+    """arXiv 2505.10978, equations 3 to 9: A_t = A(episode) + omega A(turn among the turns of its prompt's episodes with
+    the same state); mean over turns of the mean over tokens of -min(...) + beta k3.
+
+    asked: the tokens of each prompt."""
+    begin(actor)
+    sample(actor, groups)
+    step = Step()
+    adv: list[list[list[float]]] = []
+    alike: list[float] = []
+    for group, prompt in zip(groups, asked, strict=True):
+        of_episode = group_advantages([sum(row.rewards) for row in group])
+        turns = [turns_of(row, prompt) for row in group]
+        assert [len(of_row) for of_row in turns] == [len(row.rewards) for row in group]
+        to_come = [rewards_to_come(row.rewards, gamma) for row in group]
+        same: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        for i, of_row in enumerate(turns):
+            for t, turn in enumerate(of_row):
+                same[turn.state].append((i, t))
+        adv.append([[a] * len(of_row) for a, of_row in zip(of_episode, turns, strict=True)])
+        for members in same.values():
+            alike += [float(len(members))] * len(members)
+            of_turns = group_advantages([to_come[i][t] for i, t in members])
+            for (i, t), a in zip(members, of_turns, strict=True):
+                adv[-1][i][t] += omega * a
+    ref_logp = [[frozen_logprobs(ref, row) for row in group] for group in groups]
+    for part in slices(len(groups), parts):
+        total: Tensor | float = 0.0
+        count = 0
+        for g in part:
+            for i, row in enumerate(groups[g]):
+                lps = actor.logprobs(row)
+                for t, turn in enumerate(turns_of(row, asked[g])):
+                    terms = []
+                    for at in turn.places:
+                        ratio, a = torch.exp(lps[at] - row.mu[at]), adv[g][i][t]
+                        surrogate = clipped(ratio, a, eps, eps)
+                        step.clips += bool(surrogate < ratio * a)
+                        terms.append(-surrogate + beta * k3(lps[at], ref_logp[g][i][at]))
+                    total, count = total + sum(terms) / len(terms), count + 1
+        step.trained("actor", actor.train(total / count if count else 0.0, lr))
+    rows = [row for group in groups for row in group]
+    step.metrics = {
+        "reward": mean([math.fsum(row.rewards) for row in rows]),
+        "turns": mean([float(len(row.rewards)) for row in rows]),
+        "alike": mean(alike),
+    }
+    step.values = {"adv": [a for group in adv for of_row in group for a in of_row]}
+    return step
