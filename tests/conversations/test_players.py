@@ -18,6 +18,7 @@ from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import ProgramError, RunError
+from rlgraph.explain.simulate import simulate
 from tests.conversations.files import user
 from tests.conversations.test_turns import OWN, SHAPE, codec
 
@@ -119,7 +120,7 @@ def test_each_player_has_its_own_tokens(folder: Path) -> None:
 def _actions(table: TableData) -> list[list[list[int]]]:
     """The actions of each row, turn by turn: runs of tokens with loss."""
     assert table.sequences is not None
-    found = []
+    found: list[list[list[int]]] = []
     for row, scored in zip(table.sequences.rows(), table.sequences.scored_by_row(), strict=True):
         actions: list[list[int]] = []
         for place, (token, mine) in enumerate(zip(row, scored, strict=True)):
@@ -278,9 +279,8 @@ def test_players_in_different_processes_are_refused(folder: Path) -> None:
         "pool left = 1 devices\npool right = 1 devices\n"
         "place actor on left(engine=transformers)\nplace rival on right(engine=transformers)\n"
     )
-    made = compiled(text, {}, schedule, folder)
     with pytest.raises(ProgramError) as caught:
-        RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
+        compiled(text, {}, schedule, folder).plan  # noqa: B018
     [problem] = caught.value.diagnostics
     assert problem.code == "E0839" and "place actor.interact, rival.interact on POOL" in problem.hint
 
@@ -292,3 +292,14 @@ def test_one_model_may_play_all_where_steps_overlap(folder: Path, tmp_path: Path
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)) as backend:
         checked = traced(made, list(backend.run_steps(2)), tmp_path / "run")
     assert checked.accepted and checked.trained and checked.sampled
+
+
+def test_a_simulated_step_counts_every_player(folder: Path) -> None:
+    """Each further player of a model takes as long."""
+    text = PROGRAM.replace("BLACK", "actor")
+    seconds = []
+    for players in ("black=actor", "black=actor, red=actor"):
+        made = compiled(text.replace("black=actor", players), {}, together(compile_text(text)), folder)
+        [played] = {work.parts["other players"] for work in simulate(made).works if work.op == "interact"}
+        seconds.append(played)
+    assert 0 < seconds[0] < seconds[1] == pytest.approx(2 * seconds[0])

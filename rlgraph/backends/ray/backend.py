@@ -19,7 +19,6 @@ from rlgraph.backends.ray.agent_placement import agent_placement_errors
 from rlgraph.backends.ray.cluster import start_processes
 from rlgraph.backends.ray.cluster_checkpoints import ClusterCheckpoints
 from rlgraph.backends.ray.failures import CallContext, is_process_lost
-from rlgraph.backends.ray.player_placement import player_placement_errors
 from rlgraph.backends.ray.progress_poll import ProgressPoll
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.row_refs import PieceRef, ValueRef
@@ -34,6 +33,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Program, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
+from rlgraph.passes.placement.player_placement import player_placement_errors
 from rlgraph.passes.rewrites.accumulate import with_accumulation
 from rlgraph.passes.rewrites.admission_order import with_admission
 

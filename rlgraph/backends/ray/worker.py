@@ -482,8 +482,9 @@ class Worker(RankRows):
             admission = Admission(
                 order.number, order.shares_batch, may_be_given_up=bool(order.parts), partial_rows=begun
             )
-        versions = {"version": order.version, "other_versions": order.other_versions}
-        return self.fill_frame(Frame(self.types[phase], order.step, admission=admission, **versions), order)
+        frame = Frame(self.types[phase], order.step, version=order.version, admission=admission)
+        frame.other_versions = order.other_versions
+        return self.fill_frame(frame, order)
 
     # Values that live across steps
 

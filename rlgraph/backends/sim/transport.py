@@ -41,7 +41,7 @@ from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import StateHandle
-from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
+from rlgraph.ops.nodes import NODES, attribute_value, inputs_read, model_of, rows_per_input, user_code_of
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
@@ -128,7 +128,7 @@ class SimTransport:
                 )
                 slowest = max((shard.result_alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
                 rows = SamplingRows(replica_rows, last_end, slowest.seconds)
-                answering = self.environment_seconds(node, order, made)
+                answering = self.environment_seconds(node, order, made) | self.other_players_seconds(order, made)
                 alone = cost_parts(slowest) | answering
             else:
                 alone = cost_parts(self.work_cost(order, made, batches))
@@ -162,11 +162,25 @@ class SimTransport:
         busiest = ceil(rows / self.program.worker_count(user_code_of(node)))
         return {"environment": self.log.predictor.host_work_cost(node.op, turns * busiest).seconds}
 
-    def rows_by_replica(self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int) -> list[ReplicaRows]:
+    def other_players_seconds(self, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
+        """Return the seconds of the players of episodes besides the first one, each in a sequence of its own, as a part
+        of its order; nothing for work without players."""
+        if not NODES[order.node.op].foreign or not (models := attribute_value(order.node, "models")):
+            return {}
+        shared = shard_fake_rows(made.values[order.node.name], order)
+        seconds = [
+            max(rows.result_alone.cost.seconds for rows in self.rows_by_replica(order, shared, order.copy or 0, model))
+            for model in models[1:]
+        ]
+        return {"other players": sum(seconds)}
+
+    def rows_by_replica(
+        self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int, player: str = ""
+    ) -> list[ReplicaRows]:
         """Return for each replica of a group, from one of them on, the rows that it samples, in the order in which they
-        begin; replicas without rows take no time."""
+        begin; replicas without rows take no time. player: the model that samples; "": the node's first one."""
         node, replica_rows = order.node, list[ReplicaRows]()
-        model, kept, samples = order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
+        model, kept, samples = player or order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
             first = rows.prompt_begin_order(kept)
             prompts, answers = (

@@ -17,6 +17,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.plan_file import PlanFile, Sections
+from rlgraph.passes.placement.player_placement import refuse_apart_players
 from rlgraph.passes.rewrites.pipeline import PassResult
 from rlgraph.user_code.files import SearchFolders
 
@@ -105,7 +106,9 @@ class Compilation:
             return PlannedProgram(
                 self.choice.plan, self.choice.question.shapes, plan_warnings(self.choice, self.schedule)
             )
-        return place_program(self.program, self.schedule, self.folders, self._machine)
+        placed = place_program(self.program, self.schedule, self.folders, self._machine)
+        refuse_apart_players(self.program, placed.plan)
+        return placed
 
     @property
     def _machine(self) -> Machine:
@@ -123,7 +126,9 @@ class Compilation:
 
         if self.target is None:
             raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
-        return choose_plan(self.program, self.schedule, self.folders, self.target)
+        choice = choose_plan(self.program, self.schedule, self.folders, self.target)
+        refuse_apart_players(self.program, choice.plan)
+        return choice
 
     @property
     def plan(self) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlgraph.errors import Diagnostic
+from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.types import StateHandle
@@ -35,3 +35,9 @@ def player_placement_errors(program: Program, plan: Plan) -> list[Diagnostic]:
                 hint = f"place them on the same devices: `place {first}.interact, {other}.interact on POOL`"
                 errors[first, other] = Diagnostic("E0839", message, node.span, hint)
     return [*errors.values()]
+
+
+def refuse_apart_players(program: Program, plan: Plan) -> None:
+    """Raise ProgramError where models that play in the same episodes act in different processes."""
+    if errors := player_placement_errors(program, plan):
+        raise ProgramError(errors)
