@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from scheduled import apart, compiled, debug_metrics, together
-from tiny import compile_text, data_folder, run_text, shipped, weights
+from tiny import ALGORITHMS, compile_text, data_folder, run_text, shipped, weights
 
+import rlgraph
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import ModelHolding
 
@@ -21,6 +22,7 @@ CHANGES = {
     "teacher": f"frozen({CAUSAL.format('master')})",
     "prompts": 'jsonl("prompts.jsonl", batch=5)',
 }
+GKD_FILE = ALGORITHMS / "gkd.rlf"
 GKD = shipped("gkd", {"max_tokens=512": "max_tokens=5", "lr=1e-5": "lr=0.02"})
 OF_ONE = """
 algorithm one
@@ -114,3 +116,20 @@ def test_models_that_are_not_together(folder: Path, schedule: str, code: str) ->
     with pytest.raises(ProgramError) as caught:
         compiled(GKD, CHANGES, schedule, folder)
     assert code in {diagnostic.code for diagnostic in caught.value.diagnostics}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "student", "master"),
+    [("1x8:h100-80gb", "0.5B", "3B"), ("1x8:h100-80gb", "7B", "32B")],
+)
+def test_a_search_keeps_models_together_that_are_read_together(cluster: str, student: str, master: str) -> None:
+    """Split alike, too: the small one as the large one needs it."""
+    sizes = {"student": student, "master": master}
+    made = rlgraph.compile(GKD_FILE, {n: f'"Qwen/Qwen2.5-{size}"' for n, size in sizes.items()}, cluster=cluster)
+    roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+    assert roles["teacher", "distribution"] == roles["actor", "train"]
+
+
+def test_models_whose_vocabularies_differ_have_no_plan() -> None:
+    with pytest.raises(ProgramError, match="`actor` has 151936, `teacher` has 152064"):
+        rlgraph.compile(GKD_FILE, {"master": '"Qwen/Qwen2.5-7B"'}, cluster="1x8:h100-80gb")

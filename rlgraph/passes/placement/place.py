@@ -220,8 +220,8 @@ class _Placer:
             hint = f"`place {work} on {home.pool}(engine={able[0].name})`" if able else ""
             shapes = {model: shape for model, _ in together if isinstance(shape := self.shapes.get(model), Shape)}
             if len({shape.vocab for shape in shapes.values()}) > 1:
-                heads = quoted_list([f"{model} {shape.vocab}" for model, shape in shapes.items()], "and")
-                message = f"a sum over the vocabulary is of models with as many outputs, and these have others: {heads}"
+                heads = ", ".join(f"`{model}` has {shape.vocab}" for model, shape in shapes.items())
+                message = f"a sum over the vocabulary is of models with as many outputs, and {heads}"
                 yield Diagnostic("E0318", message, span, "take models of one family with one `vocab_size`")
             elif len(keys) > 1:
                 message = f"{shown} read models together, for a sum over the vocabulary, and are placed apart"
