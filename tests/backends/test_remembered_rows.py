@@ -197,3 +197,25 @@ def test_keys_of_two_kinds_and_rows_without_one_are_named(folder: Path) -> None:
         Run(compile_text(text), folder).steps(2)
     said = "`task` of prompts row 2, sample 0 is null, and no key"
     assert "error[E0735]" in str(raised.value) and said in str(raised.value) and "^^^" in str(raised.value)
+
+
+def test_pushed_columns_are_texts_and_of_what_rows_lie_in(folder: Path) -> None:
+    text = f"""{HEAD}buffer past  = fifo(capacity=24)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5)
+    push past(rollout, asked=prompts.prompt, at=prompts.place, most=max(rollout.length, by=prompts), all=3)
+    old     = past.sample(24)
+    train actor(lr=0.01, eps=0.01):
+        minimize mean(-actor.logprobs(old))
+    report rows = size(old.at), asked = count(old.asked == old.prompt), at = count(old.at == old.place)
+    report longer = max(old.length - old.most), most = sum(old.most), three = sum(old.all)
+"""
+    steps = Run(compile_text(text), folder).steps(4)
+    pushed: list[list[int]] = []
+    for seen in steps:
+        lengths = seen.values["rollout"].sequences.scored_counts().tolist()
+        pushed += [[max(lengths[at : at + 2])] * 2 for at in range(0, len(lengths), 2)]
+        rows = min(24, 2 * len(pushed))
+        assert seen.metrics["rows"] == seen.metrics["asked"] == seen.metrics["at"] == seen.metrics["three"] / 3 == rows
+        assert seen.metrics["longer"] == 0
+        assert seen.metrics["most"] == sum([most for two in pushed for most in two][-24:])
