@@ -40,6 +40,9 @@ _ADVICE = ". Compile the program again, with `{}` and `--emit plan`"
 _PROCESSES = " or ".join(f"`--backend {spec.name}`" for spec in BACKENDS.values() if spec.processes)
 
 
+_DEVICE = f"Of the models: cpu, cuda, cuda:1. With {_PROCESSES} hard:8x80GB: a CPU that refuses what GPUs would.  "
+device_option = click.option("--device", metavar="NAME", help=f"{_DEVICE}[default: a GPU if there is one]")
+resumed_device_option = click.option("--device", metavar="NAME", help=f"{_DEVICE}[default: as it was begun]")
 save_every_option = click.option(
     "--save-every",
     metavar="N",
@@ -153,12 +156,7 @@ _GROUPS = {
     "[default: runs/NAME-1, -2, ...; runs/NAME-sweep]",
 )
 @click.option("--overwrite", is_flag=True, help="DIR may hold an earlier run: it is removed.")
-@click.option(
-    "--device",
-    metavar="NAME",
-    help=f"Of the models: cpu, cuda, cuda:1. With {_PROCESSES} hard:8x80GB: a CPU that refuses what GPUs would.  "
-    "[default: a GPU if there is one]",
-)
+@device_option
 @click.option("--threads", type=click.IntRange(1), help="Of this machine's cores.  [default: all]")
 @click.option("--token-budget", type=click.IntRange(1), help="Padded tokens of a micro-batch at most.")
 @click.option(
@@ -286,6 +284,7 @@ def _run(
 @rlgraph.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--steps", type=click.IntRange(1), help="How often the main step runs, with the steps that are done.")
+@resumed_device_option
 @save_every_option
 @keep_option
 @keep_best_option

@@ -288,6 +288,8 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", source_span(model), hint)
             ) from None
+        except torch.OutOfMemoryError as error:
+            raise device_full_error(error, f"loading `{model.name}`", source_span(model)) from None
         meter: WorkMeter | None = getattr(engine, "meter", None)
         if meter is not None:
             meter.tell = lambda done, total, tokens: self.progress(done, total, "row", tokens)

@@ -105,10 +105,10 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
 
 @contextmanager
 def refuse_on_error(model: nn.Module) -> Iterator[None]:
-    """Turn errors inside the model's own code into a ModelRefused."""
+    """Turn errors inside the model's own code into a ModelRefused; that a device has no room is none of these."""
     try:
         yield
-    except EngineError:
+    except (EngineError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         first = first_line(error)
