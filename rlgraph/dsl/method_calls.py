@@ -234,7 +234,10 @@ def sample_rows(
     if isinstance(source, TableValue) and source.type.start != "text":
         kind = replace(kind, start="tokens")
     if called.environment:
-        kind = replace(kind, extra=_environment_columns(context, expr, kind))
+        columns = _environment_columns(context, expr, kind)
+        # A number of an agent's that is called as a player is that one's reward.
+        players = options.get("players") or ()
+        kind = replace(kind, extra=tuple(pair for pair in columns if pair[0] not in players))  # type: ignore[operator]
     kind = replace(kind, extra=(*kind.extra, *((name, Tensor("any", row)) for name in extra)))
     attrs = {**options, "key": label}
     if not attrs["min_p"]:

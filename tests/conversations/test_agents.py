@@ -413,3 +413,50 @@ def test_an_agent_is_refused_away_from_the_process_that_it_asks(tmp_path: Path) 
             rlgraph.compile(tmp_path / "t.rlf", {}, schedule=str(tmp_path / "t.rls")).run(
                 1, progress=False, backend="ray"
             )
+
+
+JUDGED = '''
+def solve(row, model):
+    """A solver that is asked twice, and a judge that hears each answer; an unknown model is refused."""
+    messages, chances, made = [user(row["question"])], {"solver": 0.0, "judge": 0.0}, {"solver": 0, "judge": 0}
+    assert model == "solver" and "judge" in chat(messages, model="nobody")["error"]["message"]
+    for turn in range(2):
+        choice = chat(messages, model="solver")["choices"][0]
+        judged = chat([user("Right? " + choice["message"]["content"])], model="judge")["choices"][0] if turn else None
+        for name, one in (("solver", choice), ("judge", judged)):
+            tokens = one["logprobs"]["content"] if one else []
+            made[name] += len(tokens)
+            chances[name] += sum(token["logprob"] for token in tokens)
+        messages += [choice["message"], user("and")]
+    return {"solver": 1.0, "judge": -2.0, "solved": chances["solver"], "judged": chances["judge"],
+            "more": float(made["judge"])}
+'''
+
+
+def test_an_agent_asks_several_models_by_name(tmp_path: Path) -> None:
+    """Each model has what it was answered, token for token, with its own log-probabilities and reward."""
+    text = program(tmp_path, JUDGED, options=', returns=["solver", "judge", "solved", "judged", "more"]')
+    start, train = text.index("step:"), text.index("    train actor")
+    declared = text[:start].replace("model ref = frozen(actor)", "model critic = " + _model(text, "seed=3, "))
+    body = """step:
+    games = interact(bot, rows, solver=actor, judge=critic, n=2, max_turns=8, max_tokens=400)
+    solver = max(abs(actor.logprobs(games.solver) - games.solver.logprobs), token)
+    judge = max(abs(critic.logprobs(games.judge) - games.judge.logprobs), token)
+    report off = max(solver + judge), turns = mean(games.turns), others = mean(games.judge.turns)
+    report gain = mean(sum(games.reward, turn)), loss = mean(sum(games.judge.reward, turn))
+    report solved = max(abs(sum(games.logprobs, token) - games.solved)), refused = mean(games.refused)
+    report judged = max(abs(sum(games.judge.logprobs, token) - games.judged)), asked = mean(games.requests)
+    report more = max(abs(games.judge.length - games.more))
+"""
+    assert train > start
+    (seen,) = Run(compile_text(declared + body), tmp_path).steps(1)
+    told = seen.metrics
+    assert told["turns"] == 2 and told["others"] == 1 and told["asked"] == 3 and told["refused"] == 1
+    assert told["gain"] == 1 and told["loss"] == -2 and told["more"] == 0
+    assert max(told["off"], told["solved"], told["judged"]) < 1e-5
+
+
+def _model(text: str, seed: str) -> str:
+    """The model of a program with other weights."""
+    line = next(line for line in text.splitlines() if line.startswith("model actor"))
+    return line.partition("= ")[2].replace('random("qwen2", ', f'random("qwen2", {seed}')

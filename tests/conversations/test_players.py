@@ -303,3 +303,13 @@ def test_a_simulated_step_counts_every_player(folder: Path) -> None:
         [played] = {work.parts["other players"] for work in simulate(made).works if work.op == "interact"}
         seconds.append(played)
     assert 0 < seconds[0] < seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_the_example_plays(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "examples" / "self_play"
+    for file in folder.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_text(file.read_text("utf-8"), "utf-8")
+    text = (folder / "self_play.rlf").read_text("utf-8").replace("n=32", "n=2").replace("every 10", "every 2")
+    seen = Run(compile_text(text), tmp_path).steps(2)[1].metrics
+    assert {"begins", "answers", "white"} <= set(seen) and seen["turns"] >= 1

@@ -17,7 +17,7 @@ from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.agent_play import AgentEpisode, AgentPlay, AskedRequest, failures_of, numbers_of
 from rlgraph.backends.worker.agent_requests import RequestRefused
-from rlgraph.backends.worker.agent_tree import AgentTree, NextTurn
+from rlgraph.backends.worker.agent_tree import AgentTree, AnswerCount, NextTurn
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.session import Session, SessionModel
@@ -34,120 +34,163 @@ _SEED_MIX = 0x9E3779B97F4A7C15
 class PlayedEpisodes:
     """What became of episodes of an agent."""
 
-    lines: list[GrowingEpisode]
-    asked: tuple[Any, ...]
-    """What each begins with."""
+    lines: Mapping[str, list[GrowingEpisode]]
+    """Of each model that it asks, by the name by which it asks it."""
+    asked: Mapping[str, tuple[Any, ...]]
+    """What each of these begins with."""
     columns: Mapping[str, Tensor]
-    """What is known of each besides."""
+    """What is known of each episode besides."""
 
 
 def play_agent(
-    how: ActionSampling, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], agent: Agent
+    sampling: Mapping[str, ActionSampling],
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Any],
+    agent: Agent,
 ) -> PlayedEpisodes:
-    """Play an episode for each row. prompts: of the rows, for those in which nothing is asked."""
-    node, session, model, ids = how.node, how.session, how.model, how.ids
-    codec = model.engine.codec
-    seeds = how.frame.step.row_random_numbers(node.attr("key"), ids, "agent")
+    """Play an episode for each row. sampling: how each model is sampled, by the name by which the agent asks it; of one
+    alone any name will do. prompts: of the rows, for those in which nothing is asked."""
+    first = next(iter(sampling.values()))
+    node, session, ids = first.node, first.session, first.ids
+    seeds = first.frame.step.row_random_numbers(node.attr("key"), ids, "agent")
+    counts = [AnswerCount() for _ in ids]
     episodes = [
-        AgentEpisode(
-            row_label(row),
-            data,
-            int(seed >> np.uint64(33)),
-            AgentTree(node, row_label(row), codec, data, agent.branches, model.max_row_tokens),
-        )
-        for row, data, seed in zip(ids, rows, seeds, strict=True)
+        AgentEpisode(row_label(row), data, int(seed >> np.uint64(33)), _trees(sampling, agent, row, data, count))
+        for row, data, seed, count in zip(ids, rows, seeds, counts, strict=True)
     ]
-    with AgentPlay(agent, session.agent_server, model.model.name, episodes) as play:
-        (_answer_as_they_come if how.takes_rows_meanwhile else _answer_in_rounds)(how, play)
+    with AgentPlay(agent, session.agent_server, [*sampling], episodes) as play:
+        (_answer_as_they_come if first.takes_rows_meanwhile else _answer_in_rounds)(sampling, play)
     _note_failures(node, session, episodes, agent)
     numbers = [numbers_of(episode, agent) for episode in episodes]
-    lines = [_line(node, model, episode, reward[0]) for episode, reward in zip(episodes, numbers, strict=True)]
-    begins = [prompt if e.tree.line is None else e.tree.asked for e, prompt in zip(episodes, prompts, strict=True)]
+    lines, begins = dict[str, list[GrowingEpisode]](), dict[str, tuple[Any, ...]]()
+    for name, how in sampling.items():
+        # A number that is called as a model is that one's reward; the others have the first number.
+        place = agent.returns.index(name) if name in agent.returns else 0
+        lines[name] = [
+            _line(node, how.model, episode, name, made[place]) for episode, made in zip(episodes, numbers, strict=True)
+        ]
+        trees = [episode.trees[name] for episode in episodes]
+        begins[name] = tuple(
+            prompt if tree.line is None else tree.asked for tree, prompt in zip(trees, prompts, strict=True)
+        )
     columns = {
-        "requests": torch.tensor([e.tree.answers for e in episodes], dtype=torch.long),
+        "requests": torch.tensor([count.answers for count in counts], dtype=torch.long),
         "refused": torch.tensor([e.refused for e in episodes], dtype=torch.long),
         "died": torch.tensor([e.failure is not None and not e.stalled for e in episodes], dtype=torch.bool),
         "stalled": torch.tensor([e.stalled for e in episodes], dtype=torch.bool),
     }
     for place, name in enumerate(agent.returns[1:], 1):
+        if name in sampling:
+            continue
         values = [row[place] for row in numbers]
         columns[name] = finite_numbers(values, partial(_number_name, name, ids), node.span, session.dtype)
-    return PlayedEpisodes(lines, tuple(begins), columns)
+    return PlayedEpisodes(lines, begins, columns)
+
+
+def _trees(
+    sampling: Mapping[str, ActionSampling], agent: Agent, row: RowId, data: Mapping[str, Any], count: AnswerCount
+) -> dict[str, AgentTree]:
+    return {
+        name: AgentTree(
+            how.node, row_label(row), how.model.engine.codec, data, agent.branches, how.model.max_row_tokens, count
+        )
+        for name, how in sampling.items()
+    }
 
 
 def _number_name(name: str, ids: Sequence[RowId], place: int) -> str:
     return f"`{name}` of {row_label(ids[place])}"
 
 
-def _answer_in_rounds(how: ActionSampling, play: AgentPlay) -> None:
+def _answer_in_rounds(sampling: Mapping[str, ActionSampling], play: AgentPlay) -> None:
     """Answer the requests that wait together, and then those that have come meanwhile, until all episodes are over."""
     places = _places(play)
     while (asked := play.next_requests()) is not None:
         begun = _begin(play, asked)
-        wanted = [(places[one.episode], one.request.seed, turn) for one, turns in begun for turn in turns]
-        made = iter(_sample(how, wanted))
-        for one, turns in begun:
-            _end(how, play, one, turns, [next(made) for _ in turns])
+        wanted = [_Wanted(places[one.episode], one.request.seed, name, turn) for one, name, t in begun for turn in t]
+        made = iter(_sample(sampling, wanted))
+        for one, name, turns in begun:
+            _end(play, one, name, turns, [next(made) for _ in turns])
 
 
-def _answer_as_they_come(how: ActionSampling, play: AgentPlay) -> None:
+def _answer_as_they_come(sampling: Mapping[str, ActionSampling], play: AgentPlay) -> None:
     """Answer each request as soon as it is sampled, beside those that come meanwhile, until all episodes are over. This
     thread alone writes and reads texts; others wait for the engine."""
     places = _places(play)
-    going: dict[Future[list[SampledTurn]], tuple[AskedRequest, list[NextTurn]]] = {}
+    going: dict[Future[list[SampledTurn]], _Begun] = {}
     with ThreadPoolExecutor(max(1, play.most_at_once)) as threads:
         while (asked := play.next_requests(gathers=False)) is not None:
-            for one, turns in _begin(play, asked):
-                sampling = threads.submit(
-                    _sample, how, [(places[one.episode], one.request.seed, turn) for turn in turns]
-                )
-                going[sampling] = one, turns
-                sampling.add_done_callback(lambda _: play.wake())
-            for sampling in [sampling for sampling in going if sampling.done()]:
-                _end(how, play, *going.pop(sampling), sampling.result())
+            for one, name, turns in _begin(play, asked):
+                wanted = [_Wanted(places[one.episode], one.request.seed, name, turn) for turn in turns]
+                sampled = threads.submit(_sample, sampling, wanted)
+                going[sampled] = one, name, turns
+                sampled.add_done_callback(lambda _: play.wake())
+            for sampled in [sampled for sampled in going if sampled.done()]:
+                _end(play, *going.pop(sampled), sampled.result())
         # Answers to episodes that were ended meanwhile.
-        for sampling, (one, turns) in going.items():
-            _end(how, play, one, turns, sampling.result())
+        for sampled, begun in going.items():
+            _end(play, *begun, sampled.result())
 
 
 def _places(play: AgentPlay) -> dict[AgentEpisode, int]:
     return {episode: place for place, episode in enumerate(play.episodes)}
 
 
-def _begin(play: AgentPlay, asked: Sequence[AskedRequest]) -> list[tuple[AskedRequest, list[NextTurn]]]:
-    """Return the requests that can be answered, with the turns that are to be sampled; the others are refused."""
+_Begun = tuple[AskedRequest, str, list[NextTurn]]
+"""A request that can be answered, the name of the model that it asks, and the turns that are to be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A turn that is to be sampled."""
+
+    place: int
+    """The place of its episode."""
+    seed: int | None
+    """The seed that it was asked with."""
+    name: str
+    """The name of the model that is asked."""
+    turn: NextTurn
+
+
+def _begin(play: AgentPlay, asked: Sequence[AskedRequest]) -> list[_Begun]:
+    """Return the requests that can be answered; the others are refused."""
     begun = []
     for one in asked:
         try:
-            begun.append((one, one.episode.tree.begin_turns(one.request)))
+            name = _asked_model(play, one)
+            begun.append((one, name, one.episode.trees[name].begin_turns(one.request)))
         except RequestRefused as refused:
             play.answer(one, refused)
     return begun
 
 
-def _end(
-    how: ActionSampling, play: AgentPlay, one: AskedRequest, turns: Sequence[NextTurn], made: Sequence[SampledTurn]
-) -> None:
-    play.answer(one, one.episode.tree.end_turns(one.request, turns, made, how.model.model.name))
+def _asked_model(play: AgentPlay, one: AskedRequest) -> str:
+    """Return the name of the model that a request asks. Raises RequestRefused where there is none of that name."""
+    name = one.request.model
+    if len(play.models) == 1 or name in play.models:
+        return name if name in play.models else play.models[0]
+    known = ", ".join(f"`{other}`" for other in play.models)
+    raise RequestRefused(f"no model is called `{name}` here: there are {known}", "model_not_found", 404)
+
+
+def _end(play: AgentPlay, one: AskedRequest, name: str, turns: Sequence[NextTurn], made: Sequence[SampledTurn]) -> None:
+    play.answer(one, one.episode.trees[name].end_turns(one.request, turns, made, name))
 
 
 @torch.no_grad()
-def _sample(how: ActionSampling, wanted: Sequence[tuple[int, int | None, NextTurn]]) -> list[SampledTurn]:
-    """Sample turns, and return what was sampled for each. wanted: for each the place of its episode, the seed that it
-    was asked with, and the turn."""
+def _sample(sampling: Mapping[str, ActionSampling], wanted: Sequence[_Wanted]) -> list[SampledTurn]:
+    """Sample turns, and return what was sampled for each: those of a model together, by whatever name it is asked."""
     made: list[SampledTurn | None] = [None] * len(wanted)
-    for room, group in _groups([turn for _, _, turn in wanted], how.model.max_row_tokens):
-        places, turns = [wanted[index][0] for index in group], [wanted[index][2] for index in group]
-        keys = np.concatenate(
-            [
-                _seeded(how.random_numbers([place], turn.number), seed)
-                for place, seed, turn in map(wanted.__getitem__, group)
-            ]
-        )
-        encoded = [turn.line.tokens for turn in turns]
-        sampled = how.sample(places, [turn.number for turn in turns], encoded, keys, room)
-        for index, turn_made in zip(group, sampled, strict=True):
-            made[index] = turn_made
+    for how in {how.model.model.name: how for how in sampling.values()}.values():
+        mine = [at for at, one in enumerate(wanted) if sampling[one.name].model is how.model]
+        for room, group in _groups([wanted[at].turn for at in mine], how.model.max_row_tokens):
+            ones = [wanted[mine[at]] for at in group]
+            keys = np.concatenate([_seeded(how.random_numbers([one.place], one.turn.number), one.seed) for one in ones])
+            places, encoded = [one.place for one in ones], [one.turn.line.tokens for one in ones]
+            sampled = how.sample(places, [one.turn.number for one in ones], encoded, keys, room)
+            for at, turn_made in zip(group, sampled, strict=True):
+                made[mine[at]] = turn_made
     return [turn for turn in made if turn is not None]
 
 
@@ -169,9 +212,10 @@ def _seeded(keys: np.ndarray, seed: int | None) -> np.ndarray:
     return keys if seed is None else keys ^ np.uint64((seed * _SEED_MIX + 1) % (1 << 64))
 
 
-def _line(node: Node, model: SessionModel, episode: AgentEpisode, reward: float) -> GrowingEpisode:
-    """Return what is learned from: the line of the last answer, with the reward at its end."""
-    line = episode.tree.line
+def _line(node: Node, model: SessionModel, episode: AgentEpisode, name: str, reward: float) -> GrowingEpisode:
+    """Return what a model learns from: the line of its last answer, with the reward at its end. name: by which it is
+    asked."""
+    line = episode.trees[name].line
     if line is None:
         start = model.engine.codec.start_id or 0
         line = GrowingEpisode(node, episode.name, model.engine.codec, [start], "", False, (), {}, False)

@@ -31,8 +31,9 @@ _OVER = "the episode is over"
 class AgentEpisode:
     """One episode that an agent plays."""
 
-    def __init__(self, name: str, row: Mapping[str, Any], seed: int, tree: AgentTree) -> None:
-        self.name, self.row, self.seed, self.tree = name, row, seed, tree
+    def __init__(self, name: str, row: Mapping[str, Any], seed: int, trees: Mapping[str, AgentTree]) -> None:
+        """trees: what each model is asked, by the names by which the agent asks them."""
+        self.name, self.row, self.seed, self.trees = name, row, seed, trees
         self.worker: Worker | None = None
         """The process that plays it."""
         self.over = False
@@ -86,12 +87,12 @@ class AgentPlay:
         self,
         agent: Agent,
         server: AgentServer,
-        model: str,
+        models: Sequence[str],
         episodes: Sequence[AgentEpisode],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """model: the name of the model that is asked."""
-        self.agent, self.server, self.model, self.episodes, self.clock = agent, server, model, episodes, clock
+        """models: the names by which models are asked, the first one that of whom an agent asks if it does not say."""
+        self.agent, self.server, self.models, self.episodes, self.clock = agent, server, models, episodes, clock
         self._changed = threading.Condition()
         self._coming = list(reversed(episodes))
         self._pending: list[AskedRequest] = []
@@ -214,8 +215,8 @@ class AgentPlay:
                 return
 
     def _play(self, episode: AgentEpisode, worker: Worker) -> None:
-        token = self.server.open_session(self.model, partial(self._ask, episode))
-        call = AgentCall(episode.row, self.server.base_url, token, self.model, episode.seed)
+        token = self.server.open_session(self.models, partial(self._ask, episode))
+        call = AgentCall(episode.row, self.server.base_url, token, self.models[0], episode.seed)
         numbers: list[float] | None = None
         failure: CodeFailure | None = None
         try:

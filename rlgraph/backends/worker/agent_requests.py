@@ -32,6 +32,8 @@ class AgentRequest:
     messages: tuple[Message, ...] | None
     """The conversation, in the words of chat templates; None: the prompt is a text or tokens."""
     prompt: str | tuple[int, ...] = ""
+    model: str = ""
+    """Whom it asks, where several models answer."""
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given besides."""
@@ -65,6 +67,7 @@ def read_request(path: str, body: bytes) -> AgentRequest:
         raise RequestRefused("the request is no JSON object")
     _refuse_unknown_meanings(given)
     common: dict[str, Any] = {
+        "model": str(given.get("model") or ""),
         "choices": _whole(given, "n", 1, MOST_CHOICES) or 1,
         "max_tokens": _whole(given, "max_completion_tokens") or _whole(given, "max_tokens"),
         "stop": _stops(given.get("stop")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,8 +23,8 @@ class AgentServer:
     """A server on a free port of the loopback interface. Each episode has a token, which says whose a request is."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[str, Ask]] = {}
-        """For each token the name of the model, and who answers."""
+        self._asked: dict[str, tuple[Sequence[str], Ask]] = {}
+        """For each token the names of the models, and who answers."""
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.lookup = self._asked.get
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -34,10 +34,10 @@ class AgentServer:
         """What a client is given."""
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
-    def open_session(self, model: str, ask: Ask) -> str:
+    def open_session(self, models: Sequence[str], ask: Ask) -> str:
         """Return the token of a new session, whose requests are answered by `ask`."""
         token = secrets.token_urlsafe(24)
-        self._asked[token] = model, ask
+        self._asked[token] = models, ask
         return token
 
     def close_session(self, token: str) -> None:
@@ -53,7 +53,7 @@ class AgentServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
-    lookup: Callable[[str], tuple[str, Ask] | None]
+    lookup: Callable[[str], tuple[Sequence[str], Ask] | None]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that has gone is seen by whoever plays its episode."""
@@ -72,10 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer which models there are."""
         try:
-            model, _ = self._session()
+            names, _ = self._session()
             if self.path.partition("?")[0] != "/v1/models":
                 raise RequestRefused(f"there is no {self.path}", "not_found", 404)
-            models = [{"id": model, "object": "model", "created": 0, "owned_by": "rlgraph"}]
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "rlgraph"} for name in names]
             self._send(200, {"object": "list", "data": models})
         except RequestRefused as refused:
             self._send(refused.status, error_body(refused.message, refused.code))

@@ -57,8 +57,15 @@ class _Answered:
     """Whether another request goes on from it."""
 
 
+@dataclass(slots=True)
+class AnswerCount:
+    """How many answers an episode has, of all its models, or are being sampled."""
+
+    answers: int = 0
+
+
 class AgentTree:
-    """The requests of one episode, with their answers."""
+    """The requests of one episode to one of its models, with their answers."""
 
     def __init__(
         self,
@@ -68,14 +75,15 @@ class AgentTree:
         row: Mapping[str, Any],
         branches: Literal["refuse", "skip"],
         longest: int | None,
+        count: AnswerCount,
     ) -> None:
-        """name: of the episode, in messages; longest: the most tokens that a row of the model may have."""
+        """name: of the episode, in messages; longest: the most tokens that a row of the model may have; count: of the
+        answers that the episode has of all its models."""
         self.node, self.name, self.codec = node, name, codec
         self.options = template_options_of(row)
         self.branches, self.longest = branches, longest
         self.most_turns, self.most_tokens = node.attr("max_turns"), node.attr("max_tokens")
-        self.answers = 0
-        """How many answers there are, or are being sampled."""
+        self.count = count
         self._answered: list[_Answered] = []
         self._last: _Answered | None = None
         self._parents: dict[int, _Answered] = {}
@@ -97,7 +105,7 @@ class AgentTree:
     def begin_turns(self, request: AgentRequest) -> list[NextTurn]:
         """Return what is to be sampled for a request. Raises RequestRefused, and RunError where the model's template
         cannot go on."""
-        if self.answers + request.choices > self.most_turns:
+        if self.count.answers + request.choices > self.most_turns:
             message = f"the episode may have {count_phrase(self.most_turns, 'answer')}: `max_turns` of its `interact`"
             raise RequestRefused(message, "max_turns")
         parent = self._parent(request)
@@ -105,8 +113,10 @@ class AgentTree:
         if not goes_on and self.branches == "refuse":
             raise RequestRefused(self._branch(request, parent), "branch")
         lines = [self._continued(parent, request) if parent else self._begun(request) for _ in range(request.choices)]
-        turns = [NextTurn(line, self.answers + place, self._room(line, request)) for place, line in enumerate(lines)]
-        self.answers += len(turns)
+        turns = [
+            NextTurn(line, self.count.answers + place, self._room(line, request)) for place, line in enumerate(lines)
+        ]
+        self.count.answers += len(turns)
         if parent is not None:
             parent.continued = True
             self._parents |= {turn.number: parent for turn in turns}

@@ -46,14 +46,15 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     ids = ids_of_samples(parents, count)
     rows, asked = repeat_items(data, count), repeat_items(prompts, count)
     environment = session.environments[node.attr("env")]
-    if environment.agent is None and attribute_value(node, "players"):
+    if attribute_value(node, "players"):
         return _run_players(node, frame, session, environment, (parents, data, prompts))
     model = session.models[frame.values[node.inputs[0]]]
     how = _action_sampling(node, frame, session, model, ids)
     more: Mapping[str, Tensor] = {}
     if environment.agent is not None:
-        played = play_agent(how, rows, asked, environment.agent)
-        episodes, asked, more = played.lines, played.asked, played.columns
+        name = model.model.name
+        played = play_agent({name: how}, rows, asked, environment.agent)
+        episodes, asked, more = played.lines[name], played.asked[name], played.columns
     else:
         started = encode_prompts(node, model, prompts, parents, data, environment.tools)
         episodes = _step_environment(how, rows, asked, started, environment)
@@ -76,31 +77,31 @@ def _run_players(
     (parents, data, prompts), count = asked, node.attr("n")
     ids, rows = ids_of_samples(parents, count), repeat_items(data, count)
     models = dict(zip(node.attr("players"), node.attr("models"), strict=True))
-    sampling = {name: _action_sampling(node, frame, session, session.models[name], ids) for name in {*models.values()}}
-    begin = {player: [row.get(player, prompt) for row, prompt in zip(data, prompts, strict=True)] for player in models}
-    started = {
-        player: encode_prompts(node, sampling[model].model, begin[player], parents, data)
-        for player, model in models.items()
-    }
-    begin = {player: [*repeat_items(given, count)] for player, given in begin.items()}
-    played = play_players(
-        {player: sampling[model] for player, model in models.items()}, rows, begin, started, environment
-    )
-    _check_first(node, session, [part for parts in zip(*played.values(), strict=True) for part in parts])
+    by_model = {name: _action_sampling(node, frame, session, session.models[name], ids) for name in {*models.values()}}
+    sampling, more = {player: by_model[model] for player, model in models.items()}, dict[str, Any]()
+    if environment.agent is not None:
+        played = play_agent(sampling, rows, repeat_items(prompts, count), environment.agent)
+        lines, begin, more = played.lines, played.asked, dict(played.columns)
+    else:
+        own = {name: [row.get(name, prompt) for row, prompt in zip(data, prompts, strict=True)] for name in models}
+        started = {name: encode_prompts(node, how.model, own[name], parents, data) for name, how in sampling.items()}
+        begin = {name: repeat_items(given, count) for name, given in own.items()}
+        lines = play_players(sampling, rows, begin, started, environment)
+    _check_first(node, session, [part for parts in zip(*lines.values(), strict=True) for part in parts])
     records = {
         player: episode_records(
-            parts, begin[player], newest_allowed_version(node, frame, session, sampling[models[player]].model)
+            parts, begin[player], newest_allowed_version(node, frame, session, sampling[player].model)
         )
-        for player, parts in played.items()
+        for player, parts in lines.items()
     }
     first, *_ = records
     session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, [one.versions for one in records[first]])
     table = episode_table(table_type(node), records[first], rows, ids, session, models[first], node.span)
-    parts = {
+    more |= {
         player_column(player, models[player]): [None] * len(ids) if player == first else of_player
         for player, of_player in records.items()
     }
-    return table_output(node, parents, ids, replace(table, columns={**table.columns, **parts}), count)
+    return table_output(node, parents, ids, replace(table, columns={**table.columns, **more}), count)
 
 
 def _action_sampling(
