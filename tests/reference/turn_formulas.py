@@ -23,7 +23,6 @@ from formulas import (
     clipped,
     frozen_logprobs,
     group_advantages,
-    k3,
     mean,
     rewards_to_come,
     sample,
@@ -73,7 +72,7 @@ def gigpo(
     parts: int,
 ) -> Step:
     """arXiv 2505.10978, equations 3 to 9: A_t = A(episode) + omega A(turn among the turns of its prompt's episodes with
-    the same state); mean over turns of the mean over tokens of -min(...) + beta k3.
+    the same state); mean over turns of the mean over tokens of -min(...) + beta (exp(d) - d - 1), d = ref - lp.
 
     asked: the tokens of each prompt."""
     begin(actor)
@@ -109,7 +108,8 @@ def gigpo(
                         ratio, a = torch.exp(lps[at] - row.mu[at]), adv[g][i][t]
                         surrogate = clipped(ratio, a, eps, eps)
                         step.clips += bool(surrogate < ratio * a)
-                        terms.append(-surrogate + beta * k3(lps[at], ref_logp[g][i][at]))
+                        less = ref_logp[g][i][at] - lps[at]
+                        terms.append(-surrogate + beta * (torch.exp(less) - less - 1))
                     total, count = total + sum(terms) / len(terms), count + 1
         step.trained("actor", actor.train(total / count if count else 0.0, lr))
     rows = [row for group in groups for row in group]
