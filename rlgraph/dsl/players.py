@@ -61,7 +61,8 @@ def player_table(context: Context, table: TableValue, expr: tree.Attribute) -> T
         return made
     label = unique_name(context, f"{table.name}.{expr.name}")
     axis: Axis = table.type.axis
-    token, turn = (new_inner_axis(context, name, label, axis) for name in ("token", "turn"))
+    turn = new_inner_axis(context, "turn", label, axis)
+    token = new_inner_axis(context, "token", label, turn)
     kind: Table = replace(table.type, token=token, turn=turn, extra=())
     attrs = (("player", expr.name), ("model", players[expr.name]))
     emit_node(context, Node("player", (table.name,), (Value(label, kind),), attrs, span=expr.span))

@@ -159,8 +159,9 @@ def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
     """Gives the program whose weights are a step old."""
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
     older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
-    # Both are the best by the simulator of what two searches found, of which one was told to end 3% from the best.
-    assert change.seconds == pytest.approx(older.plan_file_sections["predicted"]["seconds"], rel=0.06)
+    # Of a search that ends 3% from the best, but the simulator may like one of its plans better.
+    predicted = older.plan_file_sections["predicted"]
+    assert predicted["bound_seconds"] <= change.seconds <= 1.03 * predicted["seconds"]
     assert change.saves > 0.1 and change not in told.most_helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
     return older

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused(f"a request says its length, of at most {LARGEST_BYTES} bytes", status=413)
         return self.rfile.read(int(length))
 
-    def _session(self) -> tuple[str, Ask]:
+    def _session(self) -> tuple[Sequence[str], Ask]:
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         session = self.server.lookup(token.strip()) if kind.lower() == "bearer" else None
         if session is None:

@@ -107,11 +107,11 @@ def test_where_one_pool_samples_twice_more_devices_are_not_slower() -> None:
 
 def test_plans_that_stream_are_compared_with_pools_of_unlike_sizes() -> None:
     """StreamRL's split, a quarter for training, is none that whole batches would choose."""
-    choice = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", cluster="1x8:h100-80gb", stream=False).choice
+    choice = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", cluster="2x8:h100-80gb", stream=False).choice
     assert len(choice.search_result.blocks) == 2
     others = [*choices_with_unlike_pools([choice], inf)]
     sizes = {other.search_result.devices for other in others}
-    assert sizes and sizes <= {(2, 6), (4, 4), (6, 2)} - {choice.search_result.devices}
+    assert sizes and sizes <= {(4, 12), (8, 8), (12, 4)} - {choice.search_result.devices}
     for other in others:
         found = other.search_result
         assert found.blocks == choice.search_result.blocks and found.value >= choice.search_result.value
