@@ -30,7 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from rlgraph.api.summary import summary_text
-from rlgraph.errors import ProgramError
+from rlgraph.cli.listing import shipped_algorithms
+from rlgraph.dsl.inline_uses import inline_used_programs
+from rlgraph.errors import ProgramError, Source
 from rlgraph.explain import chosen_plan
 from rlgraph.passes.compilation import choose_plan
 
@@ -58,7 +60,8 @@ Case = tuple[str, int, str, str]
 def answer(case: Case) -> dict[str, Any]:
     """Return what the compiler answers: the seconds of a step and the gap, or the codes of a refusal."""
     name, devices, kind, size = case
-    text = (ALGORITHMS / f"{name}.rlf").read_text()
+    # A program may have its parameters from one that it uses.
+    text = inline_used_programs(Source(f"{name}.rlf", shipped_algorithms()[name])).text
     set_ = {parameter: f'"{model}"' for parameter, model in SETTINGS[size].items() if f"param {parameter} " in text}
     try:
         compiled = rlgraph.compile(ALGORITHMS / f"{name}.rlf", set_, cluster=f"{devices // 8}x8:{kind}")

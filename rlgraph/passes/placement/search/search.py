@@ -44,8 +44,8 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
 
-MOST_WORK = 100_000
-"""Work (`Options.work_done`) after which a search that has a plan returns it with the gap that is left: five seconds of
+MOST_WORK = 200_000
+"""Work (`Options.work_done`) after which a search that has a plan returns it with the gap that is left: ten seconds of
 a slow core."""
 
 FUSING_WORK = MOST_WORK // 4
