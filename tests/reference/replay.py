@@ -100,3 +100,10 @@ def source(name: str, batch: int) -> str:
 
 ACTOR = {"base": weights(0), "actor": causal()}
 JUDGE = {"judge": weights(7), "reward": 'frozen(reward_lm(judge, dtype="float64"))'}
+DISTILLED = {
+    "student": weights(0),
+    "master": weights(5, hidden=16, layers=2),
+    "actor": causal("student"),
+    "teacher": f"frozen({causal('master')})",
+    "prompts": source("prompts", 5),
+}

@@ -14,7 +14,7 @@ from pathlib import Path
 import formulas
 import pytest
 from formulas import Row
-from replay import ACTOR, JUDGE, Replay, causal, groups_of, rows_of, source
+from replay import ACTOR, DISTILLED, JUDGE, Replay, groups_of, rows_of, source
 from tiny import data_folder, shipped, weights
 
 from tests.suites import few
@@ -146,14 +146,7 @@ def test_online_dpo(folder: Path, n: int) -> None:
 
 def test_distill(folder: Path) -> None:
     text = shipped("distill", {"max_tokens=1024": "max_tokens=5", "n=4": "n=3", "lr=1e-5": "lr=0.02"})
-    changes = {
-        "student": weights(0),
-        "master": weights(5, hidden=16, layers=2),
-        "actor": causal("student"),
-        "teacher": f"frozen({causal('master')})",
-        "prompts": source("prompts", 5),
-    }
-    replay = Replay(text, folder, changes)
+    replay = Replay(text, folder, DISTILLED)
     for seen in replay.steps:
         groups = groups_of(seen.table("rollout"))
         replay.same(seen, formulas.distill(replay.models["actor"], replay.models["teacher"], groups, lr=0.02))

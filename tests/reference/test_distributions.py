@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 import vocabulary_formulas
-from replay import ACTOR, Replay, causal, groups_of, rows_of, source
-from tiny import data_folder, shipped, weights
+from replay import ACTOR, DISTILLED, Replay, groups_of, rows_of
+from tiny import data_folder, shipped
 
 from tests.suites import few
 
-DISTILLED = {
-    "student": weights(0),
-    "master": weights(5, hidden=16, layers=2),
-    "actor": causal("student"),
-    "teacher": f"frozen({causal('master')})",
-    "prompts": source("prompts", 5),
-}
 SPLITS: dict[str, dict[str, Any]] = {"whole": {}, "by row": {"micro_rows": 1}, "blocks of three": {"block": 3}}
 
 

@@ -213,8 +213,7 @@ class DistributedBackend(StepRunner):
             for weights in (lent, *others.values()):
                 weights.wait_for_arrival()
 
-        waiting = wait_for_arrival if others else lent.wait_for_arrival
-        sampled = lent.version, lent.refresh_state, replica, waiting, lent.weights_key, shifting
+        sampled = lent.version, lent.refresh_state, replica, wait_for_arrival, lent.weights_key, shifting
         versions = {other: weights.version for other, weights in others.items()}
         return NodeRequest(node, frame, group, *sampled, other_versions=versions)
 

@@ -745,8 +745,9 @@ def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> 
     assert tries.max_tries == FEW_TRIES
 
 
-def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_says(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("limit", [{"patience": 2}, {"most_work": 20}], ids=["gains nothing", "worked enough"])
+def test_a_search_ends_with_what_it_has_whatever_the_clock_says(
+    limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = 0
     for seed in (7, 8, 12, 15, 42):
@@ -754,8 +755,9 @@ def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_sa
         known = Search(case.problem, case.candidates, 0.0).run()
         for second in (1, 1000):
             monkeypatch.setattr(progress, "monotonic", count_up(0, second).__next__)
-            found = Search(case.problem, case.candidates, 0.0, patience=2).run()
+            found = Search(case.problem, case.candidates, 0.0, **limit).run()
             ends.append(found and (found.value, found.bound, found.ranges_searched))
+            assert (found is None) == (known is None)
             if found is not None and known is not None:
                 assert found.bound <= known.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
                 early += found.gap > 0
