@@ -155,6 +155,11 @@ class Context(Reporter):
         """Return the meaning of an expression; `hint` is the name that its value is going to have."""
         return self.evaluator(self, expr, hint)
 
+    def refuse_in_train(self, what: str, span: Span, hint: str = "move it above `train`") -> None:
+        """Raise StatementError for what stands in a `train` body and cannot."""
+        if self.block.training:
+            raise self.statement_error("E0505", f"`{what}` cannot stand in a `train` body", span, hint)
+
     def emit_body(self, body: Sequence[tree.Stmt]) -> None:
         """Write the nodes of a body into the current block."""
         self.writer(self, body)

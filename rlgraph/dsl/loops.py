@@ -89,10 +89,7 @@ def emit_train(context: Context, statement: tree.Train) -> None:
 
 def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
     """Check `minibatch rollout(parts=4):` and write its node."""
-    if context.block.training:
-        raise context.statement_error(
-            "E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two"
-        )
+    context.refuse_in_train("minibatch", statement.span, "swap the two")
     axis = axis_named(context, statement.table)
     if axis is None:
         raise context.statement_error(

@@ -74,10 +74,7 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
         )
     if not NODES[name].generates:
         return _score_call(context, expr, called, model, options, hint)
-    if context.block.training:
-        raise context.statement_error(
-            "E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`"
-        )
+    context.refuse_in_train(name, expr.span)
     return sample_rows(context, expr, called, (model,), options, hint)
 
 

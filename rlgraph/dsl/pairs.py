@@ -24,9 +24,7 @@ _FORM = "`pairs(rollout, by=prompts)`"
 
 def emit_pairs(context: Context, expr: tree.Call, hint: str) -> PairsValue:
     """Emit `pairs(rollout, by=prompts)`: an axis of ordered pairs of rows, which lie in the first row of the pair."""
-    if context.block.training:
-        message = "`pairs` cannot stand in a `train` body"
-        raise context.statement_error("E0505", message, expr.span, "move it above `train`, and compare the pairs in it")
+    context.refuse_in_train("pairs", expr.span, "move it above `train`, and compare the pairs in it")
     options = {option.name: option for option in expr.options}
     if len(expr.args) != 1 or [*options] != ["by"]:
         message = "`pairs` takes a table, and a table whose rows have the pairs in them"

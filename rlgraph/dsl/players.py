@@ -10,6 +10,7 @@ from rlgraph.dsl.method_calls import sample_rows
 from rlgraph.dsl.nodes import emit_node, new_inner_axis, unique_name
 from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe_meaning
 from rlgraph.dsl.signatures import METHODS
+from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Model, Node, Value
 from rlgraph.ir.types import Axis, Table, player_column, players_of
 
@@ -22,9 +23,7 @@ _CALLED = METHODS["causal_lm"]["interact"]
 def emit_players(context: Context, expr: tree.Call, hint: str) -> TableValue:
     """Emit `interact(ENV, ROWS, PLAYER=MODEL, ...)`, and return the table of what the first player says and does; those
     of the others are parts of it, by their names."""
-    if context.block.training:
-        message = "`interact` cannot stand in a `train` body"
-        raise context.statement_error("E0505", message, expr.span, "move it above `train`")
+    context.refuse_in_train("interact", expr.span)
     known = {option.name for option in _CALLED.signature.options}
     players = [option for option in expr.options if option.name not in known]
     models = [_model(context, option) for option in players]
@@ -36,11 +35,10 @@ def emit_players(context: Context, expr: tree.Call, hint: str) -> TableValue:
     _check_environment(context, expr.args[0])
     distinct = list(dict.fromkeys(model.name for model in models))
     if context.phase.staleness.steps and len(distinct) > 1:
-        message = (
-            f"episodes of several models are sampled with the present weights, and this phase lets {_listed(distinct)}"
-        )
+        older = f"this phase lets {quoted_list(distinct, 'and')} be older"
+        message = f"episodes of several models are sampled with the present weights, and {older}"
         hint = "leave `lag` and `async` out, or let one model play all"
-        raise context.statement_error("E0837", f"{message} be older", expr.span, hint)
+        raise context.statement_error("E0837", message, expr.span, hint)
     options |= {"players": tuple(option.name for option in players), "models": tuple(model.name for model in models)}
     columns = [player_column(option.name, model.name) for option, model in zip(players, models, strict=True)]
     rows = sample_rows(context, expr, _CALLED, models, options, hint, columns)
@@ -89,7 +87,3 @@ def _check_environment(context: Context, expr: tree.Expr) -> None:
     message = f"`{env.outside.name}` is `{env.outside.record.name}(...)`, which does not say whose turn it is"
     hint = 'write a class of your own, `python("game.py:Game")`, or an agent, `agent("bot.py:solve")`'
     raise context.statement_error("E0838", message, expr.span, hint)
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(f"`{name}`" for name in names)

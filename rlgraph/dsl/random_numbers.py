@@ -14,10 +14,7 @@ def emit_uniform(context: Context, expr: tree.Call, hint: str) -> Ref:
     """Emit `uniform(table)`: a random number for each row."""
     if len(expr.args) != 1 or expr.options:
         raise context.statement_error("E0405", "`uniform` takes one table", expr.span, "`uniform(rollout)`")
-    if context.block.training:
-        raise context.statement_error(
-            "E0505", "`uniform` cannot stand in a `train` body", expr.span, "move it above `train`"
-        )
+    context.refuse_in_train("uniform", expr.span)
     [syntax] = expr.args
     table = context.evaluate(syntax)
     if not isinstance(table, TableValue):

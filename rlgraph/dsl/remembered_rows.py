@@ -49,9 +49,7 @@ def buffer_of_index(context: Context, expr: tree.Index) -> External | None:
 
 def emit_recall(context: Context, expr: tree.Index, buffer: External, key: Expr, hint: str) -> TableValue:
     """Emit `past[prompts.id]`: for each row of the key those of the buffer that have it, on an axis inside."""
-    if context.block.training:
-        message = f"`{buffer.name}[...]` cannot stand in a `train` body"
-        raise context.statement_error("E0505", message, expr.span, "move it above `train`")
+    context.refuse_in_train(f"{buffer.name}[...]", expr.span)
     column = buffer.record.option("key")
     if column is None:
         message = f"`{buffer.name}` has no key by which its rows could be found"
