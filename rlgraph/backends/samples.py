@@ -297,8 +297,27 @@ def row_texts(table: TableData, decode: Decode) -> list[RowTexts]:
     texts = decode(table.owner, answers)
     versions = table.columns[OLDEST if OLDEST in table.columns else "version"].tolist()
     counts = sequences.scored_counts().tolist()
-    rows = zip(table.prompts, texts, counts, versions, _rewards_of_episodes(table, len(texts)), strict=True)
+    rows = zip(
+        _prompts_with_openings(table), texts, counts, versions, _rewards_of_episodes(table, len(texts)), strict=True
+    )
     return [RowTexts(*row) for row in rows]
+
+
+def _prompts_with_openings(table: TableData) -> Sequence[Any]:
+    """Return what each row begins with; of an episode with what its environment says before the first turn."""
+    if "turns" not in table.columns:
+        return table.prompts
+    said, shown, start = table.columns["observation"], list[Any](), 0
+    for prompt, turns in zip(table.prompts, table.columns["turns"].tolist(), strict=True):
+        opening = said[start] if turns else ""
+        start += turns
+        if opening and isinstance(prompt, str):
+            shown.append(prompt + opening)
+        elif opening and all(isinstance(message, Mapping) for message in prompt):
+            shown.append([*prompt, {"role": "user", "content": opening}])
+        else:
+            shown.append(prompt)
+    return shown
 
 
 def _rewards_of_episodes(table: TableData, count: int) -> list[float | None]:

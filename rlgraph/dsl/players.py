@@ -15,7 +15,7 @@ from rlgraph.ir.graph import Model, Node, Value
 from rlgraph.ir.types import Axis, Table, player_column, players_of
 
 EXAMPLE = "`interact(game, rows, white=actor, black=rival, max_turns=8, max_tokens=512)`"
-WITH_PLAYERS = ("python", "agent")
+WITH_PLAYERS = ("python", "textarena", "agent")
 """The forms of environments that say whose turn it is, or whom they ask."""
 _CALLED = METHODS["causal_lm"]["interact"]
 
@@ -85,5 +85,5 @@ def _check_environment(context: Context, expr: tree.Expr) -> None:
     if not isinstance(env, ExternalName) or env.outside.kind != "env" or env.outside.record.name in WITH_PLAYERS:
         return
     message = f"`{env.outside.name}` is `{env.outside.record.name}(...)`, which does not say whose turn it is"
-    hint = 'write a class of your own, `python("game.py:Game")`, or an agent, `agent("bot.py:solve")`'
+    hint = 'write a class, `python("game.py:Game")`, or name a game, `textarena("Chess-v0")`'
     raise context.statement_error("E0838", message, expr.span, hint)

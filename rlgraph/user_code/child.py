@@ -201,8 +201,10 @@ class Child:
         return shown, value, bool(done)
 
     def begin_players(self, key: int, row: dict[str, Any], players: tuple[str, ...]) -> PlayerTurn:
-        """Return who speaks first in an episode of several players, and what it is told."""
-        first = self.await_value(self.objects[key].reset(row))
+        """Return who speaks first in an episode of several players, and what it is told. A class for any number of
+        players takes their names behind the row."""
+        reset = self.objects[key].reset
+        first = self.await_value(reset(row, players) if len(inspect.signature(reset).parameters) > 1 else reset(row))
         if not isinstance(first, list | tuple) or len(first) != 2:
             raise WrongValue(f"{_shown(first)} from `reset`, not the two values (player, observation)")
         return _player(first[0], "reset", players), _heard(first[1], "reset")

@@ -13,6 +13,7 @@ With several players (`interact(shell, rows, white=actor, black=rival, ...)`) th
     reset(row: dict) -> (player, observation)           the player that speaks first, and what it is told
     step(action: str) -> (player, observation, reward, done)
     (an observation that is None is what the others have said; a reward may be a dict with those of several players)
+    reset(row: dict, players: tuple) -> ...             for any number of players: their names, as `interact` has them
 
 One object is made for each episode, from the options that are not rlgraph's (`image`). It lives in a process
 of its own, which is shared by the episodes of a file, or `workers=` of them.

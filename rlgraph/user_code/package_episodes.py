@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -23,50 +23,60 @@ Step = tuple[str, float, bool]
 
 
 class TextArenaGame:
-    """A game of TextArena for one player. Its rules are the first observation; the reward comes at the end."""
+    """A game of TextArena. Its rules are the first observation of each player; the rewards come at the end."""
 
     def __init__(self, name: str, **options: Any) -> None:
         import textarena  # type: ignore[import-untyped]
+        from textarena.envs.registration import ENV_REGISTRY  # type: ignore[import-untyped]
 
-        _check_one_player(name)
+        if name not in ENV_REGISTRY:
+            raise ValueError(f"TextArena has no game '{name}'{_similar(name, ENV_REGISTRY)}")
+        self._name = name
         self._game = textarena.make(name, **options)
         self._random = EpisodeRandom()
-        self._own = textarena.core.ObservationType.PLAYER_ACTION
+        self._action = textarena.core.ObservationType.PLAYER_ACTION
+        self._players: Sequence[str] = ()
 
-    def reset(self, row: Mapping[str, Any]) -> str:
-        """Return the rules of the game. Rows with the same columns play the same game."""
+    def reset(self, row: Mapping[str, Any], players: Sequence[str] = ()) -> str | tuple[str, str]:
+        """Return the rules of the game, with the player who begins where there are several. Rows with the same columns
+        play the same game.
+
+        players: their names, in the order of the game's Player 0, Player 1, ...; none: one plays alone.
+        """
+        self._players = players
         with self._random.seeded(row_seed(row)) as seed:
-            self._game.reset(num_players=1, seed=seed)
-        return self._news()
+            try:
+                self._game.reset(num_players=len(players) or 1, seed=seed)
+            except AssertionError as error:
+                name_them = "" if players else "; name who plays: interact(game, ROWS, white=actor, black=actor, ...)"
+                raise ValueError(f"'{self._name}' is no game for {len(players) or 1}: {error}{name_them}") from None
+        player, news = self._news()
+        return (players[player], news) if players else news
 
-    def step(self, action: str) -> Step:
-        """Return what the game says to an action, its reward if it is over, and whether it is."""
+    def step(self, action: str) -> Step | tuple[str, str, dict[str, float], bool]:
+        """Return what the game says to an action, the rewards if it is over, and whether it is; before these whose turn
+        it is, where there are several players."""
         with self._random.kept():
             over, _ = self._game.step(action=action)
         rewards, _ = self._game.close() if over else (None, None)
-        return "" if over else self._news(), float((rewards or {}).get(0, 0.0)), bool(over)
+        player, news = (0, "") if over else self._news()
+        if not self._players:
+            return news, float((rewards or {}).get(0, 0.0)), bool(over)
+        won = {self._players[number]: float(reward) for number, reward in (rewards or {}).items()}
+        return self._players[player], news, won, bool(over)
 
-    def _news(self) -> str:
-        """Return what the game has said since the last time, without the player's own words."""
+    def _news(self) -> tuple[int, str]:
+        """Return whose turn it is, and what that player has not been told: all but its own words."""
         game = self._game
         while hasattr(game, "env"):  # a wrapper of observations repeats all of the game each time
             game = game.env
-        _, messages = game.get_observation()
-        return "\n".join(str(text).strip("\n") for _, text, kind in messages if kind is not self._own)
-
-
-@cache
-def _check_one_player(name: str) -> None:
-    """Raise ValueError unless a game is there, and is for one player."""
-    import textarena
-    from textarena.envs.registration import ENV_REGISTRY  # type: ignore[import-untyped]
-
-    if name not in ENV_REGISTRY:
-        raise ValueError(f"TextArena has no game '{name}'{_similar(name, ENV_REGISTRY)}")
-    try:
-        textarena.make(name).reset(num_players=1, seed=0)
-    except AssertionError:
-        raise ValueError(f"'{name}' is a game of several players, and an agent plays alone") from None
+        player, messages = game.get_observation()
+        told = [
+            f"[Player {speaker}] {text}" if kind is self._action else str(text).strip("\n")
+            for speaker, text, kind in messages
+            if kind is not self._action or speaker != player
+        ]
+        return player, "\n".join(told)
 
 
 class GymnasiumText:

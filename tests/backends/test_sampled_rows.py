@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from scheduled import apart, compiled
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
 import rlgraph
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.samples import Sample, choose_shown_rows, ranking, sampled_tables
+from rlgraph.backends.rows import TableData
+from rlgraph.backends.samples import Sample, choose_shown_rows, ranking, row_texts, sampled_tables
 from rlgraph.backends.worker.session import Settings
 from tests.suites import few
 
@@ -117,3 +121,21 @@ def test_the_reward_of_an_episode_is_that_of_its_turns(folder: Path, far: bool) 
     assert len(set(rewards)) > 1 and step.metrics["turns"] > 1
     assert sum(rewards) / len(rewards) == pytest.approx(step.metrics["reward"], abs=1e-6)  # type: ignore[arg-type]
     assert all(sample.scores == {"reward": sample.reward} for sample in step.samples)
+
+
+def test_what_an_environment_says_first_is_shown_with_the_prompt() -> None:
+    def texts(prompts: list[Any], said: list[str], turns: list[int]) -> list[Any]:
+        columns = {
+            "version": torch.zeros(len(prompts), dtype=torch.long),
+            "turns": torch.tensor(turns),
+            "reward": torch.zeros(sum(turns)),
+            "observation": said,
+        }
+        sequences = Sequences.from_lists([[1, 2]] * len(prompts), [[False, True]] * len(prompts))
+        table = TableData(({},) * len(prompts), tuple(prompts), sequences, columns, "actor")
+        return [row.prompt for row in row_texts(table, lambda _, answers: ["?"] * len(answers))]
+
+    asked = [{"role": "system", "content": "Play."}]
+    rules = {"role": "user", "content": "rules"}
+    assert texts([asked, asked, asked], ["rules", "news", ""], [2, 0, 1]) == [[*asked, rules], asked, asked]
+    assert texts(["say: ", "say: "], ["rules", "more"], [1, 1]) == ["say: rules", "say: more"]

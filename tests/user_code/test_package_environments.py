@@ -1,4 +1,4 @@
-"""Environments that packages bring: one player's games of TextArena, texts of Gymnasium, servers of OpenEnv."""
+"""Environments that packages bring: games of TextArena, texts of Gymnasium, servers of OpenEnv."""
 
 from __future__ import annotations
 
@@ -76,11 +76,35 @@ def test_a_game_of_textarena_is_the_row_s_and_has_its_own_random_numbers(opened:
     assert games[0][1] == ("The target number is higher.", 0.0, False) or won[0] == 0
 
 
+def test_players_of_a_game_of_textarena_are_told_what_the_others_did_and_not_their_own_words(opened: Open) -> None:
+    environment = opened('textarena("TicTacToe-v0")')
+    game: Any = environment("row 0")
+    players = ("white", "black")
+    player, told = game.begin_players({"prompt": "Play.", "seed": 1}, players)
+    assert player == "white" and "you will be 'O'" in told and "Available Moves" in told
+    player, told, rewards, over = game.step_players("[4]", players, "white")
+    assert player == "black" and "you will be 'X'" in told and "[Player 0] [4]" in told and not over and not rewards
+    player, told, *_ = game.step_players("[0]", players, "black")
+    assert player == "white" and "[Player 1] [0]" in told and "[Player 0]" not in told and "You are" not in told
+    for action, who in (("[2]", "white"), ("[1]", "black")):
+        game.step_players(action, players, who)
+    _, _, rewards, over = game.step_players("[6]", players, "white")
+    assert over and rewards == {"white": 1.0, "black": -1.0}
+    game.close()
+
+
+@pytest.mark.parametrize("players", [(), ("white", "black", "red")])
+def test_a_game_of_textarena_says_that_it_is_not_for_so_many(players: tuple[str, ...], opened: Open) -> None:
+    game: Any = opened('textarena("TicTacToe-v0")')("row 0")
+    with pytest.raises(RunError, match=f"no game for {len(players) or 1}"):
+        game.begin_players({"prompt": "Play."}, players) if players else game.reset({"prompt": "Play."})
+    game.close()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('textarena("GuessTheNumbr-v0")', "did you mean 'GuessTheNumber-v0'"),
-        ('textarena("TicTacToe-v0")', "'TicTacToe-v0' is a game of several players"),
         ('textarena("GuessTheNumber-v0", most=3)', "'most' is neither an option of `textarena` nor one of"),
         ('gymnasium("worlds:Wrds-v0")', "Gymnasium has no environment 'worlds:Wrds-v0'"),
         ('gymnasium("CartPol-v1")', "did you mean 'CartPole-v1'"),

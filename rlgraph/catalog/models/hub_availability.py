@@ -41,6 +41,8 @@ def readable_source(source: str) -> str:
     try:
         validate_repo_id(source)
     except HFValidationError:
+        if source.endswith(".gguf"):
+            raise NotReadable("a name of the hub or a folder is meant", f'a file is `gguf("{source}")`') from None
         hint = "a path begins in the folder of the program, or in that in which the command runs"
         raise NotReadable("there is no such folder, and it is no name of the hub, as OWNER/NAME is", hint) from None
     failure, hint = model_failure(source)
