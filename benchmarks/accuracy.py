@@ -8,11 +8,12 @@ Each row of the file is one measurement: a model on some devices, a kind of work
 program, a schedule and a cluster are written (`measured.py`), which the simulator steps with the default constants
 of the cost model. Nothing is run, and no GPU is needed. A row that cannot be written so is listed with the reason.
 
-The file that is measured against by itself is `accuracy/measured.csv`, where each row has its source. Any other file
-with its columns will do: id, model, gpu, phase, engine, value and unit have to be there; nodes, gpus, tp, pp, dp, ep,
-prompt_len, response_len, batch, micro_batch, dtype, source and notes may be. So may longest (at how many tokens answers
-are cut), gen_tp (of a whole step, how weights are split while rows are sampled) and held_out (anything: no constant was
-fitted to the row; such rows are shown by themselves).
+The rows that are measured against by themselves are those of `accuracy/measured.csv`, published by others, and of
+`accuracy/ours.csv`. `accuracy/sources.csv` has who measured them, and whether constants were fitted to that: to rows of
+a source or to none, which is then unseen. Any other file with their columns will do: id, model, gpu, phase, engine,
+value and unit have to be there; nodes, gpus, tp, pp, dp, ep, prompt_len, response_len, batch, micro_batch, dtype,
+source and notes may be. So may longest (at how many tokens answers are cut) and gen_tp (how weights are split while
+rows are sampled, of whole steps and of weights that travel).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
 
-MEASURED = Path(__file__).resolve().parent / "accuracy" / "measured.csv"
+MEASURED = tuple(Path(__file__).resolve().parent / "accuracy" / name for name in ("measured.csv", "ours.csv"))
 NEAR = 0.2
 """An error that is still near."""
 
@@ -70,7 +71,8 @@ class Compared:
             "predicted_s": self.predicted,
             "error": self.error,
             "source": self.row.cells["source"],
-            "held_out": self.row.held_out,
+            "publisher": self.row.publisher.name,
+            "fitted": self.row.publisher.fitted,
         }
 
 
@@ -99,6 +101,12 @@ def predicted(experiment: Experiment) -> float:
         return simulate(made, workload=lengths).seconds + experiment.beside
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
+    if experiment.work == "weights":
+        predictor = Predictor(
+            made.plan, model_configs(made), cluster, default_constants(cluster.islands[0].device.kind)
+        )
+        ends = (made.plan.group_of_role("actor", operation).name for operation in ("train", "generate"))
+        return predictor.weight_sync_cost("actor", *ends).seconds
     group = made.plan.owner("actor").name
     held = ModelHolding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
@@ -171,6 +179,17 @@ def grouped(found: Sequence[Compared]) -> Iterator[Group]:
         yield Group("all", found)
 
 
+PHASES = {
+    "generate": ("generating", ("generate",)),
+    "prefill": ("reading prompts", ("prefill",)),
+    "train": ("training", ("train",)),
+    "weights": ("weights on their way", ("weights", "sync")),
+    "step": ("whole steps", ("step",)),
+}
+"""By name those that rows have. Log-probabilities, rewards and idle devices are in whole steps alone."""
+
+TOTALS = """| phase | sources | rows | median error | bias | within 20% |
+|---|--:|--:|--:|--:|--:|"""
 GROUPS = """| what, system, device | rows | median error | bias | within 20% | the worst |
 |---|--:|--:|--:|--:|---|"""
 ROWS = """| row | model | split | prompt + answer | rows | predicted | measured | error |
@@ -192,7 +211,7 @@ def row_line(found: Compared) -> str:
     split = " ".join(f"{name}{cell[name]}" for name in ("dp", "pp", "tp", "ep") if cell[name] not in ("", "1"))
     split += f", then tp{cell['gen_tp']}" if cell["gen_tp"] else ""
     cells = (
-        found.row.id + "*" * found.row.held_out,
+        found.row.id + "*" * (not found.row.publisher.fitted),
         cell["model"].split("/")[-1],
         split or ("one device" if found.experiment.schedule else "searched"),
         f"{cell['prompt_len'] or 0} + {cell['response_len'] or 0}",
@@ -231,8 +250,12 @@ def all_groups(found: Sequence[Compared]) -> str:
     """The tables of docs/why/accuracy.md."""
     parts = {about: rows for about, rows in zip(PARTS, split_by_fit(found), strict=True) if rows}
     if len(parts) == 1:
-        return group_table(found)
-    return "\n\n".join(f"{len(rows)} rows {about}:\n\n{group_table(rows)}" for about, rows in parts.items())
+        return f"{phase_table(found)}\n\n{group_table(found)}"
+    return "\n\n".join(
+        f"{len(rows)} rows {about}, by phase:\n\n{phase_table(rows)}\n\nby who measured what on which device:\n\n"
+        f"{group_table(rows)}"
+        for about, rows in parts.items()
+    )
 
 
 def all_rows(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
@@ -245,23 +268,33 @@ def all_rows(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
     return "\n\n".join(parts)
 
 
-PARTS = (
-    "that constants were fitted to",
-    "that none was fitted to, of those who measured some of the above",
-    "of those who measured none of the above",
-)
+PARTS = ("of sources that constants were fitted to", "of unseen sources")
 
 
-def split_by_fit(found: Sequence[Compared]) -> tuple[list[Compared], list[Compared], list[Compared]]:
-    """Rows that constants may have been fitted to, others of the same sources, and those of unseen sources."""
-    fitted = [each for each in found if not each.row.held_out]
-    seen = {each.row.series for each in fitted}
-    held = [each for each in found if each.row.held_out]
+def split_by_fit(found: Sequence[Compared]) -> tuple[list[Compared], list[Compared]]:
+    """Rows of sources that constants were fitted to, and those of unseen ones."""
     return (
-        fitted,
-        [each for each in held if each.row.series in seen],
-        [each for each in held if each.row.series not in seen],
+        [each for each in found if each.row.publisher.fitted],
+        [each for each in found if not each.row.publisher.fitted],
     )
+
+
+def by_phase(found: Sequence[Compared]) -> Iterator[tuple[str, Group]]:
+    """What is predicted by phase, and all of it; with the words for it."""
+    for title, phases in PHASES.values():
+        if rows := [each for each in found if each.row.phase in phases]:
+            yield title, Group(title, rows)
+    if found:
+        yield "all", Group("all", found)
+
+
+def phase_table(found: Sequence[Compared]) -> str:
+    lines = [TOTALS]
+    for title, group in by_phase(found):
+        told, sources = group.to_json(), len({each.row.publisher.name for each in group.rows})
+        cells = (title, sources, told["rows"], f"{group.median:.1%}", f"{told['bias']:+.1%}", f"{group.near:.0%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
 
 
 def group_table(found: Sequence[Compared]) -> str:
@@ -270,11 +303,11 @@ def group_table(found: Sequence[Compared]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, default=MEASURED, metavar="FILE.csv", help="measurements of your own")
+    parser.add_argument("--rows", type=Path, nargs="+", default=MEASURED, metavar="FILE.csv", help="other measurements")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row and group instead of tables")
     options = parser.parse_args()
     try:
-        found, left = compare(read_rows(options.rows))
+        found, left = compare([row for path in options.rows for row in read_rows(path)])
     except BadRows as error:
         raise SystemExit(f"error: {error}") from None
     if not options.json:
@@ -285,7 +318,7 @@ def main() -> None:
     for row, reason in left:
         print(json.dumps({"id": row.id, "not_predicted": reason}))
     for about, rows in zip(PARTS, split_by_fit(found), strict=True):
-        for group in grouped(rows):
+        for group in (*(group for _, group in by_phase(rows)), *grouped(rows)):
             print(json.dumps(group.to_json() | {"rows_are": about}))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +17,7 @@ from rlgraph.catalog.clusters.devices import device_names_by_alias, known_device
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.configs import known_models as model_names
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.lengths import Lengths
@@ -29,30 +30,41 @@ NUMBERS = (
 )
 """Columns that may be missing or empty; where they are not, each has a whole number."""
 
+SOURCES = Path(__file__).resolve().parent / "accuracy" / "sources.csv"
+"""Who has measured, and whether constants were fitted to that."""
+
 PER_NODE = 8
 """Devices of a node, where a row does not say."""
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
     "sglang": ("vllm", {}),
-    **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {})),
-    "deepspeed": ("megatron", {}),
-    "automodel": ("megatron", {}),
+    **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
+    "deepspeed": ("megatron", {"logit": 71}),
+    "automodel": ("megatron", {"logit": 71}),
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
 TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
-more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. Tables of results name both."""
+more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. Where nothing is known of a
+system's loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md). Tables of
+results name both."""
 
-BESIDE: Mapping[str, float] = {"nemo-rl": 40.0}
-"""Seconds that a step of a system takes beside what its models do and what a plan here counts: weights and moments that
-go to the host's memory and come back, rewards, rows that are put together and written down. NeMo-RL publishes none of
-them: what RS01 and RS03 take longer."""
+BESIDE: Mapping[str, tuple[float, float]] = {"nemo-rl": (13.8, 1.12e-10)}
+"""Seconds of a system's transition from training to generation on the same devices, and seconds of it for each weight:
+moments and weights that leave the devices, weights that come. NeMo-RL's is 17.2 s for Qwen3-30B-A3B and 40.2 s for
+Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for it."""
 
-FORMER: tuple[str, str, Mapping[str, float]] = ("megatron", r"april2021|2104\.04473", {"memory": 0.45, "hides": 0.0})
-"""An engine, sources that have measured it as it was in 2021, and what differs. Its attention was written out: beside
-what else goes to memory (about 34 bytes for each number of a token's hidden state, arXiv 2205.05198) there were as many
-bytes of scores, or more (2,048 tokens of 4 bytes in a head for each 128 numbers: 64). And ranks waited for all that
-they exchanged."""
+FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
+    ("megatron", r"april2021|2104\.04473", {"memory": 0.45, "hides": 0.0}),
+    ("megatron", r"^https", {"logit": 52}),
+    ("transformers", r"26 November 2026", {"logit": 71}),
+)
+"""Engines, sources that have measured them as they are not here, and what differs.
+
+Megatron's attention was written out in 2021: beside what else goes to memory (about 34 bytes for each number of a
+token's hidden state, arXiv 2205.05198) there were as many bytes of scores, or more (2,048 tokens of 4 bytes in a head
+for each 128 numbers: 64). And ranks waited for all that they exchanged. Its loss reads and writes about 52 bytes for
+each logit (`vocab_parallel_cross_entropy`, as its source says). Ours was torch's when our rows were measured."""
 
 SPREAD = 3
 """Of whole steps, how many times their mean length the answers are that 1 of 100 exceeds: rows do not say."""
@@ -67,6 +79,23 @@ class BadRows(ValueError):
 
 class Inexpressible(ValueError):
     """A row that no program, schedule and cluster here says the same as; the message says why."""
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Who has measured rows. Constants are fitted to all rows of a publisher, or to none."""
+
+    prefix: str
+    """Sources that begin so are the publisher's."""
+    name: str
+    fitted: bool
+    """Whether constants were fitted to its rows; else it is unseen."""
+
+
+@cache
+def publishers() -> tuple[Publisher, ...]:
+    with SOURCES.open(encoding="utf-8", newline="") as file:
+        return tuple(Publisher(line["prefix"], line["name"], bool(line["fitted"])) for line in csv.DictReader(file))
 
 
 @dataclass(frozen=True)
@@ -105,14 +134,18 @@ class Row:
         return self.cells["engine"].lower().split(" ")[0]
 
     @property
-    def held_out(self) -> bool:
-        """Whether no constant was fitted to it."""
-        return bool(self.cells["held_out"])
+    def phase(self) -> str:
+        """The first word of its phase, which is one of `PHASES`."""
+        return self.cells["phase"].lower().split(" ")[0]
 
     @property
-    def series(self) -> str:
-        """Who measured it: the letters of its name."""
-        return re.sub(r"\d.*", "", self.id)
+    def publisher(self) -> Publisher:
+        """Who measured it."""
+        source = self.cells["source"]
+        known = [publisher for publisher in publishers() if source.startswith(publisher.prefix)]
+        return max(
+            known, key=lambda publisher: len(publisher.prefix), default=Publisher(source, source or "rows", False)
+        )
 
     def noted(self, pattern: str) -> int:
         """The number that the notes have in such a place; 0 where they have none."""
@@ -133,7 +166,7 @@ def read_rows(path: Path) -> list[Row]:
     if missing := [name for name in NEEDED if name not in columns]:
         raise BadRows(f"`{path}` has no column {', '.join(f'`{name}`' for name in missing)}")
     reader.fieldnames = columns
-    wanted = (*NEEDED, *NUMBERS, "source", "dtype", "notes", "held_out")
+    wanted = (*NEEDED, *NUMBERS, "source", "dtype", "notes")
     found = []
     for place, cells in enumerate(reader, 1):
         texts = {name: (cells.get(name) or "").strip() for name in wanted}
@@ -171,16 +204,16 @@ class Experiment:
 
 def express(row: Row) -> Experiment:
     """Raises Inexpressible."""
-    phase = row.cells["phase"].lower().split(" ")[0]
-    if phase not in PHASES:
+    if row.phase not in PHASES:
         raise Inexpressible(f"phase `{row.cells['phase']}` is none of {', '.join(PHASES)}")
-    return PHASES[phase](row)
+    return PHASES[row.phase](row)
 
 
 class _Facts:
     """A row's columns as numbers and names."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, rows: int = 0) -> None:
+        """rows: of a row whose work has none."""
         self.row = row
         self.device = _device(row.cells["gpu"])
         self.tp, self.pp = max(1, row.number("tp")), max(1, row.number("pp"))
@@ -194,7 +227,7 @@ class _Facts:
             raise Inexpressible(f"{self.devices} devices are not equal parts of {nodes} nodes")
         self.cluster = f"{nodes}x{self.devices // nodes}:{self.device}"
         self.source, self.shape = _model(row)
-        self.rows = row.number("batch")
+        self.rows = row.number("batch") or rows
         if not self.rows:
             raise Inexpressible("it does not say how many rows there are (`batch`)")
         self.prompt, self.response = row.number("prompt_len"), row.number("response_len")
@@ -303,13 +336,16 @@ step:
         engine,
         facts.row.number("micro_batch") * (facts.prompt + facts.response),
         facts.recompute,
-        differs=_former(row),
+        differs=(dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row),
     )
 
 
 def _former(row: Row) -> Mapping[str, float]:
-    name, sources, differs = FORMER
-    return differs if row.engine == name and re.search(sources, row.cells["source"]) else {}
+    differs: dict[str, float] = {}
+    for name, sources, constants in FORMER:
+        if row.engine == name and re.search(sources, row.cells["source"]):
+            differs |= constants
+    return differs
 
 
 def _generate(row: Row) -> Experiment:
@@ -371,6 +407,7 @@ def _step(row: Row) -> Experiment:
     longest = row.number("longest") or SPREAD * facts.response
     answers = _cut(facts.response, longest) if row.number("longest") else f"mean={facts.response},p99={longest}"
     with_ref = "with a reference" in row.cells["notes"]
+    begins, for_weight = BESIDE.get(row.engine, (0.0, 0.0))
     text = f"""algorithm measured
 
 {facts.model()}
@@ -402,7 +439,7 @@ step:
         facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
         facts.group("step"),
         "" if row.engine in ("megatron+vllm", "megatron->vllm") else "megatron and vllm",
-        beside=BESIDE.get(row.engine, 0.0),
+        beside=begins + for_weight * parameter_count(facts.shape, "causal_lm"),
     )
 
 
@@ -443,12 +480,43 @@ def _sync(row: Row) -> Experiment:
     )
 
 
+def _weights(row: Row) -> Experiment:
+    """From where a model is trained to where it samples, on as many devices apart."""
+    facts = _Facts(row, rows=1)
+    sampling = row.number("gen_tp") or 1
+    program = f"""algorithm measured
+
+{facts.model()}
+data prompts = jsonl("rows.jsonl", batch=64)
+
+step:
+    rollout = actor.generate(prompts, n=1, max_tokens=512)
+    train actor(lr=1e-6):
+        minimize -mean(actor.logprobs(rollout))
+    report length = mean(rollout.length)
+"""
+    split = ", ".join(("engine=megatron", *facts.split("megatron")))
+    schedule = f"""schedule measured
+
+pool learn = {facts.devices} devices
+pool play = {facts.devices} devices
+
+place actor.train on learn({split})
+place actor.generate on play(engine=vllm, tp={sampling}, dp={facts.devices // sampling})
+"""
+    nodes, _, rest = facts.cluster.partition("x")
+    cluster = f"{2 * int(nodes)}x{rest}"
+    group = facts.group("weights")
+    return Experiment(program, schedule, cluster, "256", "512", "weights", facts.seconds(0), group, "")
+
+
 PHASES = {
     "train": _train,
     "generate": _generate,
     "prefill": _prefill,
     "step": _step,
     "sync": _sync,
+    "weights": _weights,
 }
 
 # What rows call devices and models

@@ -15,8 +15,12 @@ from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.problem import PlacementProblem
 
-KINDS = ("generation", "reading", "training", "weights", "host")
-"""The kinds of works: sampling, forward passes, training, weight synchronization, and work that needs no model."""
+TRANSITIONS = "transitions"
+"""The kind of the seconds in which models leave their devices to others, and come back."""
+
+KINDS = ("generation", "reading", "training", "weights", TRANSITIONS, "host")
+"""The kinds of works: sampling, forward passes, training, weight synchronization, off-loading, and work that needs no
+model."""
 
 BOUNDS = {
     "compute": "compute",
@@ -77,7 +81,10 @@ def seconds_by_kind(path: Iterable[CriticalWork]) -> dict[str, float]:
     """Return the seconds by kind, the most first."""
     by_kind: dict[str, float] = {}
     for stretch in path:
-        by_kind[stretch.kind] = by_kind.get(stretch.kind, 0.0) + stretch.seconds
+        moved = stretch.parts.get("offload", 0.0)
+        for kind, seconds in ((stretch.kind, stretch.seconds - moved), (TRANSITIONS, moved)):
+            if seconds:
+                by_kind[kind] = by_kind.get(kind, 0.0) + seconds
     return dict(sorted(by_kind.items(), key=lambda item: -item[1]))
 
 

@@ -24,6 +24,8 @@ from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Bar, Chart, GanttLane, gantt_svg
 from rlgraph.viz.timeline import LOOKS, work_bar
 
+NOTED_TRANSITIONS = 0.01
+"""The share of a step from which what models take to leave their devices and come back is told."""
 MILLION = 1e6
 STAGED = 50_000
 """The most pipeline slices that a timeline has: some megabytes."""
@@ -129,6 +131,16 @@ class Simulation:
         return sum(work.seconds for work in works) / self.steps
 
     @property
+    def transition_seconds(self) -> float:
+        """Return the seconds of a step in which models come to the devices that others had, and leave them again, of
+        the pool in which that takes the longest."""
+        return max((self._pool_transition_s(time.pool) for time in self.pools), default=0.0)
+
+    def _pool_transition_s(self, pool: str) -> float:
+        works = (work for work in self.works if pool in work.pools and self.began <= work.start < self.ends[-1])
+        return sum(work.parts.get("onload", 0.0) for work in works) / self.steps
+
+    @property
     def last_step_start(self) -> float:
         """Return when the last step began."""
         return self.ends[-2] if self.steps > 1 else self.began
@@ -178,6 +190,7 @@ class Simulation:
                 }
                 for time in self.pools
             ],
+            "transitions": {"seconds": self.transition_seconds},
             "host": {"seconds": self.host_seconds(calls=False), "functions": self.host_seconds(calls=True)},
             "critical_path": [
                 {
@@ -289,6 +302,9 @@ def _lines(sim: Simulation) -> Iterator[str]:
         share = percent_text(calls, sim.seconds)
         call_seconds = format_seconds(calls)
         yield f"the host calls functions for {call_seconds} of a step ({share}): a pool of cpus takes them over"
+    if sim.transition_seconds > NOTED_TRANSITIONS * sim.seconds:
+        moved, share = format_seconds(sim.transition_seconds), percent_text(sim.transition_seconds, sim.seconds)
+        yield f"models that take turns on their devices leave them and come back for {moved} of a step ({share})"
     yield ""
     total = sim.ends[-1] - sim.last_step_start
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]

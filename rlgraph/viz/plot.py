@@ -26,6 +26,7 @@ PAINTS: dict[str, Paint] = {
     "reading": ROLES["reward"],
     "training": ROLES["critic"],
     "weights": KINDS["state"],
+    "transitions": KINDS["call"],
     "host": KINDS["data"],
 }
 """The colours of parts of bars, by what they stand for."""

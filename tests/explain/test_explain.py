@@ -410,7 +410,7 @@ def test_the_largest_cluster_gets_no_larger(ppo: Compiled) -> None:
 def test_the_text(told: Explanation) -> None:
     text = str(told)
     lines = text.splitlines()
-    assert len(lines) <= 45 and max(map(len, lines)) <= 140
+    assert len(lines) <= 45 and max(map(len, lines)) <= 150
     kind, seconds = next(iter(told.seconds_by_kind.items()))
     assert f"what the step goes to: {kind} {seconds / told.seconds:.0%}" in text
     assert f"{kind} is {seconds / told.seconds:.0%} of the step; what would help most:" in text

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from rlgraph.backends.enginespec.memory import EngineMemory
 from rlgraph.backends.enginespec.memory import GrowingCache as GrowingCache
 from rlgraph.backends.enginespec.memory import ReservedCache as ReservedCache
+from rlgraph.backends.enginespec.offload_overheads import OffloadOverheads
 from rlgraph.backends.enginespec.rates import PLAIN, Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind, trainable_parameter_shapes
@@ -189,6 +190,8 @@ class EngineSpec:
     sleeps: bool = False
     """A model of it can be offloaded to the host's memory while others work on its devices: it has `sleep` and `wake`
     (`rlgraph.backends.engines.base.Offloads`)."""
+    offload_overheads: OffloadOverheads = OffloadOverheads()
+    """Its seconds on a GPU of going to sleep and of waking up, beside those of bytes."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.backends.engines.base.Saves`)."""
     keeps_moments: bool = False

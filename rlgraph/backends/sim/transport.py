@@ -34,6 +34,7 @@ from rlgraph.backends.sim.request_work import (
 from rlgraph.backends.sim.rereading import reread_unfinished_seconds, rereading_seconds
 from rlgraph.backends.sim.sampling_rows import PartEnds, ReplicaParts, SamplingRequest, SamplingRows, last_end
 from rlgraph.backends.sim.tail_moves import ends_after_move
+from rlgraph.backends.sim.woken_models import WokenByWeights
 from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
@@ -63,6 +64,7 @@ class SimTransport:
         self.counts = StepCounters(self.versions)
         self.together = SharedBatches()
         self._sampling: list[SamplingRequest] = []
+        self._woken = WokenByWeights()
         """Requests to which newer weights come meanwhile."""
 
     # Orders
@@ -317,8 +319,9 @@ class SimTransport:
     def send_weights(self, move: WeightTransfer) -> Coming:
         fired = self.log.ready_work()
         with self.queues.acquire_devices(*move.devices):
-            with move.offload_change():
-                pass  # To load the model back counts as part of its work, and these weights do not come from the host.
+            with move.offload_change() as shift:
+                # To load the model back counts as part of its work, and these weights do not come from the host.
+                self._woken.add(shift)
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.weight_sync_cost(move.source, *ends, move.replica_count).seconds
             taking = move.receiver
@@ -412,7 +415,7 @@ class SimTransport:
         spent = {"order": predictor.request_cost(group.name, order.replica_count).seconds}
         if model is not None:
             with order.offload_change() as shift:
-                if shift.wake:
+                if self._woken.take(model, group.name, order.copy) or shift.wake:
                     spent["onload"] = predictor.offload_round_trip_cost(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
         for name in inputs_read(node):

@@ -20,12 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from rlgraph.backends.enginespec.offload_overheads import OffloadOverheads
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.catalog.clusters.cluster import DeviceKind
 
 TENSOR = 2e-5
 """`Constants.tensor` on a GPU: launches of a few kernels. Assumed."""
+
+HOST_LINK = 0.78
+"""`Constants.host_link` on a GPU: 49 and 50 of 64 GB/s on an H100 (docs/why/gpu.md), and 24.4 and 23.5 GiB/s of 32 GB/s
+on an L20, there and back (vllm-project/vime pull request 444)."""
 
 COMMUNICATOR = 688 << 20
 """`Constants.communicator` on a GPU: NCCL's, of more than two ranks; of two it is 544 MB (nccl issue 964)."""
@@ -64,6 +69,10 @@ class Constants:
     """Share of a link's bandwidth that planned transfers reach."""
     sync: float = 0.05
     """Seconds of each transfer of weights beside its bytes."""
+    host_link: float = 1.0
+    """Share of the bandwidth to the host's memory that copies of off-loaded models reach."""
+    offload_overheads: Mapping[str, OffloadOverheads] = field(default_factory=dict)
+    """Seconds of off-loading beside its bytes, by engine."""
     tensor: float = 0.0
     """Seconds of each tensor of a transfer of weights, whose pieces are packed and unpacked."""
     traffic: float = 0.0
@@ -112,6 +121,8 @@ def default_constants(device: DeviceKind) -> Constants:
         else Constants(
             _rates(device),
             tensor=TENSOR,
+            host_link=HOST_LINK,
+            offload_overheads={name: spec.offload_overheads for name, spec in engines_by_name().items()},
             traffic=TRAFFIC,
             process={name: spec.memory.process_bytes for name, spec in engines_by_name().items()},
             communicator=COMMUNICATOR,

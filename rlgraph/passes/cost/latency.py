@@ -134,6 +134,8 @@ class _Row:
     layers_flops: float
     head_flops: float
     tokens: float
+    scored: float
+    """Tokens whose logits are computed."""
     squares: float
     blocks: float
     """Micro-batches that a row makes."""
@@ -156,7 +158,7 @@ def _row(
 ) -> _Row:
     """Return what an average row takes: cached because many splits are fed the same."""
     rows_of_all = total_rows(batches) or 1.0
-    layers = heads = tokens = squares = blocks = longest = 0.0
+    layers = heads = tokens = scored = squares = blocks = longest = 0.0
     for batch in batches:
         part = batch.rows / rows_of_all
         row_blocks, row = batch.micro_batches_per_row(budget, packs, shares)
@@ -170,11 +172,12 @@ def _row(
         layers += part * layers_flops
         heads += part * head_flops
         tokens += part * row.tokens
+        scored += part * row.scored
         squares += part * row.squares
         blocks += part * row_blocks
         if packs:
             longest = max(longest, batch.prompt.mean + batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0)))
-    return _Row(layers, heads, tokens, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
+    return _Row(layers, heads, tokens, scored, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
 
 
 def latency_model(
@@ -239,6 +242,8 @@ def latency_model(
         moved += (
             passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item_bytes)
         )
+    if config.kind == "causal_lm":
+        moved += rates.logit * row.scored * shape.vocab / deployment.tp / deployment.cp
     memory = moved / (device.stream_bandwidth * rates.memory)
     slower = contention_slowdown(deployment, rates)
     waits = 1 - rates.hides

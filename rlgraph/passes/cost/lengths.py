@@ -36,7 +36,14 @@ LONGEST = 1_000_000_000
 LARGEST_BYTES = 64 << 20
 """The most bytes of a file with a length for each row."""
 
-_FORM = "a number, `mean=350, p99=1500`, `p50=300, p99=1500`, or the path of a file with a length on each line"
+TAIL = 6.0
+"""How many times their median those rows are long that 1 of 100 exceeds, before they are cut: assumed, where a text
+says at which length rows are cut and one more number."""
+
+_FORM = (
+    "a number, `mean=350, p99=1500`, `p50=300, p99=1500`, `mean=350, max=4096`, or the path of a file with a length on "
+    "each line"
+)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -143,6 +150,16 @@ class Lengths:
         """Return the share of rows that are longer."""
         return 1 - bisect_right(self.values, length) / len(self.values)
 
+    @property
+    def tail_is_assumed(self) -> bool:
+        """Return whether its text says at which length rows are cut, and nothing of how long they would be."""
+        return "max=" in self.text
+
+    @property
+    def fraction_cut(self) -> float:
+        """Return the share of rows that are as long as the longest."""
+        return sum(value == self.values[-1] for value in self.values) / len(self.values)
+
     def to_text(self) -> str:
         """Return a text without a file from which `parse_lengths` makes the same lengths."""
         return self.text or json.dumps(self.values)
@@ -175,11 +192,11 @@ def _of_pair(source: Source) -> Lengths:
         begin, end = (part.start() + place for place in _inside(part[0]))
         name, _, value = (word.strip() for word in part[0].partition("="))
         span = _span(source, begin, end)
-        if name != "mean" and not _percent(name):
-            legal = "there are `mean` and percentiles: `p50`, `p90`, `p99`, `p99.9`"
-            hint = did_you_mean(name, ("mean", "p50", "p90", "p99")) or legal
+        if name not in ("mean", "max") and not _percent(name):
+            legal = "there are `mean`, percentiles (`p50`, `p90`, `p99`, `p99.9`), and `max`, at which rows are cut"
+            hint = did_you_mean(name, ("mean", "max", "p50", "p90", "p99")) or legal
             raise _wrong(BAD_TEXT, f"`{name}` says nothing of lengths", _span(source, begin, begin + len(name)), hint)
-        if _percent(name) in map(_percent, numbers):
+        if name in numbers or _percent(name) in filter(None, map(_percent, numbers)):
             raise _wrong(BAD_TEXT, f"`{name}` is given twice", span, "a distribution has two different numbers")
         numbers[name] = _length(value, span, BAD_TEXT)
         words.append(f"{name}={value}")
@@ -188,7 +205,7 @@ def _of_pair(source: Source) -> Lengths:
         hint = "two numbers make a distribution, as in `mean=350, p99=1500`; a constant length is a number alone"
         raise _wrong(BAD_TEXT, f"a distribution needs two numbers, not {len(numbers)}", full_span, hint)
     try:
-        lengths = _lognormal(numbers)
+        lengths = _cut(numbers) if "max" in numbers else _lognormal(numbers)
     except ValueError as error:
         message, _, hint = str(error).partition(": ")
         raise _wrong(IMPOSSIBLE, message, full_span, hint) from None
@@ -271,6 +288,30 @@ def _lognormal(given: dict[str, float]) -> Lengths:
         )
     mean = given.get("mean", math.exp(logarithm))
     return Lengths(_shares(mean, s)) if s else Lengths((mean,))
+
+
+def _cut(given: dict[str, float]) -> Lengths:
+    """Return the distribution with a mean, or a percentile, after rows are cut at `max`: of log-normal ones with a tail
+    of `TAIL`. Raises ValueError, with a hint behind `: `, where none has them."""
+    limit = given["max"]
+    [(name, told)] = [(name, value) for name, value in given.items() if name != "max"]
+    if not told or not limit:
+        raise ValueError("a log-normal distribution has no length of 0: a constant length is a number alone")
+    if told > limit:
+        raise ValueError(f"`{name}` is more than `max`: rows are cut at `max`, which is {limit:g}")
+    if told == limit:
+        return Lengths((limit,))
+    s = math.log(TAIL) / NormalDist().inv_cdf(0.99)
+    if name != "mean":
+        median = told / math.exp(s * NormalDist().inv_cdf(_percent(name) / 100))
+        return _lognormal({"p50": median, "p99": TAIL * median}).capped(limit)
+    shares = _lognormal({"p50": 1.0, "p99": TAIL})
+    low, high = 0.0, limit / shares.values[0]
+    for _ in range(60):
+        middle = (low + high) / 2
+        short = sum(min(middle * value, limit) for value in shares.values) < told * len(shares.values)
+        low, high = (middle, high) if short else (low, middle)
+    return Lengths(tuple(min(high * value, limit) for value in shares.values))
 
 
 def _deviation(mean: float, x: float, z: float, name: str) -> float:

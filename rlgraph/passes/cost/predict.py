@@ -23,6 +23,7 @@ from rlgraph.passes.cost.latency import latency_model
 from rlgraph.passes.cost.memory import EARLIER, Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
 from rlgraph.passes.cost.sampling import SamplingResult, predict_sampling
+from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
 
@@ -237,13 +238,6 @@ def memory_model(
     return model_class(config, deployment, batches, alike)
 
 
-def offload_round_trip_cost(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
-    """Return the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
-    Weights that are synced from where they are trained need not be loaded."""
-    trips = 2 if NODES[operation].trains else 0 if synced else 1
-    return Cost(memory=trips * held / deployment.island.device.host)
-
-
 def request_cost(ranks: int, constants: Constants, apart: tuple[float, float] | None = None) -> Cost:
     """Return the cost until a group of so many processes has its request and has answered, beside the work. apart:
     bandwidth and latency of the link between the controller's node group and that of the group."""
@@ -393,7 +387,7 @@ class Predictor:
         kind = "train" if trains else operation
         resident = memory_footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
         moved = resident.total - resident.total_of([EARLIER])
-        return offload_round_trip_cost(kind, moved, deployment, self.plan.gets_synced(model, group))
+        return offload_round_trip_cost(kind, moved, deployment, self.plan.gets_synced(model, group), self.constants)
 
     def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         """Return the cost of new weights from one group to another, or to so many of its replicas."""

@@ -297,3 +297,30 @@ def test_prompts_are_spread_out() -> None:
     assert prompts.mean == pytest.approx(256) and prompts.fraction_longer_than(1024) == pytest.approx(
         0.01, abs=1 / STEPS
     )
+
+
+@pytest.mark.parametrize("text", ["mean=1060, max=4096", "mean=3200,max=4096", "p50=300,max=1000", "max=2000,p90=1999"])
+def test_rows_are_cut_and_keep_what_is_told_of_them(text: str) -> None:
+    lengths = parse_lengths(text)
+    told = {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+    assert lengths.longest == told["max"] and lengths.tail_is_assumed
+    if "mean" in told:
+        assert lengths.mean == pytest.approx(told["mean"], rel=1e-6)
+        assert 0 < lengths.fraction_cut < 0.8
+    else:
+        [(name, value)] = [each for each in told.items() if each[0] != "max"]
+        assert lengths.quantile(float(name[1:]) / 100) == pytest.approx(value, rel=0.01)
+    assert parse_lengths(lengths.to_text()) == lengths
+
+
+def test_a_cut_at_the_mean_is_a_constant_and_below_it_there_is_none() -> None:
+    assert parse_lengths("mean=512,max=512").values == (512.0,)
+    for text, code in (("mean=600,max=512", "E0927"), ("mean=0,max=512", "E0927"), ("max=512,max=600", "E0926")):
+        with pytest.raises(ProgramError) as error:
+            parse_lengths(text)
+        assert [each.code for each in error.value.diagnostics] == [code]
+    for text in ("max=512", "mean=1,p99=3,max=4"):
+        with pytest.raises(ProgramError) as error:
+            parse_lengths(text)
+        assert "two numbers" in str(error.value)
+    assert not parse_lengths("mean=350, p99=1500").tail_is_assumed

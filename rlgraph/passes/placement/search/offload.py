@@ -6,9 +6,9 @@ that stay, which are known from the search for a plan in which all do, and
 
     1. count nothing of what other models keep, and nothing for bringing models back. What cannot be better then cannot
        be better at all;
-    2. for the partitions that are left: either only models that come back for nothing are offloaded, since they are
-       brought new weights in any case, and others keep what they keep; or at least one other model is offloaded and
-       takes the time for that, and nothing is counted of what others keep. A plan that offloads models is one of these.
+    2. for the partitions that are left: either only models are offloaded that are brought new weights in any case, for
+       which nothing is counted, and others keep what they keep; or at least one other model is offloaded and takes the
+       time for that, and nothing is counted of what others keep. A plan that offloads models is one of these.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak_memory import usable_device_bytes, usable_host_bytes
-from rlgraph.passes.cost.predict import offload_round_trip_cost
 from rlgraph.passes.cost.task import Task, device_takeovers
+from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
@@ -439,6 +439,7 @@ class Options(Strategies):
             resident - deployment.kv_bytes - strategy.earlier_weights_bytes,
             deployment,
             component.receives_weights,
+            self.constants,
         ).seconds
         return tuple([once * times for times in self.onloads_per_step(component)])
 
