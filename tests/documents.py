@@ -334,6 +334,7 @@ def _call(name: str, count: int) -> str:
         "where": "condition, a, b",
         "quantile": "x, q",
         "discount": "x, decay",
+        "accumulate": "x, decay",
         "top": "x, k",
     }
     return f"`{name}({names.get(name, 'x' if count == 1 else 'a, b')})`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.conditions import emit_if, emit_stop
@@ -11,7 +12,9 @@ from rlgraph.dsl.loops import assigned_names, emit_collect, emit_minibatch, emit
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import InvalidName, StatementError
 from rlgraph.dsl.selecting import emit_keep, emit_resample
+from rlgraph.dsl.shared_statements import CALLED_HERE
 from rlgraph.dsl.statements import emit_assign, emit_minimize, emit_push, emit_store, emit_update
+from rlgraph.errors import Related
 
 
 def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
@@ -36,6 +39,20 @@ def emit_body(context: Context, body: Sequence[tree.Stmt]) -> None:
             if isinstance(statement, tree.Push) and len(context.diagnostics) > said:
                 context.wrong_pushes.add(statement.buffer.id)
             _forget(context, statement)
+        finally:
+            _note_calls(context, statement, said)
+
+
+def _note_calls(context: Context, statement: tree.Stmt, said: int) -> None:
+    """Add to what was said of a statement of a def where the def is called."""
+    _, calls = context.calls.get(id(statement), (statement, ()))
+    for at in range(said, len(context.diagnostics)) if calls else ():
+        before = context.diagnostics[at]
+        notes = [Related(call, CALLED_HERE) for call in calls]
+        related = (*before.related, *(note for note in notes if note not in before.related))
+        noted = context.diagnostics[at] = replace(before, related=related)
+        for name, early in context.buffers_read_early.items():
+            context.buffers_read_early[name] = [noted if other is before else other for other in early]
 
 
 def _forget(context: Context, statement: tree.Stmt) -> None:
@@ -83,5 +100,7 @@ def _statement(context: Context, statement: tree.Stmt) -> None:
             emit_on_steps(context, statement)
         case tree.If():
             emit_if(context, statement)
+        case tree.Run():
+            raise AssertionError("calls of statements are written out before")
         case tree.Return():
             raise context.statement_error("E0505", "`return` ends a `def`", statement.span)

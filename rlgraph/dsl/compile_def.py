@@ -44,7 +44,7 @@ def read_defs(source: Source | None, changes: Mapping[str, tree.Expr] | None = N
     names = list(context.scope)
     if source is not None:
         file = resolve_uses(parse(source), source, context)
-        names = [item.name for item in file.declarations if isinstance(item, tree.Def)]
+        names = [item.name for item in file.declarations if isinstance(item, tree.Def) and not item.holds_statements]
         report_unknown_changes(context, file.declarations, changes or {})
         for item in file.declarations:
             try:

@@ -290,7 +290,7 @@ def _define(context: Context, item: tree.Def) -> None:
         *item.parameters,
         *(
             tree.Name(statement.target, statement.target_span)
-            for statement in item.body
+            for statement in tree.all_statements(item.body)
             if isinstance(statement, tree.Assign)
         ),
     ]

@@ -17,6 +17,10 @@ MOST_CALLS = 2000
 def expand_call(context: Context, expr: tree.Call, called: DefName, hint: str) -> Meaning:
     """Write a def out at a call, with the types of its arguments, and return its value."""
     definition = called.definition
+    if definition.holds_statements:
+        message = f"`{definition.name}` holds statements, which cannot stand inside an expression"
+        hint = f"call it on a line of its own, `{definition.name}(...)`, or as all that a name is given"
+        raise context.statement_error("E0225", message, expr.span, hint)
     if expr.options:
         raise context.statement_error(
             "E0401", f"`{definition.name}` takes its values by place", expr.options[0].name_span

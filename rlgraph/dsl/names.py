@@ -59,7 +59,7 @@ def names_in(node: object) -> Iterator[tree.Name]:
 def free_names(definition: tree.Def) -> set[str]:
     """Return the names in a def that are neither parameters nor assigned in it."""
     local = {parameter.id for parameter in definition.parameters} | {
-        statement.target for statement in definition.body if isinstance(statement, tree.Assign)
+        statement.target for statement in tree.all_statements(definition.body) if isinstance(statement, tree.Assign)
     }
     return {name.id for name in names_in(definition.body)} - local
 

@@ -254,6 +254,8 @@ class Reporter:
     """Names that are declared further down."""
     error_count: int = 0
     """How many of the diagnostics are errors; after MAX_ERRORS checking ends."""
+    calls: dict[int, tuple[tree.Stmt, tuple[Span, ...]]] = field(default_factory=dict)
+    """For a statement of a def, by its identity, where it is called: the innermost call first."""
     call_site: Span | None = None
     """The place where the user called the def whose body is being checked."""
 

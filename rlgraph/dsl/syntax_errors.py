@@ -168,7 +168,7 @@ class _Unexpected:
         if "POOL" in self.accepts:
             return "a schedule holds `pool`, `place`, `stream`, `send` and `refresh`"
         if "RETURN" in self.accepts:
-            return "a `def` holds lines `name = ...` and a `return`"
+            return "a `def` holds statements, and a `return` at its end"
         return "give it a name, `x = ...`, or show it, `report x = ...`"
 
     # Words

@@ -284,9 +284,19 @@ class Stop:
     span: Span = _span()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The line `improve(rollout, score)`: a call of a def that holds statements."""
+
+    func: Name
+    args: tuple[Expr, ...]
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
 Loop = Train | Minibatch | Collect | OnSteps | If
 """The statements that have a body."""
-Stmt = Assign | Store | Minimize | Report | Keep | Resample | Push | Update | Return | Stop | Loop
+Stmt = Assign | Store | Minimize | Report | Keep | Resample | Push | Update | Return | Stop | Run | Loop
 
 
 def all_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -341,7 +351,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Def:
-    """The block `def NAME(PARAMETERS): body`; the body is assignments and one `return`."""
+    """The block `def NAME(PARAMETERS): body`; the body is assignments and one `return`, or statements, which may have
+    none."""
 
     name: str
     parameters: tuple[Name, ...]
@@ -349,6 +360,11 @@ class Def:
     name_span: Span = _span()
     span: Span = _span()
     """The span of the header line."""
+
+    @property
+    def holds_statements(self) -> bool:
+        """Whether it is more than an expression: its statements are put where it is called."""
+        return not all(isinstance(statement, Assign | Return) for statement in self.body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
-from rlgraph.dsl import tree
+from rlgraph.dsl import tree, words
 from rlgraph.dsl.braces import Sign, split_braced_text
 from rlgraph.dsl.logical_lines import LogicalLines, token_position
 from rlgraph.errors import Diagnostic, Related, Span
@@ -94,7 +94,8 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
                     statement.span,
                     "a `def` ends in its one `return`",
                 )
-        if not isinstance(body[-1], tree.Return):
+        only_computes = all(isinstance(statement, tree.Assign | tree.Return) for statement in body)
+        if only_computes and not isinstance(body[-1], tree.Return):
             self._fail("E0123", f"`{name}` returns nothing", header, "end its block with `return` and the value")
         names: dict[str, tree.Name] = {}
         for parameter in parameters.names:
@@ -184,6 +185,11 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
 
     def stop(self, c: list[Any]) -> tree.Stop:
         return tree.Stop(c[2], self._line(c))
+
+    def run(self, c: list[Any]) -> tree.Run:
+        if c[0] in words.PYTHON:
+            self._fail("E0113", words.PYTHON[c[0]], self._at(c[0]))
+        return tree.Run(self._name(c[0]), c[1].args, c[1].options, self._line(c))
 
     # Schedules
 

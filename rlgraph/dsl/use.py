@@ -175,6 +175,8 @@ def _anchor(statement: tree.Stmt) -> str | None:
             return f"minibatch {table.id}"
         case tree.Collect(table=table):
             return f"collect {table.id}"
+        case tree.Run(func=func):
+            return func.id
         case _:
             return _target(statement)
 

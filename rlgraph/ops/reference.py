@@ -287,16 +287,16 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
 
     decay: a single value or [entries].
     """
-    step, longest = 1, _longest(index)
-    while step < longest:
-        # x[t] covers `step` entries, and decay[t] is the product of the decays over them.
-        x = x + decay * _shift(x, index, step)
-        if isinstance(decay, Tensor) and decay.dim():
-            decay = decay * _shift(decay, index, step)
-        else:
-            decay = decay * decay
-        step *= 2
-    return x
+    return _decayed_sums(x, decay, index, 1)
+
+
+def accumulate(x: Tensor, decay: Number, index: Tensor) -> Tensor:
+    """Return y[t] = x[t] + decay[t] * y[t - 1] in each row, by doubling as in `cumsum`. Where decay is 0 it begins
+    anew.
+
+    decay: a single value or [entries].
+    """
+    return _decayed_sums(x, decay, index, -1)
 
 
 # Conversions that `lowering` inserts between operations
@@ -403,6 +403,20 @@ def _shift(x: Tensor, index: Tensor, step: int) -> Tensor:
     return torch.cat((zeros, torch.where(same_row, x[:step], 0)))
 
 
+def _decayed_sums(x: Tensor, decay: Number, index: Tensor, direction: int) -> Tensor:
+    """Return y[t] = x[t] + decay[t] * y[t + direction] in each row; direction: 1 or -1."""
+    step, longest = 1, _longest(index)
+    while step < longest:
+        # x[t] covers `step` entries, and decay[t] is the product of the decays over them.
+        x = x + decay * _shift(x, index, direction * step)
+        if isinstance(decay, Tensor) and decay.dim():
+            decay = decay * _shift(decay, index, direction * step)
+        else:
+            decay = decay * decay
+        step *= 2
+    return x
+
+
 def _longest(index: Tensor) -> int:
     return int(torch.bincount(index).max()) if index.shape[0] else 0
 
@@ -484,4 +498,5 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "prev": prev,
     "cumsum": cumsum,
     "discount": discount,
+    "accumulate": accumulate,
 }

@@ -307,6 +307,7 @@ _ALL = (
     TensorOp("prev", "scan", 1, "same", "the entry of the valid token before; 0 at the first"),
     TensorOp("cumsum", "scan", 1, "same", "sum of the entries up to and with this one"),
     TensorOp("discount", "scan", 2, "float", "reward still to come: `x` + decay * (that of the next valid token)"),
+    TensorOp("accumulate", "scan", 2, "float", "what has come so far: `x` + decay * (that of the valid token before)"),
 )
 
 TENSOR: Mapping[str, TensorOp] = {op.name: op for op in _ALL}

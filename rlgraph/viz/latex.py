@@ -26,6 +26,7 @@ SCANS = {
     "prev": ("{t}-1", "{x}"),
     "cumsum": ("s", r"\sum_{{s \le {t}}} {x}"),
     "discount": ("s", r"\sum_{{s \ge {t}}} {{{decay}}}^{{s-{t}}} {x}"),
+    "accumulate": ("s", r"\sum_{{s \le {t}}} {{{decay}}}^{{{t}-s}} {x}"),
 }
 """Of a scan over a value `x` with a name: the index that takes the place of `t`, and what is written."""
 GREEK = {"alpha", "beta", "gamma", "delta", "epsilon", "eta", "kappa", "lambda", "mu", "rho", "sigma", "tau", "theta"}

@@ -95,7 +95,7 @@ class Writer:
         name = self.name("k")
         score = self.row_value(table)
         self.line(
-            f"{name} = {self.dice.choice([f'discount({score} * {table}.end, 0.9)', f'cumsum({table}.logprobs + {score})', f'whiten({table}.logprobs) * {score}'])}"
+            f"{name} = {self.dice.choice([f'discount({score} * {table}.end, 0.9)', f'accumulate({table}.logprobs, 0.9 - 0.5 * {table}.end)', f'cumsum({table}.logprobs + {score})', f'whiten({table}.logprobs) * {score}'])}"
         )
         self.tokens[name] = table
 

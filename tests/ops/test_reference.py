@@ -212,6 +212,13 @@ def discounted(row: list[float], decay: list[float]) -> list[float]:
     return found[::-1]
 
 
+def accumulated(row: list[float], decay: list[float]) -> list[float]:
+    found: list[float] = []
+    for x, d in zip(row, decay, strict=True):
+        found.append(x + d * found[-1] if found else x)
+    return found
+
+
 def running(row: list[float]) -> list[float]:
     return [math.fsum(row[: place + 1]) for place in range(len(row))]
 
@@ -237,6 +244,24 @@ def test_discount(rows: Rows, decay: float, data: st.DataObject) -> None:
     close(along, [y for row, d in zip(rows, decays, strict=True) for y in discounted(row, d)])
 
 
+@given(rows=ROWS, decay=st.one_of(st.sampled_from([0.0, 1.0, 0.95]), st.floats(0, 1.2)), data=st.data())
+@RUN
+def test_accumulate(rows: Rows, decay: float, data: st.DataObject) -> None:
+    x, index, _ = flat(rows)
+    expected = [y for row in rows for y in accumulated(row, [decay] * len(row))]
+    close(REFERENCE["accumulate"](x, decay, index), expected)
+    close(REFERENCE["accumulate"](x, torch.tensor(decay, dtype=x.dtype), index), expected)
+    decays = [data.draw(st.lists(st.floats(0, 1), min_size=len(row), max_size=len(row))) for row in rows]
+    along = REFERENCE["accumulate"](x, flat(decays)[0], index)
+    close(along, [y for row, d in zip(rows, decays, strict=True) for y in accumulated(row, d)])
+
+
+def test_accumulate_begins_anew_where_its_decay_is_0() -> None:
+    x, index, _ = flat([[1.0, 2.0, 4.0, 8.0], [16.0, 32.0]])
+    decay = torch.tensor([1.0, 0.5, 0.0, 0.5, 1.0, 0.0], dtype=x.dtype)
+    assert REFERENCE["accumulate"](x, decay, index).tolist() == [1, 2.5, 4, 10, 16, 32]
+
+
 def test_discount_of_a_long_row() -> None:
     rows = [
         torch.randn(length, generator=torch.Generator().manual_seed(length)).tolist() for length in (1000, 0, 1, 513)
@@ -250,6 +275,7 @@ def test_a_row_does_not_touch_another() -> None:
     index = torch.tensor([0, 0, 1, 1])
     assert REFERENCE["cumsum"](x.flip(0), index).tolist()[2:] == [2, 3]
     assert REFERENCE["discount"](x, 1.0, index).tolist()[:2] == [3, 2]
+    assert REFERENCE["accumulate"](x.flip(0), 1.0, index).tolist()[2:] == [2, 3]
     assert REFERENCE["sum"](x, index, 2).tolist()[0] == 3
 
 
@@ -352,7 +378,7 @@ DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tens
     "quantile": lambda f, x, y: f(x, 0.3, INDEX, 4) * f(x, y.abs().sum() / 20, None, 1),
     **{op: lambda f, x, y: f(x, INDEX) * y for op in ("next", "prev", "cumsum")},
     "other": lambda f, x, y: f(x, *PAIRS) * y[:5],
-    "discount": lambda f, x, y: f(x, 0.9, INDEX) + f(x, y[0], INDEX) + f(x, y, INDEX),
+    **{op: lambda f, x, y: f(x, 0.9, INDEX) + f(x, y[0], INDEX) + f(x, y, INDEX) for op in ("discount", "accumulate")},
 }
 
 
@@ -368,7 +394,7 @@ def test_gradient(op: str) -> None:
     assert torch.autograd.gradcheck(lambda x, y: DIFFERENTIABLE[op](REFERENCE[op], x, y), (x, y))
 
 
-@pytest.mark.parametrize("op", ["mean", "var", "std", "discount"])
+@pytest.mark.parametrize("op", ["mean", "var", "std", "discount", "accumulate"])
 def test_second_gradient(op: str) -> None:
     x, y = AWAY.clone().requires_grad_(), OTHER.clone().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x, y: DIFFERENTIABLE[op](REFERENCE[op], x, y), (x, y))

@@ -54,6 +54,7 @@ def line_of(statements: str, name: str = "y") -> str:
         ("y = next(v) - prev(v)", r"v_{i,j,t+1} - v_{i,j,t-1}"),
         ("y = cumsum(v)", r"\sum_{s \le t} v_{i,j,s}"),
         ("y = discount(v, 0.9) - v", r"\left(\sum_{s \ge t} {0.9}^{s-t} v_{i,j,s}\right) - v_{i,j,t}"),
+        ("y = accumulate(v, 0.9)", r"\sum_{s \le t} {0.9}^{t-s} v_{i,j,s}"),
         ("y = discount(v + x, 0.9)", r"\operatorname{discount}\left(v_{i,j,t} + x_{i,j}, 0.9\right)"),
         ("y = where(x > 0.5, x, 0.0)", r"\begin{cases} x_{i,j} & x_{i,j} > 0.5 \\ 0.0 & \text{else} \end{cases}"),
         ("y = max(x, 0.0)", r"\max\left(x_{i,j}, 0.0\right)"),

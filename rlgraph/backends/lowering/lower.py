@@ -162,7 +162,7 @@ class _Lowering:
         if kind == "ranking":
             return self.lower_ranking(expr, args, chosen, hint)
         if kind == "scan":
-            # The decay of `discount` is broadcast to the entries along which it runs.
+            # The decay of `discount` and `accumulate` is broadcast to the entries along which it runs.
             rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
             return self.add_call(function, (args[0], *rest, self.ancestor_rows(source, source.row_axis)), hint)
         target = expr.type.axis
