@@ -56,9 +56,10 @@ REPORTS = {
 }
 """What is compared beside the metrics that a program reports: an accuracy shows a difference only where it is gross."""
 SAMPLING_ALGORITHMS = ("grpo", "ppo")
-NOT_COMPARED = {"accuracy", "mismatch/kl", "mismatch/max"}
-"""Metrics that are rounding: an accuracy counts the numbers above 0, and margins are 0 before the first update;
-a mismatch is what rounding makes between two engines, which are others on Ray."""
+NOT_COMPARED = {"step", "seconds", "accuracy", "mismatch/kl", "mismatch/max"}
+"""Numbers that say nothing of what is computed, and metrics that are rounding: an accuracy counts the numbers above 0,
+and margins are 0 before the first update; a mismatch is what rounding makes between two engines, which are others on
+Ray."""
 TRAINED = {"reward_model": ["reward"], "ppo": ["actor", "critic"]}
 """The trained models of those that train another than `actor`."""
 JUDGE_STEPS = 10
@@ -267,15 +268,22 @@ def seconds(metrics: Sequence[dict[str, float]]) -> float:
 
 def difference(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]]) -> tuple[float, str]:
     """The largest difference of a metric that the program reports, as a share of the largest that the metric is in any
-    step, and which it is, of which step."""
+    step, and which it is, of which step; 0 and "none" where none is compared."""
     if len(one) != len(other):
         return float("inf"), f"{len(other)} steps of {len(one)}"
-    names = [name for name in one[0] if name in other[0] and name not in {"step", "seconds", *NOT_COMPARED}]
-    largest = {name: max(abs(row[name]) for row in one) or 1.0 for name in names}
+    largest: dict[str, float] = {}
+    for row in one:
+        for name, value in row.items():
+            if name not in NOT_COMPARED and not isinstance(value, str):
+                largest[name] = max(abs(value), largest.get(name, 0.0))
     return max(
-        (abs(row[name] - twin[name]) / largest[name], f"{name}, step {int(row['step'])}")
-        for row, twin in zip(one, other, strict=True)
-        for name in names
+        (
+            (abs(row[name] - twin[name]) / (largest[name] or 1.0), f"{name}, step {int(row['step'])}")
+            for row, twin in zip(one, other, strict=True)
+            for name in largest
+            if name in row and name in twin
+        ),
+        default=(0.0, "none"),
     )
 
 

@@ -17,6 +17,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,16 +82,23 @@ def main() -> int:
 def adapted_programs() -> dict[str, str]:
     """Return the text of every algorithm that takes `prompts` alone and a score of a function, as it is run here."""
     texts = {}
-    for name, text in shipped_algorithms().items():
-        flat = inline_used_programs(Source(f"{name}.rlf", text))
+    for name, flat in flat_programs().items():
         declared = {(d.kind, d.name) for d in parse(flat).declarations if isinstance(d, tree.Declaration)}
         outside = {(kind, named) for kind, named in declared if kind in ("data", "func", "env")}
         if outside == {("data", "prompts"), ("func", "correct")}:
-            written = flat.text
-            for pattern, other in REPLACED:
-                written = re.sub(pattern, other, written)
-            texts[name] = written
+            texts[name] = replaced(flat.text, REPLACED)
     return texts
+
+
+def flat_programs() -> dict[str, Source]:
+    """Return every algorithm that ships, with the text of all that it uses."""
+    return {name: inline_used_programs(Source(f"{name}.rlf", text)) for name, text in shipped_algorithms().items()}
+
+
+def replaced(text: str, patterns: Iterable[tuple[str, str]]) -> str:
+    for pattern, other in patterns:
+        text = re.sub(pattern, other, text)
+    return text
 
 
 def curve(name: str, text: str, start: Path, out: Path, steps: int) -> list[float]:

@@ -63,12 +63,13 @@ def claim_folder(folder: Path, program: str, seed: int, after: int | None = None
         _cut(folder, after)
     try:
         yield
-    finally:
+    except BaseException:
         if not any(folder.glob("step-*")):
-            # The run did not begin: give the folder free.
+            # The run did not begin: give the folder free. One that ends samples nothing where its program does not.
             with suppress(OSError):
                 (folder / HEADER).unlink()
                 folder.rmdir()
+        raise
 
 
 def has_recording(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.recording import HEADER, Recorder, Replay, claim_folder
+from rlgraph.backends.recording import HEADER, Recorder, Replay, claim_folder, read_header
 from rlgraph.backends.recording_cleanup import drop_resampled_rows, drop_unfinished_steps
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver
@@ -388,6 +388,13 @@ def test_folders_that_are_no_recording_of_this_program(folder: Path, recorded: A
     (tmp_path / HEADER).write_text(json.dumps({"format": 99, "program": "grpo", "seed": 0}))
     with pytest.raises(UsageMistake, match="E0815.*has format 99"):
         Replay(tmp_path, "grpo", 0)
+
+
+def test_a_program_that_samples_nothing_has_a_recording_of_nothing(folder: Path, tmp_path: Path) -> None:
+    """It is replayed as any other; so what runs many programs asks none whether it samples."""
+    expected = run("sft", folder, record=tmp_path / "r")
+    assert read_header(tmp_path / "r", "sft")["seed"] == 0
+    same(run("sft", folder, replay=tmp_path / "r"), expected)
 
 
 def test_folders_that_cannot_be_recorded_into(folder: Path, recorded: Any, tmp_path: Path) -> None:
