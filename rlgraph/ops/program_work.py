@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from rlgraph.ir.graph import External, Graph, Node, Program
@@ -22,28 +23,50 @@ def model_operations(program: Program) -> dict[str, set[str]]:
     return work
 
 
-def work_together(program: Program) -> list[tuple[tuple[str, str], ...]]:
-    """Return the work, as models and operations, that has to be done by the same processes, since one node reads
-    several models."""
-    together: list[list[tuple[str, str]]] = []
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """Work that the same processes have to do, since one node needs several models at once: a sum over the vocabulary
+    reads distributions, which do not travel, and the turns of players follow one another."""
+
+    work: tuple[tuple[str, str], ...]
+    """Models with their operations."""
+    sums: bool
+    """Whether distributions are read together, which only some engines do."""
+    node: Node = field(compare=False)
+    """A node that needs the models."""
+
+    @property
+    def models(self) -> list[str]:
+        """The models, one after the other."""
+        return list(dict.fromkeys(model for model, _ in self.work))
+
+
+def shared_work(program: Program) -> list[SharedWork]:
+    """Return the work that has to be done by the same processes."""
+    result: list[SharedWork] = []
     for phase in program.phases:
         types = phase.graph.value_types()
-        for node in _with_models_beside(phase.graph):
-            models = [cast(StateHandle, types[name]).name for name in (model_of(node), *models_beside(node))]
-            work = [(models[0], placement_operation(node.op)), *((model, BESIDE) for model in models[1:])]
-            meeting = [other for other in together if set(other) & set(work)]
-            together = [other for other in together if other not in meeting]
-            together.append([piece for pieces in (*meeting, work) for piece in pieces])
-    return [tuple(dict.fromkeys(work)) for work in together]
+        for node in _computed_nodes(phase.graph):
+            operation, beside = placement_operation(node.op), models_beside(node)
+            others = [(cast(StateHandle, types[name]).name, BESIDE) for name in beside]
+            others += [(model, operation) for model in other_players_models(node, types)]
+            if not others:
+                continue
+            work = ((cast(StateHandle, types[model_of(node)]).name, operation), *others)
+            meeting = [other for other in result if not {*other.work}.isdisjoint(work)]
+            result = [other for other in result if other not in meeting]
+            merged = [*(piece for other in meeting for piece in other.work), *work]
+            sums = bool(beside) or any(other.sums for other in meeting)
+            result.append(SharedWork(tuple(dict.fromkeys(merged)), sums, node))
+    return result
 
 
-def _with_models_beside(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes that read several models; a node that trains for what its loss reads."""
+def _computed_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield all nodes, but of one that trains not those of its loss, which it computes itself."""
     for node in graph.nodes:
-        if models_beside(node):
-            yield node
+        yield node
         for region in node.regions if not NODES[node.op].trains else ():
-            yield from _with_models_beside(region)
+            yield from _computed_nodes(region)
 
 
 def user_code_usage(program: Program) -> dict[str, bool]:

@@ -12,6 +12,7 @@ import torch
 from scheduled import apart, compiled, debug_metrics, together, traced
 from tiny import Run, Seen, compile_text, weights
 
+import rlgraph
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import claim_folder
@@ -22,6 +23,7 @@ from rlgraph.explain.simulate import simulate
 from tests.conversations.files import user
 from tests.conversations.test_turns import OWN, SHAPE, codec
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "self_play"
 NIM = '''
 class Nim:
     """Take 1 to 3 of what is left in turns; who takes the last one loses."""
@@ -282,7 +284,32 @@ def test_players_in_different_processes_are_refused(folder: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         compiled(text, {}, schedule, folder).plan  # noqa: B018
     [problem] = caught.value.diagnostics
-    assert problem.code == "E0839" and "place actor.interact, rival.interact on POOL" in problem.hint
+    assert (
+        problem.code == "E0839"
+        and problem.span.line == 5
+        and "place actor.interact, rival.interact on left" in problem.hint
+    )
+
+
+@pytest.mark.parametrize("cluster", ["1x8:h100-80gb", "1x2:a100-40gb"])
+def test_a_search_keeps_players_together(cluster: str) -> None:
+    made = rlgraph.compile(EXAMPLE / "self_play.rlf", cluster=cluster)
+    roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+    assert roles["actor", "interact"] == roles["first", "interact"]
+
+
+def test_players_that_nothing_places_follow_the_one_that_a_line_places(folder: Path) -> None:
+    schedule = "pool left = 1 devices\npool right = 1 devices\nplace rival.interact on right(engine=transformers)\n"
+    made = compiled(PROGRAM.replace("BLACK", "rival"), {}, schedule, folder)
+    roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+    assert roles["actor", "interact"] == roles["rival", "interact"] == "right.transformers"
+
+
+def test_players_that_sleep_are_awake_while_they_play(folder: Path) -> None:
+    text = PROGRAM.replace("BLACK", "rival")
+    made = compiled(text, {}, together(compile_text(text)).replace("s)\n", "s, sleep=true)\n"), folder)
+    assert [holding.offload for holding in made.plan.holdings] == [True, True]
+    assert debug_metrics(made, folder, 2) == [seen.metrics for seen in play(folder, 2)]
 
 
 def test_one_model_may_play_all_where_steps_overlap(folder: Path, tmp_path: Path) -> None:
@@ -306,10 +333,9 @@ def test_a_simulated_step_counts_every_player(folder: Path) -> None:
 
 
 def test_the_example_plays(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[2] / "examples" / "self_play"
-    for file in folder.iterdir():
+    for file in EXAMPLE.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_text(file.read_text("utf-8"), "utf-8")
-    text = (folder / "self_play.rlf").read_text("utf-8").replace("n=32", "n=2").replace("every 10", "every 2")
+    text = (EXAMPLE / "self_play.rlf").read_text("utf-8").replace("n=32", "n=2").replace("every 10", "every 2")
     seen = Run(compile_text(text), tmp_path).steps(2)[1].metrics
     assert {"begins", "answers", "white"} <= set(seen) and seen["turns"] >= 1

@@ -33,7 +33,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Program, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.passes.placement.player_placement import player_placement_errors
+from rlgraph.passes.placement.shared_processes import groups_of_work, shared_process_errors
 from rlgraph.passes.rewrites.accumulate import with_accumulation
 from rlgraph.passes.rewrites.admission_order import with_admission
 
@@ -73,7 +73,7 @@ class RayBackend(DistributedBackend):
         Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
-        if split := [*agent_placement_errors(program, plan), *player_placement_errors(program, plan)]:
+        if split := [*agent_placement_errors(program, plan), *shared_process_errors(program, groups_of_work(plan))]:
             raise ProgramError(split)
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()

@@ -17,7 +17,6 @@ from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.program_text import program_text
 from rlgraph.passes.compilation.plan_file import PlanFile, Sections
-from rlgraph.passes.placement.player_placement import refuse_apart_players
 from rlgraph.passes.rewrites.pipeline import PassResult
 from rlgraph.user_code.files import SearchFolders
 
@@ -106,9 +105,7 @@ class Compilation:
             return PlannedProgram(
                 self.choice.plan, self.choice.question.shapes, plan_warnings(self.choice, self.schedule)
             )
-        placed = place_program(self.program, self.schedule, self.folders, self._machine)
-        refuse_apart_players(self.program, placed.plan)
-        return placed
+        return place_program(self.program, self.schedule, self.folders, self._machine)
 
     @property
     def _machine(self) -> Machine:
@@ -126,9 +123,7 @@ class Compilation:
 
         if self.target is None:
             raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
-        choice = choose_plan(self.program, self.schedule, self.folders, self.target)
-        refuse_apart_players(self.program, choice.plan)
-        return choice
+        return choose_plan(self.program, self.schedule, self.folders, self.target)
 
     @property
     def plan(self) -> Plan:

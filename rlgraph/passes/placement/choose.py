@@ -15,6 +15,7 @@ from time import monotonic
 
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
+from rlgraph.ops.program_work import SharedWork
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.placement.plan_from_search import plan_from_search
 from rlgraph.passes.placement.query import (
@@ -270,12 +271,12 @@ def candidate_partitions(
 
 
 def _are_apart(problem: PlacementProblem, blocks: Blocks) -> bool:
-    """Return whether components that are read together have pools of their own."""
-    pools: dict[int, set[int]] = {}
+    """Return whether components that share processes have pools of their own."""
+    pools: dict[SharedWork | None, set[int]] = {}
     for number, block in enumerate(blocks):
         for component in block.components:
-            pools.setdefault(problem.components[component].joint, set()).add(number)
-    return any(len(found) > 1 for joint, found in pools.items() if joint)
+            pools.setdefault(problem.components[component].shared, set()).add(number)
+    return any(len(found) > 1 for shared, found in pools.items() if shared)
 
 
 def any_plan_fits(question: PlacementQuery, ends: float) -> bool:

@@ -25,18 +25,19 @@ from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_pre
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
-from rlgraph.errors import Diagnostic, ProgramError, Related, quoted_list
+from rlgraph.errors import Diagnostic, ProgramError, Related
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import model_operations, user_code_usage, work_together
+from rlgraph.ops.program_work import model_operations, shared_work, user_code_usage
 from rlgraph.ops.shared_base_models import has_adapters
 from rlgraph.passes.placement.adapter_errors import adapter_errors
 from rlgraph.passes.placement.admission_order import admission_orders, length_predictors
 from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_trainings
 from rlgraph.passes.placement.model_configs import model_optimizer, weight_update_pairs
+from rlgraph.passes.placement.shared_processes import shared_process_errors
 from rlgraph.passes.placement.tails import tail_moves_in_plan
 from rlgraph.passes.placement.unfollowed_lines import TAKING, unfollowed_line_errors
 
@@ -107,7 +108,7 @@ class _Placer:
         }
         self.pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
         self.keys: dict[tuple[str, str], _GroupKey] = {}
-        self.together = work_together(program)
+        self.shared = shared_work(program)
 
     # The keys of groups
 
@@ -123,9 +124,9 @@ class _Placer:
             for operation in sorted(work, key=lambda name: not NODES[name].trains):
                 if (model.name, operation) not in self.keys:
                     self.keys[model.name, operation] = self.default_group_key(model, operation)
-        for together in self.together:
-            home = next((work for work in together if self.pinned_placement(*work)), together[0])
-            self.keys |= {work: self.keys[home] for work in together if not self.pinned_placement(*work)}
+        for shared in self.shared:
+            home = next((work for work in shared.work if self.pinned_placement(*work)), shared.work[0])
+            self.keys |= {work: self.keys[home] for work in shared.work if not self.pinned_placement(*work)}
         order = [(model, operation) for model, work in self.work.items() for operation in work]
         self.keys = {work: self.keys[work] for work in order}
 
@@ -168,7 +169,7 @@ class _Placer:
             for spec in engines_by_preference(operation)
             if wanted <= set(spec.axes) and spec.supports(operation, wanted)
         ]
-        if any((model.name, operation) in together for together in self.together):
+        if any(shared.sums and (model.name, operation) in shared.work for shared in self.shared):
             able = [name for name in able if spec_of(name).reads_jointly(wanted)] or able
         usable = (name for name in able if name in self.installed and self.can_hold_model(model, name, split))
         return next((name for name in usable if self.has_optimizer(model, operation, name)), able[-1])
@@ -190,7 +191,9 @@ class _Placer:
 
     def unsupported_errors(self) -> Iterator[Diagnostic]:
         """Yield what no engine can do as the schedule wants it: each placement and model once."""
-        yield from self.joint_reading_errors()
+        names = self.group_names()
+        placed = {work: Group(names[key], key.pool, key.engine, key.mesh, ()) for work, key in self.keys.items()}
+        yield from shared_process_errors(self.program, placed, self.schedule, self.shapes)
         seen, reported = set(), set[str]()
         for (name, operation), key in self.keys.items():
             pin = self.pinned_placement(name, operation)
@@ -205,32 +208,6 @@ class _Placer:
                 yield from _ungathered(name, key.mesh, pin)
                 check = self.axis_errors if spec.every_model else self.engine_errors
                 yield from check(self.program.model(name), key, pin)
-
-    def joint_reading_errors(self) -> Iterator[Diagnostic]:
-        """Yield an error for models that a sum over the vocabulary reads together, and that no processes have
-        together."""
-        for together in self.together:
-            keys = dict.fromkeys(self.keys[work] for work in together)
-            shown = quoted_list([f"{model}.{operation}" for model, operation in together], "and")
-            lines = [pin.span for work in together if (pin := self.pinned_placement(*work)) and pin.span.line]
-            span = lines[-1] if lines else self.program.model(together[-1][0]).span
-            able = [spec for spec in engines_by_preference("train") if spec.joint_axes is not None]
-            home = next(iter(keys))
-            work = ", ".join(model if len(self.work[model]) == 1 else f"{model}.{done}" for model, done in together)
-            hint = f"`place {work} on {home.pool}(engine={able[0].name})`" if able else ""
-            shapes = {model: shape for model, _ in together if isinstance(shape := self.shapes.get(model), Shape)}
-            if len({shape.vocab for shape in shapes.values()}) > 1:
-                heads = ", ".join(f"`{model}` has {shape.vocab}" for model, shape in shapes.items())
-                message = f"a sum over the vocabulary is of models with as many outputs, and {heads}"
-                yield Diagnostic("E0318", message, span, "take models of one family with one `vocab_size`")
-            elif len(keys) > 1:
-                message = f"{shown} read models together, for a sum over the vocabulary, and are placed apart"
-                yield Diagnostic("E0317", message, span, hint)
-            elif not spec_of(home.engine).reads_jointly(home.mesh.split_axes):
-                message = (
-                    f"{shown} read models together, for a sum over the vocabulary: `{home.engine}` cannot, split so"
-                )
-                yield Diagnostic("E0318", message, span, hint)
 
     def conflicting_attention_line(self, model: str, operation: str, pin: PlacementLine) -> PlacementLine | None:
         """Return an earlier line that gives another way to compute attention for the same group and model."""

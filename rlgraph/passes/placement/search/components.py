@@ -11,7 +11,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import model_operations, work_together
+from rlgraph.ops.program_work import SharedWork, model_operations, shared_work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
@@ -46,9 +46,8 @@ class Component:
     extra_tasks: tuple[int, ...] = ()
     """Tasks that are done elsewhere, but for which micro-batches and replicas are tried all the same, so that a model
     that is read separately from its training has every option that it has where the two are done together."""
-    joint: int = 0
-    """Components with the same number are done by the same processes, since something reads their models together; 0:
-    any may do it."""
+    shared: SharedWork | None = None
+    """Components with the same are done by the same processes; None: any may do it."""
     fewest_replicas: int = 1
     """The fewest data-parallel replicas that it may have."""
 
@@ -67,6 +66,11 @@ class Component:
     def main_operation(self) -> str:
         """The operation that decides what it holds."""
         return "train" if self.work == "train" else self.operations[0]
+
+    @property
+    def sums_jointly(self) -> bool:
+        """Whether its distributions are read together with those of others."""
+        return self.shared is not None and self.shared.sums
 
     @property
     def receives_weights(self) -> bool:
@@ -95,7 +99,7 @@ def make_components(
     """Return the components of all models that anything is computed with, whose shapes have to be known. apart: models
     that are read elsewhere than they are trained, besides those of which a schedule says so."""
     pins_of, result = schedule_lines_by_model(program, schedule), []
-    joint = {work: number for number, together in enumerate(work_together(program), 1) for work in together}
+    shared_of = {work: shared for shared in shared_work(program) for work in shared.work}
     for model in program.models:
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not pins_of[model.name]
@@ -116,6 +120,7 @@ def make_components(
                 if _kind(part) != "generate"
                 for index in indexes
             ]
+            works = [(model.name, operation) for operation in part_operations]
             separate = readers_apart and _kind(part_operations) != "generate"
             result.append(
                 Component(
@@ -128,7 +133,7 @@ def make_components(
                     any(NODES[operation].generates for operation in pins),
                     reason if separate else "",
                     tuple(index for index in others if index not in numbers) if separate and reason == "chosen" else (),
-                    max(joint.get((model.name, operation), 0) for operation in part_operations),
+                    next((shared_of[work] for work in works if work in shared_of), None),
                 )
             )
     return result

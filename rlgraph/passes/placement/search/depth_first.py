@@ -173,8 +173,10 @@ class AllocationSearch:
                 return
 
     def is_apart(self, number: int, option: Option, chosen: Mapping[int, Option]) -> bool:
-        """Return whether a component would be done by other processes than one that it is read together with."""
-        others = (chosen[other] for other in self.problem.joint_components.get(number, ()) if other in chosen)
+        """Return whether a component would be done by other processes than one that has to share them."""
+        others = (
+            chosen[other] for other in self.problem.components_in_same_processes.get(number, ()) if other in chosen
+        )
         return any(
             (other.deployment.engine, other.deployment.mesh) != (option.deployment.engine, option.deployment.mesh)
             for other in others

@@ -281,7 +281,7 @@ class Options(Strategies):
     def replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
         faster than more replicas and need no less memory, of devices and of hosts."""
-        if component.joint:
+        if component.shared:
             return list(self.possible_replica_counts(component, most))
         if isinstance(strategy, ChunkedStrategy):
             all_numbers = self.possible_replica_counts(
@@ -409,12 +409,14 @@ class Options(Strategies):
             # With a cache of more than its rows fill it is no faster.
             high = strategy.caches.strategy_with_cache_at_least(self.filled_cache_bytes(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
-        if component.joint:
+        if component.shared:
             # Others have to be split alike: one split is no better than another.
             kind = kind, deployment.engine, deployment.mesh, copies
         still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
         said = component.pin.sleep if component.pin else None
+        # Those that share processes are awake at once: their bytes would add up.
+        sleeps &= component.shared is None or bool(said)
         if not sleeps or said is False:
             return (staying,)
         moved = self.offload_seconds_per_step(component, strategy, copies)

@@ -74,12 +74,12 @@ class PlacementProblem:
         """The component of each model and operation."""
         self.component_of = [component_numbers[task.model, task.op] if task.model else None for task in self.tasks]
         """The component of each task; None: the host does it."""
-        self.joint_components: Mapping[int, tuple[int, ...]] = {
-            number: tuple(at for at, other in enumerate(components) if other.joint == component.joint and at != number)
+        self.components_in_same_processes: Mapping[int, tuple[int, ...]] = {
+            number: tuple(at for at, other in enumerate(components) if other.shared == shared and at != number)
             for number, component in enumerate(components)
-            if component.joint
+            if (shared := component.shared)
         }
-        """For each component that is read together with others these others: they are done by the same processes."""
+        """For each component that shares its processes with others these others."""
         trained = {
             component.model_name: number for number, component in enumerate(components) if component.work == "train"
         }
