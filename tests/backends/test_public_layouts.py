@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import contracts
-from benchmarks.public_layouts import LAYOUTS
+from benchmarks.public_layouts import LAYOUTS, Layout
+from rlgraph.passes.placement.engine_contracts import EngineContract
 from tests.documents import ROOT
 from tests.suites import few
 
@@ -18,7 +19,7 @@ PAGE = (ROOT / "docs" / "why" / "gpu.md").read_text("utf-8")
 NAMES = [layout.name for layout in LAYOUTS]
 
 
-def layout_named(name: str) -> contracts.Layout:
+def layout_named(name: str) -> Layout:
     [found] = [layout for layout in LAYOUTS if layout.name == name]
     return found
 
@@ -42,7 +43,7 @@ def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_named("30B-A3B on 8, shared (verl)")
     whole = contracts.differences
 
-    def one_token_less(contract: contracts.EngineContract, *rest: object) -> object:
+    def one_token_less(contract: EngineContract, *rest: object) -> object:
         assert contract.cache is not None
         cache = replace(contract.cache, row_tokens=contract.cache.row_tokens - 1)
         return whole(replace(contract, cache=cache), *rest)  # type: ignore[arg-type]
