@@ -34,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch
 from safetensors.torch import load_file
 
 import rlgraph
@@ -49,7 +50,6 @@ from tests.backends.enginespec.packages import installed
 from tests.backends.tiny import data_folder
 
 STEPS = 5
-FILE = "model.safetensors"
 ROUNDING = 1e-4
 REPLACED = [
     (r"rlgraph\.rewards:", "rewards.py:"),
@@ -71,10 +71,11 @@ REPLACED = [
     (r"(phase \w+\(steps=)\d+", r"\g<1>2"),
     (r"\bprompts\.id\b", "prompts.place"),
     (r"\blr=[^,)]+", "lr=0.003"),
-    (r"(train \w+\((?!.*eps=).*)\):", r"\1, eps=0.001):"),
+    (r"(train \w+\((?!.*eps=).*)\):", r"\1, eps=0.01):"),
 ]
 """What is written in place of what, in the text of a program with all that it uses. AdamW divides each gradient by its
-size and `eps`: with a small one it would make steps of nothing but rounding."""
+size and `eps`: with a small one it would make steps of nothing but rounding, as IPO's are with 1e-3, whose gradients
+are the largest."""
 MODELS = ("base", "judge", "student", "master", "helpful", "harmful")
 """The parameters that are weights."""
 
@@ -160,13 +161,17 @@ def weight_difference(folder: Path) -> tuple[float, str]:
     apart = {}
     for path in sorted((folder / "here" / "models").iterdir()):
         runs = ("first", "here", "there")
-        first, here, there = (load_file(folder / run / "models" / path.name / FILE) for run in runs)
+        first, here, there = (all_weights(folder / run / "models" / path.name) for run in runs)
         way = max(float((here[name] - first[name]).abs().max()) for name in here)
         for name, weight in here.items():
             far = float((there[name] - weight).abs().max())
             apart[f"{path.name}: {name}"] = far / way if way else float("inf")
     worst = max(apart, key=apart.__getitem__)
     return apart[worst], worst
+
+
+def all_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
 
 
 def compiled(name: str, text: str, mesh: str, data: Path) -> rlgraph.Compiled:

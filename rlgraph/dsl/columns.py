@@ -35,6 +35,10 @@ Known = Mapping[str, Mapping[str, Column] | None]
 """What the columns of each data source hold; None where the data have not been read."""
 
 
+TURNS = "turns"
+"""A column that only tables of episodes have."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptUse:
     """Prompts of the data that a model answers, or that it reads with their answers."""
@@ -112,6 +116,13 @@ def column_misuses(
     return list({(d.code, d.message, str(d.span)): d for d in walk.diagnostics}.values())
 
 
+def hidden_column_warnings(program: Program, known: Known) -> list[Diagnostic]:
+    """Return a warning for each column of episodes that a program uses, and that has the name of one of the data."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return list({d.hint: d for d in reversed(walk.warnings)}.values())
+
+
 def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model answers prompts of the data, or reads them, in the order of the program."""
     walk = _UseWalk(program, known, {})
@@ -162,6 +173,8 @@ class _UseWalk:
     makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
     """For each value of the present phase the node that makes it, and the index of the output."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
+    """What a run goes on with."""
 
     def walk_phases(self) -> None:
         """Walk all phases."""
@@ -317,12 +330,23 @@ class _UseWalk:
         kind, name = self.types[node.inputs[0]], str(node.attr("name"))
         assert isinstance(kind, Table)
         built_in = replace(kind, data=()).column_types()
+        if name in built_in:
+            self._hidden(node, name, built_in)
         use = None if name in built_in else self._data_column(node.inputs[0], name, node.span)
         if use is not None:
             self.columns[node.outputs[0].name] = use
             if node.inputs[0] in self.chosen:
                 self.chosen.add(node.outputs[0].name)
             self._note(missing_column_error(use))
+
+    def _hidden(self, node: Node, name: str, built_in: Mapping[str, Type]) -> None:
+        """Note that a column of episodes hides one of the data."""
+        use = self._data_column(node.inputs[0], name, node.span) if TURNS in built_in and name != "prompt" else None
+        if use is None or name not in (self.contents.get(use.source) or {}):
+            return
+        message = f"`{node.span.covered_text}` is the episode's, and hides the column `{name}` of `{use.source}`"
+        hint = f"`{use.source}.{name}` is that of the data; or give it another name there"
+        self.warnings.append(Diagnostic("W0515", message, node.span, hint))
 
     def _handle(self, node: Node) -> StateHandle:
         """Return the type of what a node reads or changes across steps."""

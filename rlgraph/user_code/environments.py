@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlgraph.user_code.child import Observation
 from rlgraph.user_code.spec import CallSpec
-from rlgraph.user_code.worker import Worker, run_in_parallel
+from rlgraph.user_code.worker import Worker
 
 if TYPE_CHECKING:
     from rlgraph.user_code.agent_environments import Agent
-
-T = TypeVar("T")
 
 EnvironmentSpec = CallSpec
 
@@ -71,14 +69,9 @@ class Environment:
     def __call__(self, name: object) -> Episode:
         """Return an episode for the row called `name`.
 
-        Calls of one process wait for each other: `run_calls` steps episodes side by side.
+        Calls of one process wait for each other.
         """
         return self.begin(str(name))
-
-    def run_calls(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Return the results of calls of its episodes, in their order; episodes of different processes run side by
-        side."""
-        return run_in_parallel(self.workers, calls)
 
     def end_processes(self) -> None:
         """End the processes."""

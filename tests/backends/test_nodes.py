@@ -510,11 +510,12 @@ def test_tokens_in_are_tokens_out(folder: Path, block: int | None) -> None:
 def test_episodes_go_on_with_newer_weights(folder: Path, span: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two tokens, or between two turns only: each token is of the version that it says."""
     text = AGENT.replace("step:", f"step async(staleness=2, span={span}):")
-    run = Run(compile_text(text.replace("TURNS", "4").replace("MOST", "20").replace("TEMP", "1.0")), folder)
+    most = "20" if span == "token" else "20, turn_tokens=4"
+    run = Run(compile_text(text.replace("TURNS", "4").replace("MOST", most).replace("TEMP", "1.0")), folder)
     engine: Any = run.backend.session.models["actor"].engine
     states = [{name: tensor * scale for name, tensor in engine.state().items()} for scale in (1.0, 0.9, 0.8)]
-    # Within the turns of an episode it asks for each token, or for each turn of rows with as much room.
-    coming = Coming(lambda version: engine.load_weights(states[version]), after=(3, 8) if span == "token" else (1, 3))
+    # Within the turns of an episode it asks for each token, or for each turn of all rows.
+    coming = Coming(lambda version: engine.load_weights(states[version]), after=(3, 8) if span == "token" else (1, 2))
     frame = run.backend.new_frame
     monkeypatch.setattr(run.backend, "new_frame", lambda *step: replace(frame(*step), refresh=coming))
     tables: list[TableData] = []

@@ -174,6 +174,7 @@ class Worker(RankRows):
                 outside=spec.outside,
                 spread=not spec.group.code,
                 who=recorded_process_name((spec.group.name, spec.rank)),
+                split=spec.group.mesh.replica_size > 1,
             )
         self.session.progress = self._count_work
         if spec.group.name != HOST:

@@ -17,17 +17,17 @@ from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.agent_play import AgentEpisode, AgentPlay, AskedRequest, failures_of, numbers_of
 from rlgraph.backends.worker.agent_requests import RequestRefused
-from rlgraph.backends.worker.agent_tree import AgentTree, AnswerCount, NextTurn
+from rlgraph.backends.worker.agent_tree import AgentTree, AnswerCount
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.session import Session, SessionModel
+from rlgraph.backends.worker.turn_sampling import NextTurn, WantedTurn, sample_turns
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.user_code import Agent
 
 MOST_FAILED = 8
 """So many episodes that all fail, the first of a run, end it."""
-_SEED_MIX = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def _answer_in_rounds(sampling: Mapping[str, ActionSampling], play: AgentPlay) -
     places = _places(play)
     while (asked := play.next_requests()) is not None:
         begun = _begin(play, asked)
-        wanted = [_Wanted(places[one.episode], one.request.seed, name, turn) for one, name, t in begun for turn in t]
-        made = iter(_sample(sampling, wanted))
+        wanted = [WantedTurn(places[one.episode], name, turn, one.request.seed) for one, name, t in begun for turn in t]
+        made = iter(sample_turns(sampling, wanted))
         for one, name, turns in begun:
             _end(play, one, name, turns, [next(made) for _ in turns])
 
@@ -121,8 +121,8 @@ def _answer_as_they_come(sampling: Mapping[str, ActionSampling], play: AgentPlay
     with ThreadPoolExecutor(max(1, play.most_at_once)) as threads:
         while (asked := play.next_requests(gathers=False)) is not None:
             for one, name, turns in _begin(play, asked):
-                wanted = [_Wanted(places[one.episode], one.request.seed, name, turn) for turn in turns]
-                sampled = threads.submit(_sample, sampling, wanted)
+                wanted = [WantedTurn(places[one.episode], name, turn, one.request.seed) for turn in turns]
+                sampled = threads.submit(sample_turns, sampling, wanted)
                 going[sampled] = one, name, turns
                 sampled.add_done_callback(lambda _: play.wake())
             for sampled in [sampled for sampled in going if sampled.done()]:
@@ -138,19 +138,6 @@ def _places(play: AgentPlay) -> dict[AgentEpisode, int]:
 
 _Begun = tuple[AskedRequest, str, list[NextTurn]]
 """A request that can be answered, the name of the model that it asks, and the turns that are to be sampled."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A turn that is to be sampled."""
-
-    place: int
-    """The place of its episode."""
-    seed: int | None
-    """The seed that it was asked with."""
-    name: str
-    """The name of the model that is asked."""
-    turn: NextTurn
 
 
 def _begin(play: AgentPlay, asked: Sequence[AskedRequest]) -> list[_Begun]:
@@ -176,40 +163,6 @@ def _asked_model(play: AgentPlay, one: AskedRequest) -> str:
 
 def _end(play: AgentPlay, one: AskedRequest, name: str, turns: Sequence[NextTurn], made: Sequence[SampledTurn]) -> None:
     play.answer(one, one.episode.trees[name].end_turns(one.request, turns, made, name))
-
-
-@torch.no_grad()
-def _sample(sampling: Mapping[str, ActionSampling], wanted: Sequence[_Wanted]) -> list[SampledTurn]:
-    """Sample turns, and return what was sampled for each: those of a model together, by whatever name it is asked."""
-    made: list[SampledTurn | None] = [None] * len(wanted)
-    for how in {how.model.model.name: how for how in sampling.values()}.values():
-        mine = [at for at, one in enumerate(wanted) if sampling[one.name].model is how.model]
-        for room, group in _groups([wanted[at].turn for at in mine], how.model.max_row_tokens):
-            ones = [wanted[mine[at]] for at in group]
-            keys = np.concatenate([_seeded(how.random_numbers([one.place], one.turn.number), one.seed) for one in ones])
-            places, encoded = [one.place for one in ones], [one.turn.line.tokens for one in ones]
-            sampled = how.sample(places, [one.turn.number for one in ones], encoded, keys, room)
-            for at, turn_made in zip(group, sampled, strict=True):
-                made[mine[at]] = turn_made
-    return [turn for turn in made if turn is not None]
-
-
-def _groups(turns: Sequence[NextTurn], longest: int | None) -> list[tuple[int, list[int]]]:
-    """Return which turns are sampled together, and the room of each group: that of the turn that has most. The others
-    are cut, as they would have ended: what is sampled at a place does not depend on how many come after it."""
-    groups: list[tuple[int, list[int]]] = []
-    for place in sorted(range(len(turns)), key=lambda place: -turns[place].room):
-        turn = turns[place]
-        if groups and (longest is None or len(turn.line.tokens) + groups[-1][0] <= longest):
-            groups[-1][1].append(place)
-        else:
-            groups.append((turn.room, [place]))
-    return groups
-
-
-def _seeded(keys: np.ndarray, seed: int | None) -> np.ndarray:
-    """Return keys mixed with the seed of a request, uint64."""
-    return keys if seed is None else keys ^ np.uint64((seed * _SEED_MIX + 1) % (1 << 64))
 
 
 def _line(node: Node, model: SessionModel, episode: AgentEpisode, name: str, reward: float) -> GrowingEpisode:

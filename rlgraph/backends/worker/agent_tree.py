@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.weight_versions import Runs
 from rlgraph.backends.worker.action_sampling import SampledTurn, turn_room
 from rlgraph.backends.worker.agent_answers import AgentAnswer, Choice
 from rlgraph.backends.worker.agent_requests import AgentRequest, RequestRefused, is_same_message
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
+from rlgraph.backends.worker.turn_sampling import NextTurn, first_runs
 from rlgraph.conversations import Content, Message, OddRow, template_options_of
 from rlgraph.errors import RunError, count_phrase
 from rlgraph.ir.graph import Node
@@ -26,18 +26,6 @@ from rlgraph.user_code.tool_calls import FORMATS, written_calls
 
 _NO_ROOM = "context_length_exceeded"
 """The code of OpenAI's API for a conversation that is too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class NextTurn:
-    """An answer that is to be sampled."""
-
-    line: GrowingEpisode
-    """All that comes before it."""
-    number: int
-    """The number of the answer in its episode."""
-    room: int
-    """How many tokens it may have, at most."""
 
 
 @dataclass(eq=False, slots=True)
@@ -279,17 +267,6 @@ def before_calls(text: str) -> str:
     """Return what an answer says before its first call of a tool."""
     places = [place for form in FORMATS.values() if (place := text.find(form.sign)) >= 0]
     return text[: min(places)].strip() if places else ""
-
-
-def first_runs(runs: Runs, count: int) -> Runs:
-    """Return which versions made the first tokens."""
-    first: list[tuple[int, int]] = []
-    for version, tokens in runs:
-        taken = min(tokens, count)
-        count -= taken
-        if taken or not first:
-            first.append((version, taken))
-    return tuple(first)
 
 
 def _as_tool_call(call: Any) -> ToolCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, row_label
-from rlgraph.backends.worker.action_sampling import ActionSampling, turn_room
+from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn, turn_room
 from rlgraph.backends.worker.agent_episodes import play_agent
 from rlgraph.backends.worker.episode_tables import episode_records, episode_table
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
@@ -20,6 +20,8 @@ from rlgraph.backends.worker.sampler import newest_allowed_version, weights_to_s
 from rlgraph.backends.worker.sampling import repeat_items, table_output, table_type
 from rlgraph.backends.worker.sampling_inputs import encode_prompts, ids_of_samples, rows_to_answer
 from rlgraph.backends.worker.session import Session, SessionModel
+from rlgraph.backends.worker.turn_play import play_turns
+from rlgraph.backends.worker.turn_sampling import NextTurn, WantedTurn
 from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import player_column
@@ -120,6 +122,40 @@ def _check_first(node: Node, session: Session, episodes: Sequence[GrowingEpisode
         episode.check_special_tokens()
 
 
+class _StepEpisode:
+    """An episode of one model, whose actions an environment answers."""
+
+    def __init__(self, how: ActionSampling, place: int, game: Episode, part: GrowingEpisode, row: Mapping[str, Any]):
+        self.how, self.place, self.game, self.part, self.row = how, place, game, part, row
+
+    def begin(self) -> Callable[[], Any]:
+        return partial(self.game.reset, self.row)
+
+    def take_beginning(self, answer: Any) -> None:
+        self.part.add_first_observation(answer)
+
+    def next_turn(self) -> WantedTurn | None:
+        node, turn = self.how.node, len(self.part.actions)
+        left = self.part.tokens_left(node.attr("max_tokens"))
+        if left <= 0 or turn == node.attr("max_turns"):
+            return None
+        return WantedTurn(self.place, "", NextTurn(self.part, turn, turn_room(node, left)))
+
+    def act(self, made: SampledTurn) -> Callable[[], Any]:
+        return partial(self.game.step, self.part.add_action(made.ids, made.logprobs, made.versions))
+
+    def take_answer(self, answer: Any) -> None:
+        observation, reward, over = answer
+        self.part.rewards.append(reward)
+        self.part.over = over
+        self.part.record_tool_calls(self.game.last_calls)
+        if not over and len(self.part.actions) < self.how.node.attr("max_turns"):
+            self.part.add_observation(observation, self.how.node.attr("max_tokens"))
+
+    def close(self) -> None:
+        self.game.close()
+
+
 def _step_environment(
     how: ActionSampling,
     rows: Sequence[Mapping[str, Any]],
@@ -146,50 +182,9 @@ def _step_environment(
         )
         for place, row in enumerate(how.ids)
     ]
-    games = [environment(row_label(row)) for row in how.ids]
-    try:
-        first = environment.run_calls([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
-        for said, episode in zip(first, episodes, strict=True):
-            episode.add_first_observation(said)
-        for turn in range(node.attr("max_turns")):
-            open_ = [
-                place for place, episode in enumerate(episodes) if episode.tokens_left(node.attr("max_tokens")) > 0
-            ]
-            if not open_:
-                break
-            _turn(how, episodes, environment, games, open_, turn)
-    finally:
-        for game in games:
-            game.close()
+    played = [
+        _StepEpisode(how, place, environment(row_label(how.ids[place])), part, rows[place])
+        for place, part in enumerate(episodes)
+    ]
+    play_turns({"": how}, played, environment)
     return episodes
-
-
-def _turn(
-    how: ActionSampling,
-    episodes: list[GrowingEpisode],
-    environment: Environment,
-    games: Sequence[Episode],
-    open_: list[int],
-    turn: int,
-) -> None:
-    """Take one action in every open episode. Rows with the same room left are sampled together."""
-    most, most_turns = how.node.attr("max_tokens"), how.node.attr("max_turns")
-    by_room: dict[int, list[int]] = {}
-    for place in open_:
-        by_room.setdefault(turn_room(how.node, episodes[place].tokens_left(most)), []).append(place)
-    for room, group in by_room.items():
-        encoded = [episodes[place].tokens for place in group]
-        made = how.sample(group, turn, encoded, how.random_numbers(group, turn), room)
-        actions = [
-            episodes[place].add_action(sampled.ids, sampled.logprobs, sampled.versions)
-            for place, sampled in zip(group, made, strict=True)
-        ]
-        answers = environment.run_calls(
-            [partial(games[place].step, action) for place, action in zip(group, actions, strict=True)]
-        )
-        for place, (observation, reward, over) in zip(group, answers, strict=True):
-            episodes[place].rewards.append(reward)
-            episodes[place].over = over
-            episodes[place].record_tool_calls(games[place].last_calls)
-            if not over and turn + 1 < most_turns:
-                episodes[place].add_observation(observation, most)

@@ -5,14 +5,15 @@ Each player has a sequence of its own, in which it acts, and what it is told is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rlgraph.backends.rows import row_label
-from rlgraph.backends.worker.action_sampling import ActionSampling, turn_room
+from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn, turn_room
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
+from rlgraph.backends.worker.turn_play import play_turns
+from rlgraph.backends.worker.turn_sampling import NextTurn, WantedTurn
 from rlgraph.conversations import template_options_of, tools_of
 from rlgraph.ops import attribute_value
 from rlgraph.user_code import Environment
@@ -20,48 +21,74 @@ from rlgraph.user_code.child import Observation, PlayerAnswer, PlayerTurn
 from rlgraph.user_code.class_environments import ObjectEpisode
 
 
-@dataclass(eq=False, slots=True)
 class _PlayerEpisode:
     """One episode of several players."""
 
-    place: int
-    game: ObjectEpisode
-    parts: Mapping[str, GrowingEpisode]
-    """What each player has been told and has said."""
-    said: list[tuple[str, str]] = field(default_factory=list)
-    """All actions so far, with who said them."""
-    heard: dict[str, int] = field(default_factory=dict)
-    """How many of these each player has heard."""
-    player: str = ""
-    """Whose turn it is."""
-    finished: bool = False
+    def __init__(
+        self,
+        sampling: Mapping[str, ActionSampling],
+        place: int,
+        game: ObjectEpisode,
+        parts: Mapping[str, GrowingEpisode],
+        row: Mapping[str, Any],
+    ) -> None:
+        """parts: what each player has been told and has said."""
+        self.place, self.game, self.parts, self.row = place, game, parts, row
+        self.players = tuple(sampling)
+        self.node = sampling[self.players[0]].node
+        self.said: list[tuple[str, str]] = []
+        """All actions so far, with who said them."""
+        self.heard: dict[str, int] = {}
+        """How many of these each player has heard."""
+        self.player = ""
+        """Whose turn it is."""
+        self.finished = False
 
     @property
     def part(self) -> GrowingEpisode:
         """The part of the player whose turn it is."""
         return self.parts[self.player]
 
-    def tell(self, player: str, observation: Observation | None, most: int) -> None:
+    def begin(self) -> Callable[[], PlayerTurn]:
+        return partial(self.game.begin_players, self.row, self.players)
+
+    def take_beginning(self, answer: PlayerTurn) -> None:
+        self._tell(*answer)
+
+    def next_turn(self) -> WantedTurn | None:
+        left, turn = self.part.tokens_left(self.node.attr("max_tokens")), len(self.said)
+        if self.finished or left <= 0 or turn == self.node.attr("max_turns"):
+            return None
+        return WantedTurn(self.place, self.player, NextTurn(self.part, turn, turn_room(self.node, left)))
+
+    def act(self, made: SampledTurn) -> Callable[[], PlayerAnswer]:
+        action = self.part.add_action(made.ids, made.logprobs, made.versions)
+        self.said.append((self.player, action))
+        return partial(self.game.step_players, action, self.players, self.player)
+
+    def take_answer(self, answer: PlayerAnswer) -> None:
+        player, observation, rewards, self.finished = answer
+        self.part.rewards.append(0.0)
+        self.part.record_tool_calls(())
+        for name, reward in rewards.items():
+            # Who has not acted has nothing that a reward could be for.
+            if self.parts[name].rewards:
+                self.parts[name].rewards[-1] += reward
+        if not self.finished and len(self.said) < self.node.attr("max_turns"):
+            self._tell(player, observation)
+
+    def close(self) -> None:
+        self.game.close()
+
+    def _tell(self, player: str, observation: Observation | None) -> None:
         """Give a player the turn, with what it is told; None: what the others have said since it was told."""
         unheard = [text for who, text in self.said[self.heard.get(player, 0) :] if who != player]
         told = "\n".join(unheard) if observation is None else observation
         self.player, self.heard[player] = player, len(self.said)
         if self.part.actions:
-            self.part.add_observation(told, most)
+            self.part.add_observation(told, self.node.attr("max_tokens"))
         else:
             self.part.add_first_observation(told)
-
-    def take_answer(self, acting: str, answer: PlayerAnswer, most: int | None) -> None:
-        """Take in what follows an action. most: tokens of a part; None: nobody acts any more."""
-        player, observation, rewards, self.finished = answer
-        self.parts[acting].rewards.append(0.0)
-        self.parts[acting].record_tool_calls(())
-        for name, reward in rewards.items():
-            # Who has not acted has nothing that a reward could be for.
-            if self.parts[name].rewards:
-                self.parts[name].rewards[-1] += reward
-        if not self.finished and most is not None:
-            self.tell(player, observation, most)
 
 
 def play_players(
@@ -97,54 +124,10 @@ def play_players(
     for place, row in enumerate(ids):
         game = environment(row_label(row))
         assert isinstance(game, ObjectEpisode), "the checker refuses others"
-        episodes.append(_PlayerEpisode(place, game, {player: part_of(player, place) for player in players}))
-    most = node.attr("max_tokens")
-    try:
-        first: list[PlayerTurn] = environment.run_calls(
-            [partial(one.game.begin_players, row, players) for one, row in zip(episodes, rows, strict=True)]
-        )
-        for one, (player, told) in zip(episodes, first, strict=True):
-            one.tell(player, told, most)
-        for turn in range(node.attr("max_turns")):
-            open_ = [one for one in episodes if not one.finished and one.part.tokens_left(most) > 0]
-            if not open_:
-                break
-            _act(sampling, open_, environment, turn)
-    finally:
-        for one in episodes:
-            one.game.close()
+        parts = {player: part_of(player, place) for player in players}
+        episodes.append(_PlayerEpisode(sampling, place, game, parts, rows[place]))
+    play_turns(sampling, episodes, environment)
     for one in episodes:
         for part in one.parts.values():
             part.over = one.finished
     return {player: [one.parts[player] for one in episodes] for player in players}
-
-
-def _act(
-    sampling: Mapping[str, ActionSampling], open_: Sequence[_PlayerEpisode], environment: Environment, turn: int
-) -> None:
-    """Take one action in each open episode. Those of a model with the same room left are sampled together, whoever it
-    plays."""
-    players = tuple(sampling)
-    node = sampling[players[0]].node
-    most, last = node.attr("max_tokens"), turn + 1 == node.attr("max_turns")
-    groups: dict[tuple[str, int], list[_PlayerEpisode]] = {}
-    for one in open_:
-        key = sampling[one.player].model.model.name, turn_room(node, one.part.tokens_left(most))
-        groups.setdefault(key, []).append(one)
-    for (_, room), group in groups.items():
-        how, places = sampling[group[0].player], [one.place for one in group]
-        made = how.sample(places, turn, [one.part.tokens for one in group], how.random_numbers(places, turn), room)
-        actions = [
-            one.part.add_action(sampled.ids, sampled.logprobs, sampled.versions)
-            for one, sampled in zip(group, made, strict=True)
-        ]
-        acting = [one.player for one in group]
-        answers = environment.run_calls(
-            [
-                partial(one.game.step_players, action, players, player)
-                for one, action, player in zip(group, actions, acting, strict=True)
-            ]
-        )
-        for one, action, player, answer in zip(group, actions, acting, answers, strict=True):
-            one.said.append((player, action))
-            one.take_answer(player, answer, None if last else most)

@@ -156,9 +156,12 @@ class Session:
         outside: Container[str] | None = None,
         spread: bool = True,
         who: str = "",
+        split: bool = False,
     ) -> None:
         """spread: functions and environments have as many processes as the program says; otherwise one. who: the name
-        of this process in a recording."""
+        of this process in a recording. split: whether this process is one of several that split each model, which
+        all do the same in the same order."""
+        self.split = split
         self.spread = spread
         self.program, self.settings = program, settings
         self.versions = WeightVersions(program)
