@@ -76,6 +76,10 @@ class DistributionSource:
     """The value of the rows."""
     temperature: Constant
     span: Span
+    kept: str = ""
+    """The value that has the probabilities, of the likeliest tokens alone; "": none has, they are computed."""
+    kept_sum: str = ""
+    """The value that has their sum at each token."""
 
 
 @dataclass

@@ -8,9 +8,17 @@ from collections.abc import Iterable, Sequence
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context, DistributionSource
 from rlgraph.dsl.nodes import emit_node, has_gradient, unique_name
-from rlgraph.dsl.scope import VOCABULARY, TableValue, UnavailableName, VocabularyValue, is_over_vocabulary
+from rlgraph.dsl.scope import (
+    VOCABULARY,
+    Meaning,
+    TableValue,
+    UnavailableName,
+    VocabularyValue,
+    describe_meaning,
+    is_over_vocabulary,
+)
 from rlgraph.errors import Related, Span
-from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
+from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
 from rlgraph.ir.text.program_text import expr_text
 from rlgraph.ir.types import Axis, Tensor
 
@@ -23,16 +31,59 @@ def name_distribution(
     context: Context, expr: tree.Call, model: Model, table: TableValue, temperature: Constant
 ) -> VocabularyValue:
     """Return what stands for a model's distributions of a table's tokens."""
-    token = table.type.token
-    assert token is not None
     name = unique_name(context, f"{model.name}.distribution")
     weights = context.block.versions[model.name].name
     context.phase.distributions[name] = DistributionSource(model.name, weights, table.name, temperature, expr.span)
     if context.block.training == model.name:
         context.block.live.add(name)
+    return VocabularyValue(Ref(name, _over_vocabulary(table), expr.span))
+
+
+def _over_vocabulary(table: TableValue) -> Tensor:
+    """Return the type of a number for each token that a model knows, in the place of each token of a table."""
+    token = table.type.token
+    assert token is not None
     # Tables of the same tokens, as `row(...)` makes them, have the same axis.
-    axis = Axis(f"{token.key}.{VOCABULARY}", VOCABULARY, token, inner=True)
-    return VocabularyValue(Ref(name, Tensor("float", axis), expr.span))
+    return Tensor("float", Axis(f"{token.key}.{VOCABULARY}", VOCABULARY, token, inner=True))
+
+
+def keep_likeliest(
+    context: Context, expr: tree.Call, model: Model, table: TableValue, options: dict[str, Constant], hint: str
+) -> VocabularyValue:
+    """Emit what keeps the probabilities of a model's likeliest tokens, and return what stands for them."""
+    context.refuse_in_train("likeliest", expr.span)
+    label = unique_name(context, hint or f"{model.name}.likeliest")
+    whole = Value(unique_name(context, f"{label}.sum"), Tensor("float", table.type.token))
+    kept = Value(unique_name(context, f"{label}.kept"), Tensor("any", table.type.axis))
+    weights = context.block.versions[model.name].name
+    node = Node("likeliest", (weights, table.name), (whole, kept), tuple(options.items()), span=expr.span)
+    emit_node(context, node)
+    source = DistributionSource(
+        model.name, weights, table.name, options["temperature"], expr.span, kept.name, whole.name
+    )
+    context.phase.distributions[label] = source
+    return VocabularyValue(Ref(label, _over_vocabulary(table), expr.span))
+
+
+def kept_share(
+    context: Context, expr: tree.Call, model: Model, table: TableValue, within: Meaning | None, temperature: Constant
+) -> Expr:
+    """Return the probability that a model gives, at each token of a table, to those tokens that `likeliest` has kept
+    there."""
+    place = next(option.value.span for option in expr.options if option.name == "within")
+    kept = within.expr if isinstance(within, VocabularyValue) else None
+    hint = f"name them above the training: `seen = {model.name}.likeliest({table.name}, top_k=64)`"
+    if not isinstance(kept, Ref) or not context.phase.distributions[kept.name].kept:
+        shown = "a distribution" if kept is not None or within is None else describe_meaning(within)
+        message = f"`within` takes the likeliest tokens of the rows, and this is {shown}"
+        raise context.statement_error("E0319", message, place, hint)
+    if kept.type != _over_vocabulary(table):
+        message = f"these tokens are kept of other rows than `{table.name}`"
+        raise context.statement_error("E0319", message, place, hint)
+    q = name_distribution(context, expr, model, table, temperature).expr
+    zero = Const(0.0, Tensor("float"))
+    is_kept = Apply("gt", (kept, zero), Tensor("bool", kept.type.axis), None, expr.span)
+    return _emit_sum(context, expr, Apply("where", (is_kept, q, zero), kept.type, None, expr.span))
 
 
 def refuse_other_operation(context: Context, name: str, args: Sequence[Expr], span: Span) -> None:
@@ -50,10 +101,24 @@ def sum_over_vocabulary(context: Context, expr: tree.Call, name: str, value: Exp
     if by is not None or not isinstance(axis, tree.Name) or axis.id != VOCABULARY:
         message = f"this is {value.type}: the vocabulary is reduced first, by itself"
         raise context.statement_error("E0218", message, expr.span, "`sum(x, vocab)`, and then what you like")
+    if isinstance(value, Ref) and (whole := context.phase.distributions[value.name].kept_sum):
+        return Ref(whole, Tensor("float", value.type.axis.parent if value.type.axis else None), expr.span)
+    return _emit_sum(context, expr, value)
+
+
+def _emit_sum(context: Context, expr: tree.Call, value: Expr) -> Expr:
+    """Emit what sums a formula up over the vocabulary, and return its value."""
     sources = _sources(context, value, expr)
-    places = {key: f"p{place}" for place, key in enumerate(_distinct(sources.values()))}
+    computed = [source for source in sources.values() if not source.kept]
+    if not computed:
+        message = "this sum is of tokens that were kept before, alone: there is no model that it is computed beside"
+        hint = "their sum is `sum(p, vocab)`; anything else is computed beside a model's `distribution` of the rows"
+        raise context.statement_error("E0899", message, expr.span, hint)
+    places = {key: f"p{place}" for place, key in enumerate(_distinct(computed))}
+    kept = {name: f"p{len(places) + at}" for at, name in enumerate(_kept(sources.values()))}
     names: dict[str, Expr] = {
-        ref: Ref(places[source.weights, source.table], Tensor("float")) for ref, source in sources.items()
+        ref: Ref(kept[source.kept] if source.kept else places[source.weights, source.table], Tensor("float"))
+        for ref, source in sources.items()
     }
     if _written_size(value) > MOST_OPERATIONS:
         message = f"a formula over the vocabulary has at most {MOST_OPERATIONS} operations, written out"
@@ -62,11 +127,12 @@ def sum_over_vocabulary(context: Context, expr: tree.Call, name: str, value: Exp
     formula = expr_text(substitute(value, names))
     vocabulary = value.type.axis
     assert vocabulary is not None and vocabulary.parent is not None
-    models = list(dict.fromkeys(source.model for source in sources.values()))
+    models = list(dict.fromkeys(source.model for source in computed))
     result = Value(unique_name(context, f"{models[0]}.sum"), Tensor("float", vocabulary.parent))
-    inputs = tuple(name for pair in places for name in pair)
-    temperature = next(iter(sources.values())).temperature
-    attrs: tuple[tuple[str, Constant], ...] = (("temperature", temperature), ("formula", formula))
+    inputs = (*(name for pair in places for name in pair), *kept)
+    attrs: tuple[tuple[str, Constant], ...] = (("temperature", computed[0].temperature), ("formula", formula))
+    if kept:
+        attrs = (*attrs, ("kept", len(kept)))
     emit_node(context, Node("distribution", inputs, (result,), attrs, span=expr.span))
     if has_gradient(context, value):
         context.block.live.add(result.name)
@@ -85,7 +151,9 @@ def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, Distri
             raise context.statement_error("E0218", message, expr.span, hint)
         sources[name] = context.phase.distributions[name]
     first = next(iter(sources.values()))
-    for source in sources.values():
+    computed = [source for source in sources.values() if not source.kept]
+    first = computed[0] if computed else first
+    for source in computed:
         related = (Related(source.span, "this one"), Related(first.span, "and this one"))
         if source.temperature != first.temperature:
             message = (
@@ -98,7 +166,7 @@ def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, Distri
             place = Related(source.span, "it is named here")
             raise context.statement_error("E0219", message, expr.span, hint, (place,))
     trained = context.block.training
-    of_trained = _distinct(source for source in sources.values() if source.model == trained)
+    of_trained = _distinct(source for source in computed if source.model == trained)
     if len(of_trained) > 1:
         message = f"the gradient of this sum would go to `{trained}` through two tables"
         hint = f"declare another model for one of them: `model teacher = frozen({trained})`"
@@ -109,6 +177,11 @@ def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, Distri
 def _distinct(sources: Iterable[DistributionSource]) -> dict[tuple[str, str], None]:
     """Return the weights and rows of distributions, each once."""
     return dict.fromkeys((source.weights, source.table) for source in sources)
+
+
+def _kept(sources: Iterable[DistributionSource]) -> dict[str, None]:
+    """Return the values with kept probabilities, each once."""
+    return dict.fromkeys(source.kept for source in sources if source.kept)
 
 
 def _written_size(value: Expr) -> int:

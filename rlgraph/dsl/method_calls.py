@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.distributions import name_distribution
+from rlgraph.dsl.distributions import keep_likeliest, kept_share, name_distribution
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ENV_COLUMNS
 from rlgraph.dsl.pairs import other_expr
@@ -27,7 +27,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
-from rlgraph.ir.graph import Apply, Constant, Model, Node, Ref, Staleness, Value
+from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
@@ -63,7 +63,8 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
             advice = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in methods)}"
         raise context.statement_error("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
     called = methods[name]
-    options = constants.evaluate_options(context, called.signature, expr.options, expr.span, context.block.scope)
+    given, within = _without_within(expr, called)
+    options = constants.evaluate_options(context, called.signature, given, expr.span, context.block.scope)
     if len(expr.args) != 1 + called.environment:
         shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
         raise context.statement_error(
@@ -73,20 +74,38 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
             f"`{model.name}.{name}({called.example})`",
         )
     if not NODES[name].generates:
-        return _score_call(context, expr, called, model, options, hint)
+        return _score_call(context, expr, called, model, options, hint, within)
     context.refuse_in_train(name, expr.span)
     return sample_rows(context, expr, called, (model,), options, hint)
 
 
+def _without_within(expr: tree.Call, called: Method) -> tuple[tuple[tree.Option, ...], tree.Option | None]:
+    """Return the options of a call that are constants, and the one that is a value."""
+    if called.signature.name != "logprobs":
+        return expr.options, None
+    within = next((option for option in expr.options if option.name == "within"), None)
+    return tuple(option for option in expr.options if option is not within), within
+
+
 def _score_call(
-    context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
-) -> Ref | VocabularyValue:
-    """Emit what a model computes for existing rows, and return its value."""
+    context: Context,
+    expr: tree.Call,
+    called: Method,
+    model: Model,
+    options: dict[str, Constant],
+    hint: str,
+    within: tree.Option | None,
+) -> Expr | VocabularyValue:
+    """Emit what a model computes for existing rows, and return its value. within: the tokens that a log-probability is
+    to be among."""
     name = called.signature.name
     table = evaluate_table(context, expr.args[0], f"`{name}`")
+    tokens = None if within is None else context.evaluate(within.value)
     if options.get("temperature", 0) is None:
         # At temperature 0 nothing is sampled; the probabilities meant are the model's own.
         options["temperature"] = table.type.temperature or 1.0
+    if name == "likeliest":
+        return keep_likeliest(context, expr, model, table, options, hint)
     if called.over_vocabulary:
         return name_distribution(context, expr, model, table, options["temperature"])
     axis = table.type.axis if called.by_row else table.type.token
@@ -95,7 +114,11 @@ def _score_call(
     emit_node(context, Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
     if context.block.training == model.name:
         context.block.live.add(value.name)
-    return Ref(value.name, Tensor("float", axis), expr.span)
+    result = Ref(value.name, Tensor("float", axis), expr.span)
+    if within is None:
+        return result
+    share = kept_share(context, expr, model, table, tokens, options["temperature"])
+    return Apply("sub", (result, Apply("log", (share,), result.type, None, expr.span)), result.type, None, expr.span)
 
 
 def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant], count: int) -> int:

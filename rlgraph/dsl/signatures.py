@@ -107,6 +107,16 @@ METHODS: dict[str, dict[str, Method]] = {
             ),
             over_vocabulary=True,
         ),
+        "likeliest": Method(
+            Signature(
+                "likeliest",
+                options=(*_OF_THE_ROWS, *_options("likeliest", "top_k", "top_p", "min_p")),
+                doc="Probability of the likeliest tokens in the place of each token that carries loss, and 0 of all "
+                "others of the vocabulary; it is stored.",
+            ),
+            example="rollout, top_k=64",
+            over_vocabulary=True,
+        ),
     },
     "value_lm": {"values": Method(Signature("values", doc="Value of the state before each token that carries loss."))},
     "reward_lm": {"score": Method(Signature("score", doc="Score of each row, read at its last token."), by_row=True)},

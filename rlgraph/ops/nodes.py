@@ -72,8 +72,18 @@ def models_beside(node: Node) -> tuple[str, ...]:
     """Return the names of the weights of other models that a node, or the loss of one that trains, reads together with
     its own: they have to be in the same processes."""
     nodes = [node, *(node.region.walk() if NODES[node.op].trains and node.regions else ())]
-    read = [name for inner in nodes if NODES[inner.op].joint for name in inner.inputs[2::2]]
+    read = [name for inner in nodes if NODES[inner.op].joint for name in pairs_beside(inner)[::2]]
     return tuple(dict.fromkeys(read))
+
+
+def pairs_beside(node: Node) -> tuple[str, ...]:
+    """Return the other models and tables that a node reads beside its own, in turn."""
+    return node.inputs[2 : len(node.inputs) - attribute_value(node, "kept")]
+
+
+def kept_probabilities(node: Node) -> tuple[str, ...]:
+    """Return the inputs of a node that are probabilities of likeliest tokens, which somebody has computed before."""
+    return node.inputs[len(node.inputs) - attribute_value(node, "kept") :]
 
 
 def table_of(node: Node) -> str:

@@ -227,16 +227,30 @@ RECORDS = (
     ),
     NodeOp(
         "distribution",
-        "model table model|table* -> tensor",
+        "model table model|table|tensor* -> tensor",
         "row",
         "The sum over the vocabulary of what a formula makes of the models' probabilities, for each token that carries "
         "loss.",
         attributes=(
             _TEMPERATURE,
             Attribute("formula", "text", doc="with `p0`, `p1`, ... for the models and tables", by="checker"),
+            Attribute("kept", "int", 0, 0, None, "so many inputs at the end are probabilities kept", by="checker"),
         ),
         work="scores",
         joint=True,
+    ),
+    NodeOp(
+        "likeliest",
+        "model table -> tensor tensor",
+        "row",
+        "The probabilities of the likeliest tokens in the place of each token that carries loss: their sum, and each.",
+        attributes=(
+            _TEMPERATURE,
+            Attribute("top_k", "int", low=1, high=4096, doc="so many of the likeliest tokens"),
+            Attribute("top_p", "float", 1.0, 1e-6, 1.0, "of these the likeliest that together have this share"),
+            Attribute("min_p", "float", 0.0, 0.0, 1.0, "those at least this many times as likely as the likeliest"),
+        ),
+        work="scores",
     ),
     NodeOp(
         "call",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
@@ -146,14 +147,16 @@ class TrainOptions:
 class ModelCall:
     """A question that a loss asks of the model that is trained."""
 
-    op: Literal["logprobs", "entropy", "distribution", "values", "score"]
+    op: Literal["logprobs", "entropy", "distribution", "likeliest", "values", "score"]
     sequences: Sequences
     temperature: float = 1.0
     """The temperature of `logprobs`, `entropy` and `distribution`."""
     formula: str = ""
     """What `distribution` sums up over the vocabulary."""
     others: tuple[OtherModel, ...] = ()
-    """The other models in the formula."""
+    """The other models in the formula, and then the likeliest tokens in it."""
+    likeliest: LikeliestTokens | None = None
+    """What is asked of the likeliest tokens."""
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,15 @@ class Scores(HasWeights, Protocol):
         self, sequences: Sequences, temperature: float = 1.0, formula: str = "", others: tuple[OtherModel, ...] = ()
     ) -> Tensor:
         """Return the sum over the vocabulary of a formula of this model's probabilities, `p0`, and those of others,
-        `p1`, `p2`, ..., through which no gradient goes, for each scored token; float [total scored]."""
+        `p1`, `p2`, ..., through which no gradient goes, for each scored token; float [total scored]. Likeliest tokens
+        that were kept come behind the models; their probabilities are what they are, and 0 of all others."""
+        ...
+
+    def likeliest(
+        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 1, top_p: float = 1.0, min_p: float = 0.0
+    ) -> Tensor:
+        """Return the likeliest tokens in the place of each scored token, those that a sampler with these options keeps:
+        ids, likeliest first, and the logarithms of their probabilities; float [total scored, 2 top_k]."""
         ...
 
     def values(self, sequences: Sequences) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import restrict_ranked, without_unlikely
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 
@@ -72,16 +73,11 @@ def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:
     """Return `weights`, [N, V], with 0 for the tokens that min_p, top_k and top_p exclude, in this order. The weight of
     the likeliest token is 1."""
     if sampling.min_p:
-        weights = weights.masked_fill(weights < sampling.min_p, 0)
+        weights = without_unlikely(weights, sampling.min_p)
     if not sampling.top_k and sampling.top_p == 1:
         return weights
     ranked, columns = weights.sort(dim=1, descending=True, stable=True)
-    if sampling.top_k:
-        ranked[:, sampling.top_k :] = 0
-    if sampling.top_p < 1:
-        before = ranked.cumsum(1) - ranked
-        ranked = ranked.masked_fill(before >= sampling.top_p * ranked.sum(1, keepdim=True), 0)
-    return torch.zeros_like(weights).scatter(1, columns, ranked)
+    return torch.zeros_like(weights).scatter(1, columns, restrict_ranked(ranked, sampling.top_k, sampling.top_p))
 
 
 def check_row_keys(keys: np.ndarray, prompts: Sequences, n: int) -> None:

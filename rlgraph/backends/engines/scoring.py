@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
@@ -17,6 +19,7 @@ _ANSWERS = {
     "logprobs": ("causal_lm", "log-probabilities"),
     "entropy": ("causal_lm", "an entropy"),
     "distribution": ("causal_lm", "a distribution"),
+    "likeliest": ("causal_lm", "likeliest tokens"),
     "values": ("value_lm", "values"),
     "score": ("reward_lm", "a score"),
 }
@@ -47,11 +50,23 @@ class ScoringMixin:
         return logprobs, entropy
 
     def distribution(
-        self, sequences: Sequences, temperature: float = 1.0, formula: str = "", others: tuple[OtherModel, ...] = ()
+        self,
+        sequences: Sequences,
+        temperature: float = 1.0,
+        formula: str = "",
+        others: tuple[OtherModel, ...] = (),
     ) -> Tensor:
         """Return the sum over the vocabulary of a formula of this model's probabilities and those of others, for each
         scored token, float [total scored]."""
         return self._answer(sequences, [VocabularySum(formula, others)], temperature)[0]
+
+    def likeliest(
+        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 1, top_p: float = 1.0, min_p: float = 0.0
+    ) -> Tensor:
+        """Return the ids of the likeliest tokens and the logarithms of their probabilities in the place of each scored
+        token, float [total scored, 2 top_k]."""
+        asked = LikeliestTokens(top_k, top_p, min_p, 0).all_numbers()
+        return torch.stack(self._answer(sequences, asked, temperature), 1)
 
     def values(self, sequences: Sequences) -> Tensor:
         """Return the value of the state before each scored token, float [total scored]."""
@@ -61,7 +76,7 @@ class ScoringMixin:
         """Return the scalar at each row's last token, float [N]."""
         return self._answer(sequences, ["score"])[0]
 
-    def _require(self, op: str | VocabularySum) -> None:
+    def _require(self, op: str | VocabularySum | LikeliestTokens) -> None:
         """Raise EngineError where the model is not of the kind that answers an operation."""
         kind, what = _ANSWERS[op if isinstance(op, str) else "distribution"]
         if self.spec.kind != kind:

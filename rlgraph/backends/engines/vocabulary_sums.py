@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.likeliest import kept_logprobs
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 from rlgraph.ir.text.line_reader import LineReader
 from rlgraph.ir.types import Tensor as TensorType
@@ -36,10 +36,13 @@ _CACHED = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class OtherModel:
-    """Another model of this process and its rows, each with as many scored tokens as the row that it is read beside."""
+    """Another model of this process and its rows, each with as many scored tokens as the row that it is read beside; or
+    likeliest tokens of these, which come behind the models."""
 
     engine: Any
-    sequences: Sequences
+    """None: of likeliest tokens."""
+    sequences: Any
+    """Sequences, or KeptRows."""
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -57,19 +60,27 @@ class VocabularySum:
 
 
 def vocabulary_sums(
-    formulas: Sequence[str], logits: Sequence[Tensor], group: dist.ProcessGroup | None = None
+    formulas: Sequence[str],
+    logits: Sequence[Tensor],
+    group: dist.ProcessGroup | None = None,
+    kept: Sequence[Tensor] = (),
+    first: int = 0,
 ) -> tuple[Tensor, ...]:
     """Return for each formula its sum over the vocabulary, float [M].
 
     logits: of each model, [M, V], divided by the temperature; or of a group of ranks the part of the vocabulary that
-    this one has, and each has all results. Raises EngineError where the models' vocabularies differ in size.
+    this one has, from token number `first` on, and each has all results. kept: likeliest tokens, [M, 2 K], as
+    `KeptRows` has them, which come behind the models. Raises EngineError where the models' vocabularies differ in size.
     """
     sizes = [part.shape[1] for part in logits]
     if len(set(sizes)) > 1:
         heads = " and ".join(map(str, sizes))
         raise EngineError(f"a sum over the vocabulary is of models with as many outputs, and these have {heads}")
     trees = tuple(map(read_formula, formulas))
-    sums: tuple[Tensor, ...] = _VocabularySums.apply(trees, group, *logits)  # type: ignore[no-untyped-call]
+    others = [kept_logprobs(numbers, sizes[0], first) for numbers in kept]
+    sums: tuple[Tensor, ...] = _VocabularySums.apply(  # type: ignore[no-untyped-call]
+        trees, group, len(logits), *logits, *others
+    )
     return sums
 
 
@@ -98,9 +109,11 @@ class _VocabularySums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, formulas: tuple[Expr, ...], group: dist.ProcessGroup | None, *logits: Tensor
+        ctx: Any, formulas: tuple[Expr, ...], group: dist.ProcessGroup | None, models: int, *logits: Tensor
     ) -> tuple[Tensor, ...]:
-        log_s = [_log_sum_exp(part, group) for part in logits]
+        """Behind the logits of so many models come logarithms of probabilities, which are what they are."""
+        log_s = [_log_sum_exp(part, group) for part in logits[:models]]
+        log_s += [torch.zeros_like(log_s[0])] * (len(logits) - models)
         sums = logits[0].new_zeros(len(formulas), logits[0].shape[0])
         for rows, columns in _tiles(logits[0]):
             pairs = zip(logits, log_s, strict=True)
@@ -120,7 +133,7 @@ class _VocabularySums(torch.autograd.Function):
         saved = ctx.saved_tensors
         count = len(saved) // 2
         logits, log_s = saved[:count], saved[count:]
-        wanted = [place for place in range(count) if ctx.needs_input_grad[2 + place]]
+        wanted = [place for place in range(count) if ctx.needs_input_grad[3 + place]]
         to_logits = {place: torch.empty_like(logits[place]) for place in wanted}
         for rows, columns in _tiles(logits[0]):
             with torch.enable_grad():
@@ -146,7 +159,7 @@ class _VocabularySums(torch.autograd.Function):
             for rows, columns in _tiles(slope):
                 p = (logits[place][rows, columns] - log_s[place][rows, None]).exp_()
                 slope[rows, columns] -= p.mul_(total[rows, None])
-        return None, None, *(to_logits.get(place) for place in range(count))
+        return None, None, None, *(to_logits.get(place) for place in range(count))
 
 
 def _log_sum_exp(logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:

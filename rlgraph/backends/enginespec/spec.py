@@ -314,7 +314,7 @@ class EngineSpec:
 
 
 _ONLY_KIND = {
-    "causal_lm": {"generate", "interact", "logprobs", "entropy", "distribution"},
+    "causal_lm": {"generate", "interact", "logprobs", "entropy", "distribution", "likeliest"},
     "value_lm": {"values"},
     "reward_lm": {"score"},
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import KeptRows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -40,6 +41,7 @@ from rlgraph.ir.graph import Apply, Node
 from rlgraph.ir.types import SAID, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops import NODES, attribute_value
+from rlgraph.ops.nodes import kept_probabilities, pairs_beside
 
 Work = Callable[[Node, Frame, Session], NodeOutput]
 
@@ -164,8 +166,14 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) 
 def model_call_options(node: Node, frame: Frame, session: Session) -> dict[str, Any]:
     """Return what a model is given beside its rows: the attributes of a node, and other models with their rows."""
     options = {attribute.name: attribute_value(node, attribute.name) for attribute in NODES[node.op].attributes}
-    others = [OtherModel(*engine_and_sequences(node, frame, session, at)) for at in range(2, len(node.inputs), 2)]
-    return {**options, **({"others": tuple(others)} if others else {})}
+    if not NODES[node.op].joint:
+        return options
+    models = range(2, 2 + len(pairs_beside(node)), 2)
+    others = [OtherModel(*engine_and_sequences(node, frame, session, at)) for at in models]
+    for name in kept_probabilities(node):
+        others.append(OtherModel(None, KeptRows(frame.values[name])))
+    del options["kept"]
+    return {**options, "others": tuple(others)}
 
 
 def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -176,6 +184,10 @@ def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
     except EngineError as error:
         raise engine_run_error(node, f"`{node.op}` failed", error) from None
     value = value.to("cpu", session.dtype)
+    if node.op == "likeliest":
+        whole, kept = (output.name for output in node.outputs)
+        by_row = list(value.split(sequences.scored_counts().tolist()))
+        return NodeOutput({whole: value.chunk(2, dim=1)[1].exp().sum(1), kept: by_row})
     compared = compare_with_sampler(node, frame, session, value) if weights_begin_step(node, session) else ()
     return NodeOutput({node.outputs[0].name: value}, mismatches=compared)
 
@@ -307,6 +319,7 @@ WORK: dict[str, Work] = {
     "logprobs": run_scoring,
     "entropy": run_scoring,
     "distribution": run_scoring,
+    "likeliest": run_scoring,
     "values": run_scoring,
     "score": run_scoring,
     "call": run_call,

@@ -20,6 +20,7 @@ from rlgraph.ops.nodes import (
     concurrent_batches,
     inputs_chosen_from,
     inputs_read,
+    pairs_beside,
     rows_per_input,
     user_code_of,
 )
@@ -244,7 +245,8 @@ class _TaskList:
         them."""
         inner = node.region.nodes if NODES[node.op].trains and node.regions else ()
         readings = [reading for reading in (node, *inner) if NODES[reading.op].joint]
-        pairs = [pair for reading in readings for pair in zip(reading.inputs[2::2], reading.inputs[3::2], strict=True)]
+        beside = [pairs_beside(reading) for reading in readings]
+        pairs = [pair for names in beside for pair in zip(names[::2], names[1::2], strict=True)]
         first = len(self.listed)
         for weights, table in dict.fromkeys(pairs):
             model, kind = self.types[weights], self.types[table]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.records import ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 
@@ -22,10 +23,19 @@ class Head(Protocol):
         ...
 
     def vocabulary_sum(
-        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+        self,
+        hidden: Tensor,
+        formula: str,
+        temperature: float,
+        beside: Sequence[tuple[Head, Tensor]] = (),
+        kept: Sequence[Tensor] = (),
     ) -> Tensor:
         """Turn hidden states, [M, size], into sums over the vocabulary, [M]. beside: heads and hidden states of the
-        other models in the formula."""
+        other models in the formula; kept: likeliest tokens, [M, 2 top_k], that come behind them."""
+        ...
+
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> Sequence[Tensor]:
+        """Turn hidden states, [M, size], into the numbers of the likeliest tokens, `2 top_k` of [M]."""
         ...
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
@@ -59,6 +69,7 @@ class CallRows:
         """Return the model's answer to each call, from its output at the places: hidden states, [M, size], or [M, 1]
         scalars; float32 at least."""
         cached: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
+        numbers: dict[tuple[int, float], Sequence[Tensor]] = {}
         answers = []
         for call in self.calls:
             table = id(call.sequences)
@@ -67,9 +78,20 @@ class CallRows:
                 answers.append(self.merge_ranks(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
                 continue
             if call.op == "distribution":
-                beside = [other.engine.head_and_states(other.sequences) for other in call.others]
-                sums = head.vocabulary_sum(part, call.formula, call.temperature, beside)
+                models = [other for other in call.others if other.engine is not None]
+                beside = [other.engine.head_and_states(other.sequences) for other in models]
+                wide = torch.promote_types(part.dtype, torch.float32)
+                kept = [other.sequences.numbers(wide) for other in call.others if other.engine is None]
+                if any(of_tokens.shape[0] != part.shape[0] for of_tokens in kept):
+                    raise EngineError("likeliest tokens are read where no row is split over ranks, without `cp`")
+                sums = head.vocabulary_sum(part, call.formula, call.temperature, beside, kept)
                 answers.append(self.merge_ranks(table, sums))
+                continue
+            if call.likeliest is not None:
+                asked = table, call.temperature
+                if asked not in numbers:
+                    numbers[asked] = head.likeliest(part, call.likeliest, call.temperature)
+                answers.append(self.merge_ranks(table, numbers[asked][call.likeliest.number]))
                 continue
             key = table, call.temperature
             if key not in cached:

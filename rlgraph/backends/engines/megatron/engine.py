@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError, NoRows
+from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.megatron.adapters import InitialAdapters, attach_adapters
 from rlgraph.backends.engines.megatron.batches import Head, merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
@@ -324,11 +325,15 @@ class MegatronEngine(RankWeights, ScoringMixin):
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
 
 
-def _call(op: str | VocabularySum, sequences: Sequences, temperature: float, rows: Tensor) -> ModelCall:
+def _call(
+    op: str | VocabularySum | LikeliestTokens, sequences: Sequences, temperature: float, rows: Tensor
+) -> ModelCall:
     """Return what is asked of some rows, `sequences`, which are these of all."""
     if isinstance(op, VocabularySum):
         others = tuple(OtherModel(other.engine, other.sequences.take(rows)) for other in op.others)
         return ModelCall("distribution", sequences, temperature, op.formula, others)
+    if isinstance(op, LikeliestTokens):
+        return ModelCall("likeliest", sequences, temperature, likeliest=op)
     return ModelCall(op, sequences, temperature)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
+from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
 from rlgraph.backends.engines.logprobs import apply_temperature, logprobs_and_entropy
 from rlgraph.backends.engines.megatron.batches import CallRows, Head, merge_calls
 from rlgraph.backends.engines.megatron.context_parallel import ContextParallel, TokenShard
@@ -225,19 +226,35 @@ class _SplitHead:
         return logprobs, entropy
 
     def vocabulary_sum(
-        self, hidden: Tensor, formula: str, temperature: float, beside: Sequence[tuple[Head, Tensor]] = ()
+        self,
+        hidden: Tensor,
+        formula: str,
+        temperature: float,
+        beside: Sequence[tuple[Head, Tensor]] = (),
+        kept: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]. beside: heads
-        of the other models in it, and what these give there."""
+        of the other models in it, and what these give there; kept: likeliest tokens, which come behind them."""
+        weight, first = output_weight_rows(self.model, self.shape.vocab)
         heads, states = [self, *(head for head, _ in beside)], [hidden, *(other for _, other in beside)]
 
         def sums_of_chunk(*parts: Tensor) -> tuple[Tensor, ...]:
-            logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=True)]
-            return vocabulary_sums([formula], logits, self.group)
+            logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=False)]
+            numbers = [part.to(logits[0].device, logits[0].dtype) for part in parts[len(heads) :]]
+            return vocabulary_sums([formula], logits, self.group, numbers, first)
 
-        weight, _ = output_weight_rows(self.model, self.shape.vocab)
-        [sums] = compute_in_chunks(sums_of_chunk, max(1, self._places(weight) // len(heads)), *states)
+        places = max(1, self._places(weight) // (len(heads) + len(kept)))
+        [sums] = compute_in_chunks(sums_of_chunk, places, *states, *kept)
         return sums
+
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> Sequence[Tensor]:
+        """Return the numbers of the likeliest tokens at some places, `2 top_k` of [M]."""
+        weight, first = output_weight_rows(self.model, self.shape.vocab)
+
+        def numbers_of_chunk(part: Tensor) -> Sequence[Tensor]:
+            return list(likeliest_tokens(self._logits(part, weight, temperature), asked, first, self.group))
+
+        return compute_in_chunks(numbers_of_chunk, max(1, self._places(weight) // 2), hidden)
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Return this rank's logits at some places, divided by the temperature, float [M, n]."""

@@ -62,7 +62,7 @@ SPEC = EngineSpec(
     name="megatron",
     opens="rlgraph.backends.engines.megatron.opening:open_rank",
     joint_axes=("dp", "tp"),
-    operations=frozenset({"train", "logprobs", "entropy", "distribution", "values", "score"}),
+    operations=frozenset({"train", "logprobs", "entropy", "distribution", "likeliest", "values", "score"}),
     gpu_environment={
         # What was launched first begins first, as Megatron expects of messages beside products.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
 from rlgraph.backends.engines.device import choose_visible_device
 from rlgraph.backends.engines.errors import EngineError, NoRows
+from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.micro_batches import plan_micro_batches
 from rlgraph.backends.engines.moments import Moments
@@ -33,8 +34,8 @@ from rlgraph.backends.engines.transformers.autocast import forget_bfloat16_copie
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
-from rlgraph.backends.engines.transformers.head import Head
-from rlgraph.backends.engines.transformers.joint_sums import answer_sums, distinct_others
+from rlgraph.backends.engines.transformers.head import Head, wide_dtype
+from rlgraph.backends.engines.transformers.joint_sums import KeptReader, answer_sums, distinct_others
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.moments import moments
@@ -232,25 +233,34 @@ class TransformersEngine(RankWeights, ScoringMixin):
         sums = [op for op in ops if isinstance(op, VocabularySum)]
         others = distinct_others(sums)
         engines = [self._engine_beside(other) for other in others]
-        heads = [engine._head for engine in engines]
+        heads = [None if engine is None else engine._head for engine in engines]
+        likeliest = [op for op in ops if isinstance(op, LikeliestTokens)]
 
         def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Tensor]:
             answers = answer_sums(self._head, hidden, sums, temperature, others, heads, beside)
-            rest = [op for op in ops if not isinstance(op, VocabularySum)]
+            if likeliest:
+                answers.update(zip(likeliest, self._head.likeliest(hidden, likeliest[0], temperature), strict=True))
+            rest = [op for op in ops if isinstance(op, str)]
             if rest:
                 answers.update(zip(rest, self._head.logprobs(hidden, tokens, rest, temperature), strict=True))
             return [answers[op] for op in ops]
 
-        beside = [(engine._reader, other.sequences) for engine, other in zip(engines, others, strict=True)]
+        beside = [
+            (KeptReader(wide_dtype(self.model.dtype)) if engine is None else engine._reader, other.sequences)
+            for engine, other in zip(engines, others, strict=True)
+        ]
         return self._reader.scored_token_outputs(sequences, read, len(ops), beside)
 
     def head_answers(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
         """Return `logprobs`, `entropy` and sums over the vocabulary of the same rows from one pass over the model."""
         return self._answer(sequences, ops, temperature)
 
-    def _engine_beside(self, other: OtherModel) -> TransformersEngine:
-        """Return the engine of a model that is read beside this one. Raises EngineError where it cannot be."""
+    def _engine_beside(self, other: OtherModel) -> TransformersEngine | None:
+        """Return the engine of a model that is read beside this one; None: it is likeliest tokens. Raises EngineError
+        where it cannot be."""
         engine = other.engine
+        if engine is None and not self._reader.is_sharded:
+            return None
         if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
             raise EngineError("models in one sum over the vocabulary are those of one process, without `fsdp`")
         ranks = [of._split.size if of._split else 1 for of in (self, engine)]

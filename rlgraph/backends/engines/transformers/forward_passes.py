@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,11 +42,11 @@ class ForwardPasses:
         self._meter = meter or WorkMeter()
 
     def scored_token_outputs(
-        self, sequences: Sequences, read: Read, results: int, others: Sequence[tuple[ForwardPasses, Sequences]] = ()
+        self, sequences: Sequences, read: Read, results: int, others: Sequence[tuple[Any, Any]] = ()
     ) -> list[Tensor]:
         """Return `read` of what is before each scored token: `results` tensors [total scored]. others: models that are
         read beside this one, without gradients, with as many scored tokens in each row; `read` is given what theirs
-        give to their heads, too."""
+        give to their heads, too. Likeliest tokens come as a `KeptReader` and `KeptRows`."""
         if bool(((sequences.token_positions == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.scored_counts()

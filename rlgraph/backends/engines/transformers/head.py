@@ -3,12 +3,14 @@ logits of some places at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
+from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
 from rlgraph.backends.engines.linear_head import DTYPES, PLAIN_PRODUCTS, linear_logprobs
 from rlgraph.backends.engines.logprobs import apply_temperature, entropies, token_logprobs
 from rlgraph.backends.engines.transformers.linear import ONEDNN_PRODUCTS, multiplies_with_onednn
@@ -58,15 +60,30 @@ class Head:
         beside: Sequence[Tensor] = (),
     ) -> list[Tensor]:
         """Return for each formula its sum over the vocabulary at some places, float [M]. others: the heads of the
-        models in it but the first; beside: what their networks give there."""
-        heads, group = (self, *others), None if self._split is None else self._split.group
+        models in it but the first; beside: what their networks give there, and then likeliest tokens."""
+        heads, (first, group) = (self, *others), self._part
 
         def sums_of_chunk(*states: Tensor) -> Sequence[Tensor]:
-            logits = [head.logits(part, temperature) for head, part in zip(heads, states, strict=True)]
-            return vocabulary_sums(formulas, logits, group)
+            logits = [head.logits(part, temperature) for head, part in zip(heads, states, strict=False)]
+            kept = [part.to(logits[0].device) for part in states[len(heads) :]]
+            return vocabulary_sums(formulas, logits, group, kept, first)
 
-        places = max(1, self._places // len(heads))
+        places = max(1, self._places // (1 + len(beside)))
         return list(compute_in_chunks(sums_of_chunk, places, hidden, *beside))
+
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> list[Tensor]:
+        """Return the numbers of the likeliest tokens at some places, `2 top_k` of [M]."""
+        first, group = self._part
+        chunk: Callable[[Tensor], Sequence[Tensor]] = lambda part: [  # noqa: E731
+            *likeliest_tokens(self.logits(part, temperature), asked, first, group)
+        ]
+        return list(compute_in_chunks(chunk, max(1, self._places // 2), hidden))
+
+    @property
+    def _part(self) -> tuple[int, dist.ProcessGroup | None]:
+        """The number of the first token of this rank's part of the vocabulary, and the ranks that have the others."""
+        part = None if self._split is None else self._split.vocabulary_part
+        return (0, None) if part is None else (part.first, part.group)
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Return the logits at some places, divided by the temperature, float [M, V]; of a rank's part alone."""

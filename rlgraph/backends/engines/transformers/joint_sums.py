@@ -4,12 +4,26 @@ logits."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptRows
 from rlgraph.backends.engines.transformers.head import Head
 from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
+
+
+@dataclass(frozen=True)
+class KeptReader:
+    """Reads likeliest tokens where another model would be read."""
+
+    dtype: torch.dtype
+
+    def hidden_before_scored(self, rows: KeptRows) -> Tensor:
+        """Return the numbers of the likeliest tokens of some rows, [total scored, 2 top_k]."""
+        return rows.numbers(self.dtype)
 
 
 def distinct_others(sums: Sequence[VocabularySum]) -> list[OtherModel]:
@@ -23,13 +37,13 @@ def answer_sums(
     sums: Sequence[VocabularySum],
     temperature: float,
     others: Sequence[OtherModel],
-    heads: Sequence[Head],
+    heads: Sequence[Head | None],
     beside: Sequence[Tensor],
 ) -> dict[Any, Tensor]:
     """Return sums over the vocabulary at some places, [M] each.
 
     head, hidden: of the model that is asked, and what its network gives there. others: all models beside it; heads:
-    theirs; beside: what their networks give.
+    theirs; beside: what their networks give. Likeliest tokens have no head, and come behind the models.
     """
     place_of = {other.identity: place for place, other in enumerate(others)}
     by_models: dict[tuple[int, ...], list[VocabularySum]] = {}
@@ -38,6 +52,6 @@ def answer_sums(
     answers: dict[Any, Tensor] = {}
     for places, together in by_models.items():
         formulas = [asked.formula for asked in together]
-        columns = [heads[place] for place in places], [beside[place] for place in places]
+        columns = [of for place in places if (of := heads[place]) is not None], [beside[place] for place in places]
         answers.update(zip(together, head.vocabulary_sums(hidden, formulas, temperature, *columns), strict=True))
     return answers

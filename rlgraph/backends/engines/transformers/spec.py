@@ -41,7 +41,9 @@ def _tp_misfits(shape: Shape, tp: int) -> list[str]:
 SPEC = EngineSpec(
     name="transformers",
     opens="rlgraph.backends.engines.transformers.engine:open_rank",
-    operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "distribution", "values", "score"}),
+    operations=frozenset(
+        {"train", "generate", "interact", "logprobs", "entropy", "distribution", "likeliest", "values", "score"}
+    ),
     gpu_environment=GROWING_SEGMENTS,
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},

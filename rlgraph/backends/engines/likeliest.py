@@ -1,0 +1,121 @@
+"""The likeliest tokens in each place with their probabilities: taken from logits, kept with the rows, and put back
+among all tokens of the vocabulary where a sum is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.backends.engines.errors import EngineError
+
+NO_LOG = -1e30
+"""The logarithm that a probability of 0 has here: 0 times it is 0, where 0 times infinity is no number."""
+
+
+@dataclass(frozen=True)
+class LikeliestTokens:
+    """What an engine is asked at each scored token: one of the numbers of its likeliest tokens. Which ones they are is
+    what a sampler with these options keeps."""
+
+    top_k: int
+    top_p: float
+    min_p: float
+    number: int
+    """The numbers are the ids, likeliest first, and the logarithms of their probabilities; of what is left out -1 and
+    `NO_LOG`."""
+
+    def all_numbers(self) -> list[LikeliestTokens]:
+        """Return what is asked for all numbers, `2 top_k` of them."""
+        return [LikeliestTokens(self.top_k, self.top_p, self.min_p, number) for number in range(2 * self.top_k)]
+
+
+def likeliest_tokens(
+    logits: Tensor, asked: LikeliestTokens, first: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Return the numbers of the likeliest tokens at some places, float [2 top_k, M].
+
+    logits: [M, n], divided by the temperature; of a group of ranks the part of the vocabulary that this one has, from
+    token number `first` on, and each rank has all results.
+    """
+    values, ids = _largest(logits, torch.arange(first, first + logits.shape[1], device=logits.device), asked.top_k)
+    log_s = logits.logsumexp(1, keepdim=True)
+    if group is not None and dist.get_world_size(group) > 1:
+        parts = _gather(torch.stack([values, ids.to(values.dtype)]), group)
+        values, ids = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1).long()
+        # Of equal logits the one with the smaller number is first, as on one rank: ranks have the vocabulary in order.
+        values, order = values.sort(dim=1, descending=True, stable=True)
+        values, ids = values[:, : asked.top_k], ids.gather(1, order)[:, : asked.top_k]
+        log_s = torch.cat(_gather(log_s, group), 1).logsumexp(1, keepdim=True)
+    weights = (values - values[:, :1]).exp()
+    kept = restrict_ranked(without_unlikely(weights, asked.min_p), asked.top_k, asked.top_p) > 0
+    logs = (values - log_s).masked_fill(~kept, NO_LOG)
+    return torch.cat([ids.masked_fill(~kept, -1).to(logs.dtype), logs], 1).t()
+
+
+def without_unlikely(weights: Tensor, min_p: float) -> Tensor:
+    """Return weights, of which the largest is 1, with 0 for those below `min_p`."""
+    return weights.masked_fill(weights < min_p, 0)
+
+
+def restrict_ranked(ranked: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Return weights, [N, K], that come in descending order, with 0 for those that `top_k` and `top_p` exclude, in this
+    order; 0: `top_k` excludes none."""
+    if top_k:
+        ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0)
+    if top_p < 1:
+        before = ranked.cumsum(1) - ranked
+        ranked = ranked.masked_fill(before >= top_p * ranked.sum(1, keepdim=True), 0)
+    return ranked
+
+
+def _largest(logits: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits, [M, count], in order, and their tokens; where there are fewer tokens, -inf and -1."""
+    values, columns = logits.sort(dim=1, descending=True, stable=True)
+    values, ids = values[:, :count], numbers[columns[:, :count]]
+    missing = count - values.shape[1]
+    if missing > 0:
+        values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
+        ids = torch.nn.functional.pad(ids, (0, missing), value=-1)
+    return values, ids
+
+
+def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, value.contiguous(), group=group)
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """The likeliest tokens of some rows, which are read beside a model as another one would be."""
+
+    rows: Sequence[Tensor]
+    """Of each row the numbers at its scored tokens, float [tokens, 2 top_k]."""
+
+    def take(self, rows: Tensor) -> KeptRows:
+        """Return some rows; rows: int64."""
+        return KeptRows([self.rows[row] for row in rows.tolist()])
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of all rows, [total scored, 2 top_k]."""
+        return torch.cat([*self.rows]).to(dtype) if self.rows else torch.zeros(0, 2, dtype=dtype)
+
+    def check_matches(self, counts: Tensor) -> None:
+        """Raise EngineError where the rows do not have so many scored tokens, int64 [N]."""
+        if [row.shape[0] for row in self.rows] != counts.tolist():
+            raise EngineError("the likeliest tokens are kept of rows with other tokens")
+
+
+def kept_logprobs(numbers: Tensor, columns: int, first: int) -> Tensor:
+    """Return the logarithms of probabilities of tokens in order, [M, columns], from token number `first` on; `NO_LOG`
+    of those that were not kept. numbers: [M, 2 top_k]."""
+    ids, logs = numbers.chunk(2, dim=1)
+    places = ids.long() - first
+    here = (ids >= 0) & (places >= 0) & (places < columns)
+    logs = logs.masked_fill(~here, NO_LOG)
+    base = logs.new_full((numbers.shape[0], columns), NO_LOG)
+    return base.scatter_reduce(1, places.clamp(0, columns - 1), logs, "amax")

@@ -1,0 +1,88 @@
+"""Log-probabilities of a truncated support, and sums with a teacher's likeliest tokens, run for three steps and replayed
+from their formulas (`likeliest_formulas.py`), whatever rows are computed together. Each run takes about half a
+second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import likeliest_formulas
+import pytest
+from replay import DISTILLED, Replay, close, rows_of
+from tiny import data_folder
+
+from rlgraph.dsl.check import check
+from rlgraph.errors import Source
+from tests.suites import few
+
+SPLITS: dict[str, dict[str, Any]] = {"whole": {}, "by row": {"micro_rows": 1}, "blocks of three": {"block": 3}}
+
+TRUNCATED = """
+algorithm truncated
+param student = 0
+param master = 0
+model actor = causal_lm(student)
+model teacher = frozen(causal_lm(master))
+data prompts = jsonl("prompts.jsonl", batch=5)
+step:
+    rollout = actor.generate(prompts, n=3, max_tokens=5, temperature=0.7, top_k=6, top_p=0.8)
+    seen    = actor.likeliest(rollout, top_k=6, top_p=0.8)
+    p       = teacher.likeliest(rollout, top_k=4)
+    old     = actor.logprobs(rollout, within=seen)
+    train actor(lr=0.02, eps=1e-2):
+        minimize mean(-actor.logprobs(rollout))
+    train actor(lr=0.02, eps=1e-2):
+        ratio = exp(actor.logprobs(rollout, within=seen) - old)
+        q     = actor.distribution(rollout)
+        minimize mean(-ratio) + mean(sum(p * log(p / q), vocab))
+    report kept = mean(sum(seen, vocab)), old = mean(old)
+"""
+
+
+IN_SLICES = TRUNCATED.replace(
+    "    train actor(lr=0.02, eps=1e-2):\n        ratio",
+    "    minibatch rollout(parts=1):\n      train actor(lr=0.02, eps=1e-2):\n        ratio",
+)
+QUIET = """
+algorithm quiet
+model actor = causal_lm("m")
+data prompts = jsonl("p.jsonl", batch=4)
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=8, top_k=20, top_p=0.9)
+    seen = actor.likeliest(rollout, top_k=20, top_p=0.9)
+    old = actor.logprobs(rollout, within=seen)
+    minibatch rollout(parts=2):
+        train actor(lr=1e-6):
+            now = actor.logprobs(rollout, within=seen)
+            minimize mean(exp(now - old) + exp(now - (rollout.logprobs - log(sum(seen, vocab)))))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folder(tmp_path_factory.mktemp("likeliest"))
+
+
+@pytest.mark.parametrize("split", few(SPLITS, "whole", "by row"))
+def test_ratios_within_the_tokens_that_the_sampler_kept(folder: Path, split: str) -> None:
+    replay = Replay(TRUNCATED, folder, DISTILLED, **SPLITS[split])
+    for seen in replay.steps:
+        rows = rows_of(seen.table("rollout"))
+        actor, teacher = replay.models["actor"], replay.models["teacher"]
+        step = likeliest_formulas.truncated(actor, teacher, rows, temperature=0.7, top_k=6, top_p=0.8, lr=0.02)
+        assert 0.3 < step.metrics["kept"] < 0.95, "else little is left out"
+        replay.same(seen, step)
+
+
+def test_slices_have_the_tokens_of_their_rows(folder: Path) -> None:
+    whole, sliced = (Replay(text, folder, DISTILLED) for text in (TRUNCATED, IN_SLICES))
+    assert IN_SLICES != TRUNCATED
+    for a, b in zip(whole.steps, sliced.steps, strict=True):
+        close("metrics", a.metrics, b.metrics)
+        close("losses", a.losses, b.losses)
+
+
+def test_both_sides_among_the_tokens_of_the_sampler_are_no_alarm() -> None:
+    _, warnings = check(Source("p.rlf", QUIET))
+    assert not warnings
