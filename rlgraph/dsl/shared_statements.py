@@ -8,21 +8,24 @@ from itertools import chain, count
 from typing import Any
 
 from rlgraph.dsl import tree
+from rlgraph.dsl.context import Context
 from rlgraph.dsl.expand_def import MOST_CALLS
 from rlgraph.dsl.names import names_in
-from rlgraph.dsl.scope import Reporter, StatementError
+from rlgraph.dsl.scope import InvalidName, StatementError
 from rlgraph.errors import Diagnostic, Related, Span, did_you_mean
 
 CALLED_HERE = "its def is called here"
+WRONG = ""
+"""A name that no program has, for the value of a wrong call."""
 
 
-def write_out_statements(file: tree.File, reporter: Reporter) -> tree.File:
+def write_out_statements(file: tree.File, context: Context) -> tree.File:
     """Return the file with the statements of each def that holds some in the place of its calls. Calls that cannot be
     are reported and left out."""
     defs = {item.name: item for item in file.declarations if isinstance(item, tree.Def)}
     declared = {name for item in file.declarations if isinstance(name := getattr(item, "name", None), str)}
     written = [
-        replace(item, body=_Writer(reporter, defs, declared, item).body(item.body, ()))
+        replace(item, body=_Writer(context, defs, declared, item).body(item.body, ()))
         if isinstance(item, tree.Phase)
         else item
         for item in file.declarations
@@ -44,8 +47,8 @@ def merge_repeated(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 class _Writer:
     """Writes the body of one step; names inside a def get others where the step has them, too."""
 
-    def __init__(self, reporter: Reporter, defs: Mapping[str, tree.Def], declared: set[str], phase: tree.Phase) -> None:
-        self.reporter = reporter
+    def __init__(self, context: Context, defs: Mapping[str, tree.Def], declared: set[str], phase: tree.Phase) -> None:
+        self.context = context
         self.defs = defs
         self.calls = 0
         self.taken = {*declared, *(name.id for name in names_in(phase.body)), *_assigned(phase.body)}
@@ -58,7 +61,9 @@ class _Writer:
             try:
                 written += self.statement(statement, stack)
             except StatementError:
-                continue
+                if isinstance(statement, tree.Assign):
+                    self.context.scope[WRONG] = InvalidName()
+                    written.append(replace(statement, value=tree.Name(WRONG, statement.span)))
         return tuple(written)
 
     def statement(self, statement: tree.Stmt, stack: tuple[tuple[str, Span], ...]) -> Iterator[tree.Stmt]:
@@ -66,7 +71,7 @@ class _Writer:
         if isinstance(statement, tree.Run):
             called = self.defs.get(statement.func.id)
             if called is None or not called.holds_statements:
-                raise self.reporter.statement_error("E0124", *_unused(statement, called, self.defs))
+                raise self.context.statement_error("E0124", *_unused(statement, called, self.defs))
             yield from self.call(statement.func, statement.args, statement.options, statement.span, stack, None)
             return
         value = statement.value if isinstance(statement, tree.Assign) else None
@@ -79,7 +84,7 @@ class _Writer:
             statement = replace(statement, body=self.body(statement.body, stack))
         if stack:
             # The statement is kept with its calls: another one could have its identity once it is gone.
-            self.reporter.calls[id(statement)] = (statement, tuple(span for _, span in reversed(stack)))
+            self.context.calls[id(statement)] = (statement, tuple(span for _, span in reversed(stack)))
         yield statement
 
     def call(
@@ -98,7 +103,7 @@ class _Writer:
         if target is not None and result is None:
             where = Related(called.span, "it ends without `return`")
             message, hint = f"`{called.name}` returns nothing", "call it on a line of its own, or end it with `return`"
-            raise self.reporter.statement_error("E0226", message, span, hint, (where,))
+            raise self.context.statement_error("E0226", message, span, hint, (where,))
         meanings: dict[str, tree.Expr] = {}
         local_names = dict.fromkeys(_assigned(called.body))
         for parameter, arg in zip(called.parameters, args, strict=True):
@@ -140,18 +145,18 @@ class _Writer:
         notes = tuple(Related(place, CALLED_HERE) for _, place in reversed(stack))
         if options:
             message = f"`{called.name}` takes its values by place"
-            raise self.reporter.statement_error("E0401", message, options[0].name_span, related=notes)
+            raise self.context.statement_error("E0401", message, options[0].name_span, related=notes)
         if len(args) != len(called.parameters):
             names = ", ".join(parameter.id for parameter in called.parameters)
             message = f"`{called.name}({names})` takes {len(called.parameters)} values, not {len(args)}"
-            raise self.reporter.statement_error("E0405", message, span, related=notes)
+            raise self.context.statement_error("E0405", message, span, related=notes)
         if called.name in [name for name, _ in stack]:
             message, hint = f"`{called.name}` calls itself", "a def cannot be recursive"
-            raise self.reporter.statement_error("E0206", message, span, hint, notes)
+            raise self.context.statement_error("E0206", message, span, hint, notes)
         if self.calls > MOST_CALLS:
             message = f"defs are written out where they are called, and these make more than {MOST_CALLS} calls"
             hint = "a def that calls another twice, level over level, doubles at each"
-            raise self.reporter.statement_error("E0210", message, span, hint)
+            raise self.context.statement_error("E0210", message, span, hint)
 
     def new_name(self, called: str, name: str) -> str:
         """Return a name that means nothing else in the step: its own, or one with that of the def before it."""
@@ -202,7 +207,7 @@ def _renamed(node: Any, meanings: Mapping[str, tree.Expr]) -> Any:
             changed[field.name] = new if isinstance(new, tree.Name) else value
         else:
             changed[field.name] = _renamed(value, meanings)
-    return replace(node, **changed)  # type: ignore[type-var]
+    return replace(node, **changed)
 
 
 _ONLY_NAMES = {"table", "model", "buffer", "target", "source"}

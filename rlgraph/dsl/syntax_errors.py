@@ -204,7 +204,7 @@ class _Unexpected:
             and self.token is assigns
         ):
             return self.make_diagnostic("E0116", "a value is stored under a key with `:=`", self.token, "write `:=`")
-        if self.at > 1:
+        if self.at > 1 and not (assigns is None and self.is_behind_call()):
             return None
         second = self.tokens[1] if len(self.tokens) > 1 else None
         if assigns is not None and second in (",", ".") and assigns == "=":
@@ -224,6 +224,12 @@ class _Unexpected:
         return self.make_diagnostic(
             "E0124", "this computes something that is not used", self.line_span(), self.line_hint()
         )
+
+    def is_behind_call(self) -> bool:
+        """Return whether the line begins with a call, and this is an operator behind it."""
+        if self.at == len(self.tokens) or self.token not in (*OPERATORS, "."):
+            return False
+        return self.next_token_text(0) == "(" and self.before == ")" and self.bracket_depth(self.token) == 0
 
     def explain_unknown_word(self) -> Diagnostic:
         hint = did_you_mean(self.first, words.HOMES, alike=_ALIKE) or self.line_hint()
