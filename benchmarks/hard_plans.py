@@ -75,6 +75,10 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     far: float = 0.0
     """How far the peak of a device was from the planned one, at most."""
+    planned: dict[str, float] = field(default_factory=dict)
+    """The planned peak of each pool."""
+    measured: dict[int, int] = field(default_factory=dict)
+    """The peak of each device; those of a pool lie side by side, in the order of the pools."""
 
 
 def drawn(seed: int, real: bool) -> Drawn:
@@ -194,6 +198,7 @@ def outcome(case: Drawn, folder: Path, real: bool) -> Outcome:
         found.wrong.append(str(error))
         return found
     found.wrong += list(differences(ours, theirs))
+    found.planned, found.measured = planned, measured
     peaks = sorted(planned.values()), sorted(measured.values())
     for expected, size in zip(*(sorted(values)[-1:] for values in peaks), strict=True):
         found.far = size / expected - 1

