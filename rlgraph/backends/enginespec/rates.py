@@ -38,7 +38,7 @@ class Rates:
     token: float = 0.0
     """Seconds of each token that is read, in each layer, for what is done to it beside matrix products."""
     logit: float = 0.0
-    """Bytes that are read and written for each logit of a head, between its products and a loss or log-probabilities."""
+    """Bytes read and written for each logit of a head, between its products and a loss or log-probabilities."""
     update: float = 0.0
     """For `train`: seconds of each optimizer step beside its bytes."""
     hides: float = 0.0

@@ -428,7 +428,9 @@ def test_nobody_sleeps_where_that_is_not_searched(name: str, cluster: str) -> No
 def test_without_time_for_who_could_sleep_the_plan_stays() -> None:
     """Of a problem that is too large for all options nothing is known then of plans in which models sleep."""
     awake = of_usual_rows("grpo", "9x8:rtx4090", offload=False)
-    asked = replace(awake.choice.question, offload=True)
+    # Were a sampler asleep and awake at once, models would sleep here.
+    constants = replace(awake.choice.question.constants, offload_overheads={}, host_link=1.0)
+    asked = replace(awake.choice.question, offload=True, constants=constants)
     looked, hurried = (choose_with_offload(replace(asked, search_seconds=each), awake.choice) for each in (inf, 0.0))
     assert (
         any(each.offload for each in looked.plan.holdings)
