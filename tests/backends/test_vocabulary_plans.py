@@ -44,6 +44,27 @@ step:
 """
 
 
+LIKELIEST = """
+algorithm likeliest
+param student = 0
+param master = 0
+model actor = causal_lm(student)
+model teacher = frozen(causal_lm(master))
+data prompts = jsonl("prompts.jsonl", batch=5)
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=5, temperature=0.8, top_k=4)
+    p = teacher.likeliest(rollout, top_k=3)
+    seen = actor.likeliest(rollout, top_k=4)
+    old = actor.logprobs(rollout, within=seen)
+    train actor(lr=0.02, eps=1e-2):
+        q = actor.distribution(rollout)
+        ratio = exp(actor.logprobs(rollout, within=seen) - old)
+        pull = sum(p * log(p / q), vocab)
+        minimize mean(pull - ratio)
+    report kept = mean(sum(p, vocab)), pull = mean(pull), old = mean(old)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_folder(tmp_path_factory.mktemp("plans"))
@@ -70,6 +91,15 @@ def test_two_models_in_the_same_processes(folder: Path) -> None:
         made = compiled(GKD, CHANGES, schedule, folder)
         roles = {(role.model, role.operation): role.group for role in made.plan.roles}
         assert roles["teacher", "distribution"] == roles["actor", "train"]
+        assert debug_metrics(made, folder, 3) == expected
+        for found, right in zip(debug_metrics(made, folder, 3, block=2), expected, strict=True):
+            assert found == pytest.approx(right, abs=1e-10)
+
+
+def test_likeliest_tokens_travel(folder: Path) -> None:
+    expected = metrics(LIKELIEST, folder, CHANGES)
+    for schedule in (apart, together):
+        made = compiled(LIKELIEST, CHANGES, schedule(compile_text(LIKELIEST, CHANGES)), folder)
         assert debug_metrics(made, folder, 3) == expected
         for found, right in zip(debug_metrics(made, folder, 3, block=2), expected, strict=True):
             assert found == pytest.approx(right, abs=1e-10)
