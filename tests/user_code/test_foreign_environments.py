@@ -110,7 +110,9 @@ def test_episodes_of_several_workers_step_side_by_side(opened: Callable[..., Env
     """Each waits for the other: one after the other they would never end."""
     shell = opened(MEETS, f", workers=2, timeout={NEVER}")
     games = [shell(f"row {number}") for number in range(2)]
-    worker.run_in_parallel(shell.workers, [partial(game.reset, {"number": number}) for number, game in enumerate(games)])
+    worker.run_in_parallel(
+        shell.workers, [partial(game.reset, {"number": number}) for number, game in enumerate(games)]
+    )
     found = worker.run_in_parallel(shell.workers, [partial(game.step, "go") for game in games])
     assert [observation for observation, _, _ in found] == ["0", "1"]
     with pytest.raises(RunError, match="no such command"):

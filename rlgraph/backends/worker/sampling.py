@@ -76,7 +76,7 @@ def sampled_token_count(node: Node, made: NodeOutput) -> int:
 
 def longest_answer_lengths(node: Node, made: NodeOutput) -> tuple[int, ...]:
     """Return for each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
-    counts = made.values[node.name].sequences.counts().view(-1, rows_per_input(node))
+    counts = made.values[node.name].sequences.scored_counts().view(-1, rows_per_input(node))
     longest = counts.max(1).values * (counts.min(1).values > 0)
     return tuple(longest.tolist())
 
