@@ -18,6 +18,7 @@ from rlgraph.errors import Source, Span
 from rlgraph.user_code import Workers
 from rlgraph.user_code.spec import CallSpec
 from tests import times
+from tests.waits import NEVER
 
 # The models are tiny: more threads would only wait for one another, above all where tests run side by side. torch reads
 # this while it is imported, here and in every process that a test starts.
@@ -107,6 +108,15 @@ def settled() -> None:
 def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What `datasets` keeps of the tables of tests goes when they do; the package reads this when it is loaded."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environments_are_waited_for() -> None:
+    """However busy the machine is, the same rows are sampled together: tests compare to the last bit."""
+    if find_spec("torch"):
+        from rlgraph.backends.worker import turn_play
+
+        turn_play.QUIET_S = NEVER
 
 
 @pytest.fixture(name="declare")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.turn_sampling import WantedTurn, cut_to_room, sample_turns
 from rlgraph.user_code import Environment
 
-QUIET_S = 0.5
+QUIET_S = 2.0
 """How long no environment answers until those that have answered act without the others, at least: quick ones are
 sampled together."""
 QUIET_SHARE = 0.1
@@ -124,9 +124,9 @@ class _TurnPlay:
 
     def _take_what_has_come(self) -> None:
         """Wait until something has come, take it in, and note which episodes go on."""
-        done, waiting = wait(self.going, None, ALL_COMPLETED if self.by_rounds else FIRST_COMPLETED)
+        done, waiting = wait(self.going, None, FIRST_EXCEPTION if self.by_rounds else FIRST_COMPLETED)
         quiet_s = max(QUIET_S, QUIET_SHARE * self.sampled_s)
-        while waiting and not self.one_by_one:
+        while waiting and not self.one_by_one and all(future.exception() is None for future in done):
             more, waiting = wait(waiting, quiet_s, FIRST_COMPLETED)
             if not more:
                 break

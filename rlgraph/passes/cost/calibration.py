@@ -98,7 +98,7 @@ def constants_from_rates(
     base: Constants,
 ) -> Constants:
     """Return constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
-    plain = {name: value for name, value in scalars.items() if name != "reserved"}
+    plain: dict[str, Any] = {name: value for name, value in scalars.items() if name != "reserved"}
     reserved = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
     # Measured rates already include what is done beside matrix products, and transfers the cost of each tensor.
     all_rates = {**base.rates, **rates}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import Rank
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import KeptRows
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
@@ -87,6 +88,43 @@ def test_two_models_that_ranks_split(ranks: Ranks) -> None:
         torch.testing.assert_close(mine, said, rtol=0, atol=1e-10)
         for one, other in zip(updates, told, strict=True):
             assert one == pytest.approx(other, rel=1e-8)
+
+
+def read_likeliest(student: TransformersEngine, teacher: TransformersEngine) -> list[Tensor]:
+    """Likeliest tokens of a teacher, and what a student says of them."""
+    sequences = rows(9)
+    with torch.no_grad():
+        kept = teacher.likeliest(sequences, 0.8, top_k=5, top_p=0.9, min_p=0.01)
+        beside = (OtherModel(None, KeptRows(kept.split(sequences.scored_counts().tolist()))),)
+        formulas = "p1 * log(p1 / p0)", "where(p1 > 0.0, p0, 0.0)"
+        return [kept, *(student.distribution(sequences, 0.8, formula, beside) for formula in formulas)]
+
+
+def read_likeliest_split(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
+    return elsewhere(read_likeliest, opened(split, student), opened(split, teacher))
+
+
+def test_likeliest_tokens_that_ranks_split(ranks: Ranks) -> None:
+    student, teacher = spec_of("llama"), spec_of("qwen2")
+    whole = read_likeliest(TransformersEngine.open(student), TransformersEngine.open(teacher))
+    for split in ranks.run(make_mesh(tp=2), read_likeliest_split, student, teacher):
+        for mine, expected in zip(split, whole, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-10)
+
+
+def read_likeliest_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    return elsewhere(read_likeliest, MegatronEngine.open(student, split), MegatronEngine.open(teacher, split))
+
+
+def test_likeliest_tokens_with_megatron(ranks: Ranks) -> None:
+    pytest.importorskip("megatron.core")
+    student, teacher = spec_of("llama"), spec_of("qwen2")
+    whole = read_likeliest(TransformersEngine.open(student), TransformersEngine.open(teacher))
+    for split in ranks.run(make_mesh(tp=2), read_likeliest_megatron, student, teacher):
+        for mine, expected in zip(split, whole, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
 
 
 def distill_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
