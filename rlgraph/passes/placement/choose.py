@@ -58,6 +58,9 @@ long with them."""
 LESS_WORK = 0.25
 """The work of a search for another plan beside the first one, as a share of that one's."""
 
+FAR = 0.1
+"""The gap of a plan from which on the work of another one's search was too little: it gets that of the first one."""
+
 SPARE = 0.01
 """The share of its seconds, or price, by which a plan has to be better to be accepted with less memory left than the
 estimate may be off."""
@@ -124,7 +127,10 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
 def choose_before_deadline(ends: float, question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan as one of several searches that end together; raise OutOfTime where that is too early for a
     plan."""
-    return _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK)
+    found = _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK)
+    if found is None or found.search_result.gap <= FAR:
+        return found
+    return _choose(question, ends - monotonic(), Search.run_or_time_out) or found
 
 
 def _choose(

@@ -124,7 +124,7 @@ def test_likeliest_tokens_with_megatron(ranks: Ranks) -> None:
     whole = read_likeliest(TransformersEngine.open(student), TransformersEngine.open(teacher))
     for split in ranks.run(make_mesh(tp=2), read_likeliest_megatron, student, teacher):
         for mine, expected in zip(split, whole, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-5)
 
 
 def distill_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
