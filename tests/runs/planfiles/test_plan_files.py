@@ -624,15 +624,15 @@ def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.
 @cache
 def asleep() -> rlgraph.Compiled:
     """A plan in which models sleep."""
-    return rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False, stream=False)
+    return rlgraph.compile(ALGORITHMS[0].parent / "grpo.rlf", cluster="1x8:h100-80gb")
 
 
 def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
     made = asleep()
-    path = tmp_path / "ppo.plan.json"
+    path = tmp_path / "grpo.plan.json"
     path.write_text(made.plan_json(tmp_path))
     [memory] = json.loads(path.read_text())["predicted"]["memory"].values()
-    assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "reward"}
+    assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "actor.train"}
     assert memory["host"] <= memory["node"] <= memory["node_capacity"]
     again = rlgraph.load_plan(path)
     assert again.plan == made.plan and again.plan_json(tmp_path) == path.read_text()
@@ -640,11 +640,11 @@ def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
 
 def test_a_plan_whose_hosts_have_too_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = asleep()
-    path = tmp_path / "ppo.plan.json"
+    path = tmp_path / "grpo.plan.json"
     path.write_text(made.plan_json(tmp_path))
-    assert run_command(["simulate", str(path), "--cluster", "2x8:a100-80gb(host_memory=8GB/node)"]) == 1
+    assert run_command(["simulate", str(path), "--cluster", "1x8:h100-80gb(host_memory=8GB/node)"]) == 1
     assert "error[E0958]" in capsys.readouterr().err
-    path.write_text(path.read_text().replace("2x8:a100-80gb", "2x8:a100-80gb(host_memory=1GB)"))
+    path.write_text(path.read_text().replace("1x8:h100-80gb", "1x8:h100-80gb(host_memory=1GB)"))
     with pytest.raises(ProgramError) as found:
         rlgraph.load_plan(path)
     [refused] = found.value.diagnostics
