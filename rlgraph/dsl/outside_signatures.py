@@ -199,7 +199,7 @@ ENVS = signature_table(
         "textarena",
         (Attribute("game", "text"),),
         _CALLED,
-        "A game of TextArena, for one player or [several](#several-players) (extra `textarena`); other options are the game's own.",
+        "TextArena's, for one player or [several](#several-players) (extra `textarena`); other options are its own.",
         open=True,
     ),
     Signature(
