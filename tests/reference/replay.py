@@ -83,6 +83,11 @@ def rows_of(table: Sampled, scores: Any = None) -> list[Row]:
     ]
 
 
+def all_rows_of(seen: Seen, name: str) -> list[Row]:
+    """The rows of a table in all blocks in which it was made."""
+    return [row for table in seen.sampled if table.name == name for row in rows_of(table)]
+
+
 def groups_of(table: Sampled, scores: Any = None) -> list[list[Row]]:
     groups: dict[int, list[Row]] = {}
     for row, at in zip(rows_of(table, scores), table.group, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import vocabulary_formulas
-from replay import ACTOR, DISTILLED, Replay, groups_of, rows_of
+from replay import ACTOR, DISTILLED, Replay, all_rows_of, groups_of
 from tiny import data_folder, shipped
 
 from tests.suites import few
@@ -27,7 +27,7 @@ def test_gkd(folder: Path, beta: float, split: str) -> None:
     text = shipped("gkd", {"max_tokens=512": "max_tokens=5", "lr=1e-5": "lr=0.02"})
     replay = Replay(text, folder, {**DISTILLED, "beta": str(beta)}, **SPLITS[split])
     for seen in replay.steps:
-        rows = rows_of(seen.table("rollout"))
+        rows = all_rows_of(seen, "rollout")
         step = vocabulary_formulas.gkd(replay.models["actor"], replay.models["teacher"], rows, beta=beta, lr=0.02)
         replay.same(seen, step)
 
@@ -58,7 +58,7 @@ step:
 def test_many_sums_at_a_temperature(folder: Path, split: str) -> None:
     replay = Replay(MANY, folder, DISTILLED, **SPLITS[split])
     for seen in replay.steps:
-        rows = rows_of(seen.table("rollout"))
+        rows = all_rows_of(seen, "rollout")
         actor, teacher = replay.models["actor"], replay.models["teacher"]
         replay.same(seen, vocabulary_formulas.many_sums(actor, teacher, rows, temperature=0.7, lr=0.02))
 
@@ -117,7 +117,7 @@ AB = [3, 4]
 def test_the_same_tokens_behind_another_prompt(folder: Path, split: str) -> None:
     replay = Replay(HINTED, folder, DISTILLED, **SPLITS[split])
     for seen in replay.steps:
-        rows = rows_of(seen.table("rollout"))
+        rows = all_rows_of(seen, "rollout")
         actor, teacher = replay.models["actor"], replay.models["teacher"]
         step = vocabulary_formulas.hinted(actor, teacher, rows, hint=AB, lr=0.02)
         replay.same(seen, step)

@@ -9,7 +9,7 @@ from typing import Any
 
 import likeliest_formulas
 import pytest
-from replay import DISTILLED, Replay, close, rows_of
+from replay import DISTILLED, Replay, all_rows_of, close
 from tiny import data_folder
 
 from rlgraph.dsl.check import check
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ratios_within_the_tokens_that_the_sampler_kept(folder: Path, split: str) -> None:
     replay = Replay(TRUNCATED, folder, DISTILLED, **SPLITS[split])
     for seen in replay.steps:
-        rows = rows_of(seen.table("rollout"))
+        rows = all_rows_of(seen, "rollout")
         actor, teacher = replay.models["actor"], replay.models["teacher"]
         step = likeliest_formulas.truncated(actor, teacher, rows, temperature=0.7, top_k=6, top_p=0.8, lr=0.02)
         assert 0.3 < step.metrics["kept"] < 0.95, "else little is left out"
