@@ -357,7 +357,7 @@ def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
 
 @pytest.mark.parametrize(
     ("name", "cluster"),
-    few([("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
+    few([("grpo", "1x8:rtx4090"), ("ppo", "1x4:a100-40gb"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
 )
 def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     """The simulator says so, too, and what is proven is proven of all plans."""
@@ -412,7 +412,7 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
 @pytest.mark.long
 def test_nobody_sleeps_for_a_little() -> None:
     """A plan in which models sleep would be faster by less than a percent; the gap says so."""
-    awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
+    awake, found = of_usual_rows("ppo", "1x8:l4", offload=False), of_usual_rows("ppo", "1x8:l4")
     best = choose_placement(replace(found.choice.question, offload=True))
     assert best is not None and any(option.offload for option in best.search_result.options)
     assert 0.99 * awake.choice.search_result.value < best.search_result.value < awake.choice.search_result.value

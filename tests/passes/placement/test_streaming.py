@@ -59,7 +59,7 @@ def test_a_line_that_does_not_pay_costs_nothing(folder: Path) -> None:
     rows = Workload(response=Lengths.lognormal(mean=1000, p99=2000))
     (folder / "s.rlf").write_text(SLEEPS)
     whole, said = (
-        rlgraph.compile(folder / "s.rlf", schedule=line, cluster="1x8:h100-80gb", workload=rows, stream=False)
+        rlgraph.compile(folder / "s.rlf", schedule=line, cluster="1x4:h100-80gb", workload=rows, stream=False)
         for line in (None, "schedule t\nstream rollout\n")
     )
     assert any(each.offload for each in whole.plan.holdings)
