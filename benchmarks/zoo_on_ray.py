@@ -38,7 +38,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlgraph
-from benchmarks.delays import Kept, known
+from benchmarks import delays
 from benchmarks.real_model import difference
 from benchmarks.zoo import flat_programs, replaced
 from rlgraph.backends.local.backend import LocalBackend
@@ -208,18 +208,11 @@ def tiny_weights(seed: int) -> str:
 @contextmanager
 def cluster(folder: Path) -> Iterator[None]:
     """Ray on this machine, whose processes serve one run after the other."""
-    import ray
-
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name, value in {"RAY_USAGE_STATS_ENABLED": 0, "RAY_memory_monitor_refresh_ms": 0}.items():
         os.environ.setdefault(name, str(value))
-    with known(installed(folder / "packages"), 0.0):
-        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        try:
-            with Kept().in_use():
-                yield
-        finally:
-            ray.shutdown()
+    with delays.known(installed(folder / "packages"), 0.0), delays.cluster():
+        yield
 
 
 if __name__ == "__main__":

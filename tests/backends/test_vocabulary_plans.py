@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from scheduled import apart, compiled, debug_metrics, together
-from tiny import ALGORITHMS, compile_text, data_folder, run_text, shipped, weights
+from tiny import ALGORITHMS, STUDENT_AND_TEACHER, compile_text, data_folder, run_text, shipped, weights
 
 import rlgraph
 from rlgraph.errors import ProgramError
@@ -44,14 +44,9 @@ step:
 """
 
 
-LIKELIEST = """
+LIKELIEST = f"""
 algorithm likeliest
-param student = 0
-param master = 0
-model actor = causal_lm(student)
-model teacher = frozen(causal_lm(master))
-data prompts = jsonl("prompts.jsonl", batch=5)
-step:
+{STUDENT_AND_TEACHER}step:
     rollout = actor.generate(prompts, n=2, max_tokens=5, temperature=0.8, top_k=4)
     p = teacher.likeliest(rollout, top_k=3)
     seen = actor.likeliest(rollout, top_k=4)

@@ -94,6 +94,14 @@ def data_folder(path: Path) -> Path:
     return path
 
 
+STUDENT_AND_TEACHER = """param student = 0
+param master = 0
+model actor = causal_lm(student)
+model teacher = frozen(causal_lm(master))
+data prompts = jsonl("prompts.jsonl", batch=5)
+"""
+"""What programs of a model and a frozen one begin with."""
+
 EPS = 1e-2
 """Of AdamW, where weights or what follows from them is compared. An update is about lr * g / (|g| + eps), so a rounding
 of g moves a weight by lr / eps times as much at most: twice to five times here, and millions of times with the usual

@@ -232,28 +232,17 @@ def test_scans(rows: Rows) -> None:
     close(REFERENCE["cumsum"](x, index), [y for row in rows for y in running(row)])
 
 
+@pytest.mark.parametrize(("name", "by_hand"), [("discount", discounted), ("accumulate", accumulated)])
 @given(rows=ROWS, decay=st.one_of(st.sampled_from([0.0, 1.0, 0.95]), st.floats(0, 1.2)), data=st.data())
 @RUN
-def test_discount(rows: Rows, decay: float, data: st.DataObject) -> None:
+def test_scans_with_decay(name: str, by_hand: Any, rows: Rows, decay: float, data: st.DataObject) -> None:
     x, index, _ = flat(rows)
-    expected = [y for row in rows for y in discounted(row, [decay] * len(row))]
-    close(REFERENCE["discount"](x, decay, index), expected)
-    close(REFERENCE["discount"](x, torch.tensor(decay, dtype=x.dtype), index), expected)
+    expected = [y for row in rows for y in by_hand(row, [decay] * len(row))]
+    close(REFERENCE[name](x, decay, index), expected)
+    close(REFERENCE[name](x, torch.tensor(decay, dtype=x.dtype), index), expected)
     decays = [data.draw(st.lists(st.floats(0, 1), min_size=len(row), max_size=len(row))) for row in rows]
-    along = REFERENCE["discount"](x, flat(decays)[0], index)
-    close(along, [y for row, d in zip(rows, decays, strict=True) for y in discounted(row, d)])
-
-
-@given(rows=ROWS, decay=st.one_of(st.sampled_from([0.0, 1.0, 0.95]), st.floats(0, 1.2)), data=st.data())
-@RUN
-def test_accumulate(rows: Rows, decay: float, data: st.DataObject) -> None:
-    x, index, _ = flat(rows)
-    expected = [y for row in rows for y in accumulated(row, [decay] * len(row))]
-    close(REFERENCE["accumulate"](x, decay, index), expected)
-    close(REFERENCE["accumulate"](x, torch.tensor(decay, dtype=x.dtype), index), expected)
-    decays = [data.draw(st.lists(st.floats(0, 1), min_size=len(row), max_size=len(row))) for row in rows]
-    along = REFERENCE["accumulate"](x, flat(decays)[0], index)
-    close(along, [y for row, d in zip(rows, decays, strict=True) for y in accumulated(row, d)])
+    along = REFERENCE[name](x, flat(decays)[0], index)
+    close(along, [y for row, d in zip(rows, decays, strict=True) for y in by_hand(row, d)])
 
 
 def test_accumulate_begins_anew_where_its_decay_is_0() -> None:

@@ -15,6 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 CLOSE = 1e-9
 """Of numbers of the size of 1: absolute, or relative where they are larger."""
 
+SPLITS: dict[str, dict[str, Any]] = {"whole": {}, "by row": {"micro_rows": 1}, "blocks of three": {"block": 3}}
+"""What rows are computed together."""
+
 AUTO = {
     "causal_lm": AutoModelForCausalLM,
     "value_lm": AutoModelForTokenClassification,

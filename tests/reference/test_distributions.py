@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import vocabulary_formulas
-from replay import ACTOR, DISTILLED, Replay, all_rows_of, groups_of
-from tiny import data_folder, shipped
+from replay import ACTOR, DISTILLED, SPLITS, Replay, all_rows_of, groups_of
+from tiny import STUDENT_AND_TEACHER, data_folder, shipped
 
 from tests.suites import few
-
-SPLITS: dict[str, dict[str, Any]] = {"whole": {}, "by row": {"micro_rows": 1}, "blocks of three": {"block": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +29,9 @@ def test_gkd(folder: Path, beta: float, split: str) -> None:
         replay.same(seen, step)
 
 
-MANY = """
+MANY = f"""
 algorithm many
-param student = 0
-param master = 0
-model actor = causal_lm(student)
-model teacher = frozen(causal_lm(master))
-data prompts = jsonl("prompts.jsonl", batch=5)
-def full_kl(p, q):
+{STUDENT_AND_TEACHER}def full_kl(p, q):
     return sum(p * log(p / q), vocab)
 step:
     rollout = actor.generate(prompts, n=3, max_tokens=5, temperature=0.7)
@@ -89,18 +81,13 @@ def test_the_optimal_token_baseline(folder: Path) -> None:
         replay.same(seen, vocabulary_formulas.otb(replay.models["actor"], groups, lr=0.02))
 
 
-HINTED = """
+HINTED = f"""
 algorithm hinted
-param student = 0
-param master = 0
-model actor = causal_lm(student)
-model teacher = frozen(causal_lm(master))
-data prompts = jsonl("prompts.jsonl", batch=5)
-step:
+{STUDENT_AND_TEACHER}step:
     rollout = actor.generate(prompts, n=2, max_tokens=5)
     plain   = teacher.distribution(rollout)
-    same    = teacher.distribution(row("{prompts.prompt}", rollout))
-    hinted  = teacher.distribution(row("ab{prompts.prompt}", rollout))
+    same    = teacher.distribution(row("{{prompts.prompt}}", rollout))
+    hinted  = teacher.distribution(row("ab{{prompts.prompt}}", rollout))
     train actor(lr=0.02, eps=1e-2):
         q    = actor.distribution(rollout)
         pull = sum(hinted * log(hinted / q), vocab)

@@ -5,27 +5,19 @@ second."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import likeliest_formulas
 import pytest
-from replay import DISTILLED, Replay, all_rows_of, close
-from tiny import data_folder
+from replay import DISTILLED, SPLITS, Replay, all_rows_of, close
+from tiny import STUDENT_AND_TEACHER, data_folder
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from tests.suites import few
 
-SPLITS: dict[str, dict[str, Any]] = {"whole": {}, "by row": {"micro_rows": 1}, "blocks of three": {"block": 3}}
-
-TRUNCATED = """
+TRUNCATED = f"""
 algorithm truncated
-param student = 0
-param master = 0
-model actor = causal_lm(student)
-model teacher = frozen(causal_lm(master))
-data prompts = jsonl("prompts.jsonl", batch=5)
-step:
+{STUDENT_AND_TEACHER}step:
     rollout = actor.generate(prompts, n=3, max_tokens=5, temperature=0.7, top_k=6, top_p=0.8)
     seen    = actor.likeliest(rollout, top_k=6, top_p=0.8)
     p       = teacher.likeliest(rollout, top_k=4)
