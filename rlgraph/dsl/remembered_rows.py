@@ -12,7 +12,7 @@ from rlgraph.dsl.scope import ExternalName, StatementError, TableValue, meaning_
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Span, quoted_list
 from rlgraph.ir.graph import Constant, ConstructorCall, Expr, External, Node, Value
-from rlgraph.ir.types import Axis, Table, Tensor
+from rlgraph.ir.types import Axis, Table, Tensor, axes_of
 
 
 def check_buffer(context: Context, name: str, record: ConstructorCall) -> None:
@@ -103,9 +103,11 @@ def _copy_of_rows(context: Context, stored: Table, hint: str, parent: Axis | Non
     """Return the table of some rows of a buffer, on a new axis with new tokens."""
     label = unique_name(context, hint)
     axis = new_axis(context, label, parent)
-    token = new_inner_axis(context, "token", label, axis)
-    moved = {stored.axis.key: axis, stored.token.key if stored.token else "": token}
+    turn = new_inner_axis(context, "turn", label, axis) if stored.turn else None
+    token = new_inner_axis(context, "token", label, turn or axis)
+    kind = replace(stored, axis=axis, token=token, turn=turn)
+    moved = {old.key: new for old, new in zip(axes_of(stored), axes_of(kind), strict=True)}
     extra: Sequence[tuple[str, Tensor]] = [
         (name, replace(column, axis=moved[column.axis.key if column.axis else ""])) for name, column in stored.extra
     ]
-    return TableValue(label, replace(stored, axis=axis, token=token, turn=None, extra=tuple(extra)))
+    return TableValue(label, replace(kind, extra=tuple(extra)))

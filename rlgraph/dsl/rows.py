@@ -16,7 +16,7 @@ from rlgraph.dsl.signatures import ENCODE
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Constant, External, Node, Ref, Value
-from rlgraph.ir.types import Axis, Table, Tensor
+from rlgraph.ir.types import Axis, Table, Tensor, axes_of
 from rlgraph.ops import NODES
 
 
@@ -136,12 +136,13 @@ def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     axis = choice.type.axis
     turn = new_inner_axis(context, "turn", label, axis) if table.type.turn else None
     token = new_inner_axis(context, "token", label, turn or axis)
-    moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
+    kind = replace(table.type, axis=axis, token=token, turn=turn)
+    moved = {old.key: new for old, new in zip(axes_of(table.type), axes_of(kind), strict=False)}
     extra = tuple(
         (name, replace(column, axis=moved.get(column.axis.key if column.axis else "", column.axis)))
         for name, column in table.type.extra
     )
-    kind = replace(table.type, axis=axis, token=token, turn=turn, extra=extra)
+    kind = replace(kind, extra=extra)
     emit_node(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 

@@ -34,7 +34,7 @@ from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table, evaluate_tensor
 from rlgraph.errors import Related, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, tensor_node
-from rlgraph.ir.types import Tensor
+from rlgraph.ir.types import PLAYER, Tensor
 
 
 def emit_assign(context: Context, statement: tree.Assign) -> None:
@@ -144,21 +144,24 @@ def emit_push(context: Context, statement: tree.Push) -> None:
             "more columns go by name: `push replay(rollout, score=score)`",
         )
     table = evaluate_table(context, statement.args[0], "`push`")
-    names, inputs, extra = [], [], list(table.type.extra)
+    names, inputs = [], []
+    # What a player did in an episode of several stays with that episode: its own table may be pushed.
+    extra = [(name, kind) for name, kind in table.type.extra if not name.startswith(PLAYER)]
     for option in statement.options:
         column = evaluate_tensor(context, option.value)
         axis = column.type.axis
-        by_token = axis is not None and table.type.token is not None and axis.key == table.type.token.key
-        if column.type.dtype == "row" or not (by_token or axis is None or table.type.axis.is_within(axis)):
+        inside = axis is not None and axis in (table.type.turn, table.type.token)
+        if column.type.dtype == "row" or not (inside or axis is None or table.type.axis.is_within(axis)):
             rows = statement.args[0].span.covered_text
+            units = "row, turn or token" if table.type.turn else "row or token"
             raise context.statement_error(
                 "E0301",
-                f"a column has an entry for each row or token of `{rows}`, or one for all, and this is "
+                f"a column has an entry for each {units} of `{rows}`, or one for all, and this is "
                 f"{describe_meaning(column)}",
                 option.value.span,
             )
         # What rows lie in, each of them has.
-        axis = axis if by_token else table.type.axis
+        axis = axis if inside else table.type.axis
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
         extra.append((option.name, Tensor(column.type.dtype, axis)))

@@ -15,14 +15,14 @@ from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows, TableData, concat_entries, pick_entries
-from rlgraph.backends.worker.sampling import rows_from_counts, table_type
+from rlgraph.backends.worker.sampling import rows_of_inner_axes, table_type
 from rlgraph.backends.worker.sampling_inputs import table_column
 from rlgraph.backends.worker.session import Session
 from rlgraph.backends.worker.step_state import checked_keys
 from rlgraph.columns import NO_KEYS, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import ConstructorCall, Node
-from rlgraph.ir.types import StateHandle, Table, Type, axis_of
+from rlgraph.ir.types import PLAYER, StateHandle, Table, Type, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import model_of, sampling_node
 
@@ -54,6 +54,9 @@ class BufferRows:
         """Return some rows."""
         starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
+        if self.kind.turn:
+            turns = self.table.columns["turns"].numpy()
+            chosen[self.kind.turn.key] = ragged_positions((turns.cumsum() - turns)[places], turns[places])
         if self.kind.token:
             chosen[self.kind.token.key] = ragged_positions(starts[places], self.lengths[places])
         indices = places.tolist()
@@ -86,7 +89,8 @@ def run_buffer_push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     }
     table = replace(table, columns={**table.columns, **named})
     lengths = np.bincount(frame.ancestor_rows(kind.token.key, axis.key), minlength=len(table.data))
-    full = replace(kind, turn=None, extra=(*kind.extra, *extra_kinds))
+    of_rows = tuple((name, column) for name, column in kind.extra if not name.startswith(PLAYER))
+    full = replace(kind, extra=(*of_rows, *extra_kinds))
     record = _declaration(node.outputs[0].type, session)
     keys = _keys_of_rows(record.option("key"), buffer, table, frame.rows[axis.key], node, session)
     for name in {*kind.column_types()} - {*full.column_types()}:
@@ -122,13 +126,13 @@ def _extra_types(node: Node, frame: Frame, kind: Table) -> list[tuple[str, Tenso
     for name, source in zip(node.attr("names"), node.inputs[2:], strict=True):
         given = frame.types[source]
         assert isinstance(given, TensorType)
-        by_token = given.axis is not None and given.axis.key == kind.token.key
-        columns.append((name, replace(given, axis=kind.token if by_token else kind.axis)))
+        inside = given.axis in (kind.turn, kind.token)
+        columns.append((name, replace(given, axis=given.axis if given.axis and inside else kind.axis)))
     return columns
 
 
 def _by_row(value: Any, given: Type, column: TensorType, frame: Frame, session: Session) -> Any:
-    """Return a value with an entry for each row or token of a column."""
+    """Return a value with an entry for each row, turn or token of a column."""
     axis = axis_of(given)
     assert column.axis is not None
     if axis is not None:
@@ -188,13 +192,13 @@ def _rows_taken(
     kind = table_type(node)
     assert kind.token
     if buffer is None:
-        table, lengths = _no_rows(node, kind, session), np.zeros(0, dtype=np.int64)
+        table = _no_rows(node, kind, session)
     else:
         taken = buffer.take(np.array(places, dtype=np.int64))
-        table, lengths = taken.table, taken.lengths
+        table = taken.table
         ids = taken.ids if parents is None else ids
-    rows = [Rows(kind.axis, len(places), parents, tuple(ids)), rows_from_counts(kind.token, lengths)]
-    return NodeOutput({node.outputs[0].name: table}, rows)
+    rows = Rows(kind.axis, len(places), parents, tuple(ids))
+    return NodeOutput({node.outputs[0].name: table}, [rows, *rows_of_inner_axes(kind, table)])
 
 
 def _no_rows(node: Node, kind: Table, session: Session) -> TableData:
