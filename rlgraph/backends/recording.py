@@ -23,6 +23,7 @@ what was there (`rlgraph.backends.recording_cleanup`).
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -30,6 +31,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -156,12 +158,15 @@ class Recorder:
     ) -> None:
         """Keep the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
         chances, sequences = iter(made.logprobs.tolist()), made.sequences
+        by_row = (
+            [None] * len(sequences) if sequences.routes is None else sequences.routes.split(sequences.lengths.tolist())
+        )
         responses = zip(
-            sequences.rows(), sequences.scored_tokens_by_row(), made.finished.tolist(), versions, strict=True
+            sequences.rows(), sequences.scored_tokens_by_row(), made.finished.tolist(), versions, by_row, strict=True
         )
         lines = []
         turns = turns_of_rows(turn, len(ids))
-        for row, of_turn, prompt, (tokens, response, finished, runs) in zip(
+        for row, of_turn, prompt, (tokens, response, finished, runs, routes) in zip(
             ids, turns, prompts, responses, strict=True
         ):
             record = {
@@ -175,6 +180,8 @@ class Recorder:
                 "versions": runs,
                 "finished": finished,
             }
+            if routes is not None:
+                record["routes"] = [*routes.shape[1:], base64.b64encode(routes.numpy().tobytes()).decode()]
             if step.batch is not None:
                 record["batch"] = step.batch
             if not prompt:
@@ -230,8 +237,11 @@ class Replay:
         asked_rows = zip(turns_of_rows(turn, len(ids)), ids, prompts, strict=True)
         records = [self._row(rows, node, step, of_turn, row, prompt) for of_turn, row, prompt in asked_rows]
         asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, records, strict=True)]
+        sequences = Sequences.from_pairs(asked, [record["tokens"] for record in records])
+        if records and all(record["routes"] is not None for record in records):
+            sequences = replace(sequences, routes=torch.cat([record["routes"] for record in records]))
         made = Generation(
-            Sequences.from_pairs(asked, [record["tokens"] for record in records]),
+            sequences,
             torch.tensor([chance for record in records for chance in record["logprobs"]], dtype=torch.float64),
             torch.tensor([record["finished"] for record in records], dtype=torch.bool),
         )
@@ -341,7 +351,11 @@ def _record(line: str) -> tuple[_Key, dict[str, Any]]:
     asked = len(start) or record.get("prompt_tokens")
     if not isinstance(asked, int | None):
         raise ValueError("how many tokens the prompt has")
-    extra_fields = {"versions": versions, "start": start, "prompt_tokens": asked}
+    routes = None
+    if record.get("routes"):
+        layers, experts, text = record["routes"]
+        routes = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.int16).view(-1, layers, experts)
+    extra_fields = {"routes": routes, "versions": versions, "start": start, "prompt_tokens": asked}
     return (record["node"], record["turn"], tuple(record["row"])), main_fields | extra_fields
 
 

@@ -136,6 +136,14 @@ RECORDS = (
             Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
+            Attribute(
+                "routing",
+                "word",
+                "free",
+                doc="`replay`: the model that samples computes log-probabilities and gradients of these rows with the "
+                "experts that its routers chose for them; `free`: routers choose anew",
+                names=lambda: ("free", "replay"),
+            ),
             _PROMPT,
             KEY,
             *_LAG,

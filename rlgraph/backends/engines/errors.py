@@ -38,6 +38,10 @@ class NonFiniteGradient(EngineError):
     """A gradient has NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 
 
+class NoRoutes(EngineError):
+    """Raised where rows are to come with the experts of their tokens, and routers cannot say these."""
+
+
 class NoRows(EngineError):
     """No rank has a row for an update: nothing has changed, and it does not count as one."""
 

@@ -54,9 +54,15 @@ def with_empty_answers(made: Generation, answers: Sequence[int | None], prompts:
     counts = made.sequences.scored_counts()
     places = ragged_index((counts.cumsum(0) - counts)[rows], counts[rows])
     finished = made.finished.tolist()
+    whole = Sequences.from_pairs(prompts, [[] if answer is None else responses[answer] for answer in answers])
+    if made.sequences.routes is not None:
+        routes = torch.full((whole.tokens.shape[0], *made.sequences.routes.shape[1:]), -1, dtype=torch.int16)
+        answered = torch.tensor([answer is not None for answer in answers]).repeat_interleave(whole.lengths)
+        routes[answered] = made.sequences.take(rows).routes  # type: ignore[assignment]
+        whole = replace(whole, routes=routes)
     return replace(
         made,
-        sequences=Sequences.from_pairs(prompts, [[] if answer is None else responses[answer] for answer in answers]),
+        sequences=whole,
         logprobs=made.logprobs[places],
         finished=torch.tensor([answer is None or finished[answer] for answer in answers], dtype=torch.bool),
         versions=None if made.versions is None else made.versions[places],

@@ -73,6 +73,8 @@ class Sampling:
     engine may give the others up once it is certain which those are. 0: all are wanted."""
     min_p: float = 0.0
     """Sample from the tokens whose probability is at least so many times that of the likeliest."""
+    keeps_routes: bool = False
+    """The rows come with the experts that routers chose (`Sequences.routes`)."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")

@@ -23,6 +23,10 @@ class Sequences:
     scored: Tensor
     """bool [total]: True where the model wrote the token; log-probabilities, values and losses live exactly
     there."""
+    routes: Tensor | None = None
+    """int16 [total, layers with experts, experts of a token]: the experts that routers chose for each token when the
+    rows were sampled, which the model that sampled them computes with again; -1 where nothing is known. None: routers
+    choose."""
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.scored.shape and self.tokens.dim() == self.lengths.dim() == 1
@@ -62,18 +66,22 @@ class Sequences:
             torch.cat([batch.tokens for batch in batches]),
             torch.cat([batch.lengths for batch in batches]),
             torch.cat([batch.scored for batch in batches]),
+            _joined_routes(batches),
         )
 
     def take(self, index: Tensor) -> Sequences:
         """Return the rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
         lengths = self.lengths[index]
         flat = ragged_index(self.row_starts[index], lengths)
-        return Sequences(self.tokens[flat], lengths, self.scored[flat])
+        return Sequences(self.tokens[flat], lengths, self.scored[flat], self._routes_at(flat))
 
     def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.row_starts, lengths)
-        return Sequences(self.tokens[flat], lengths, self.scored[flat])
+        return Sequences(self.tokens[flat], lengths, self.scored[flat], self._routes_at(flat))
+
+    def _routes_at(self, tokens: Tensor) -> Tensor | None:
+        return None if self.routes is None else self.routes[tokens]
 
     def rows(self) -> list[list[int]]:
         """Return the tokens as N lists."""
@@ -118,6 +126,19 @@ class Sequences:
     def token_positions(self) -> Tensor:
         """Each token's place in its row, counted from 0, int64 [total]."""
         return torch.arange(self.tokens.shape[0]) - self.row_starts[self.row_of_token]
+
+
+def _joined_routes(batches: Sequence[Sequences]) -> Tensor | None:
+    """Return the routes of all batches, -1 for those that have none; None where no batch has any."""
+    known = next((batch.routes for batch in batches if batch.routes is not None), None)
+    if known is None:
+        return None
+    return torch.cat(
+        [
+            known.new_full((batch.tokens.shape[0], *known.shape[1:]), -1) if batch.routes is None else batch.routes
+            for batch in batches
+        ]
+    )
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -129,6 +129,9 @@ class EngineSpec:
     faults: Faults = _no_faults
     experts: bool = False
     """It can hold models whose layers have experts."""
+    replays_routes: bool = False
+    """Where it samples it says which experts routers chose for each token, and where it reads rows that have them it
+    computes with these (`Sequences.routes`)."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
     adapters: tuple[Adapting, ...] = ()

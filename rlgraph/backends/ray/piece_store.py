@@ -205,10 +205,12 @@ def to_sendable(value: Any) -> Any:
         return _Array(value.detach().cpu().numpy())
     if isinstance(value, TableData):
         sequences = value.sequences
-        tokens = None
+        tokens: tuple[np.ndarray, ...] | None = None
         if sequences is not None:
             # Token ids fit in 32 bits.
             tokens = (sequences.tokens.numpy().astype(np.int32), sequences.lengths.numpy(), sequences.scored.numpy())
+            if sequences.routes is not None:
+                tokens = (*tokens, sequences.routes.numpy())
         columns = {name: to_sendable(column) for name, column in value.columns.items()}
         return _Table(value.data, value.prompts, tokens, columns, value.owner)
     return value
@@ -221,8 +223,10 @@ def from_sendable(value: Any) -> Any:
     if isinstance(value, _Table):
         sequences = None
         if value.sequences is not None:
-            tokens, lengths, scored = value.sequences
-            sequences = Sequences(torch.from_numpy(tokens.astype(np.int64)), _tensor(lengths), _tensor(scored))
+            tokens, lengths, scored, *routes = value.sequences
+            sequences = Sequences(
+                torch.from_numpy(tokens.astype(np.int64)), _tensor(lengths), _tensor(scored), *map(_tensor, routes)
+            )
         columns = {name: from_sendable(column) for name, column in value.columns.items()}
         return TableData(value.data, value.prompts, sequences, columns, value.owner)
     return value

@@ -134,6 +134,9 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) 
     owner = session.models[table.owner].engine.codec
     codec = state.engine.codec
     if codec is owner or codec.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
+        if table.sequences.routes is not None and state.model.name != table.owner:
+            # What routers of another model chose is nothing to this one's.
+            return state, replace(table.sequences, routes=None)
         return state, table.sequences
     output_axis = axis_of(node.outputs[0].type)
     if output_axis is not None and output_axis.inner:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import EngineError, NoRoutes
 from rlgraph.backends.engines.first_done import select_first_finished, take_rows, with_empty_answers
 from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
 from rlgraph.backends.engines.roles import StreamsRows, WeightRefresh
@@ -25,7 +25,7 @@ from rlgraph.backends.worker.session import Session, SessionModel, engine_run_er
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.step_edges import oldest_weights_age_versions
-from rlgraph.ops.nodes import attribute_value
+from rlgraph.ops.nodes import NODES, attribute_value
 
 
 def sampling_options(node: Node, model: SessionModel, most: int | None = None) -> Sampling:
@@ -54,6 +54,7 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             tuple(stops),
             node.attr("first") or 0,
             attribute_value(node, "min_p"),
+            NODES[node.op].streams and attribute_value(node, "routing") == "replay",
         )
     except EngineError as error:
         raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None
@@ -147,12 +148,32 @@ class Sampler:
             for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
                 places = [starts[number] * self.count + place for place in kept.tolist()]
                 rows = tuple(ids[place] for place in places)
+                if self.sampling.keeps_routes and len(made.sequences) and made.sequences.routes is None:
+                    raise RunError(self._without_routes())
                 if self.session.recorder and self.model.engine.has_results:
                     asked = [encoded[place // self.count] for place in places]
                     self.session.recorder.write_rows(self.node, self.step, self.turn, rows, asked, made, runs)
                 yield number, rows, made, runs
+        except NoRoutes:
+            raise RunError(self._without_routes()) from None
         except EngineError as error:
             raise engine_run_error(self.node, f"`{self.model.model.name}` cannot generate", error) from None
+
+    def _without_routes(self) -> Diagnostic:
+        """Return the error for rows whose routers did not say which experts they chose."""
+        if self.session.replay:
+            return Diagnostic(
+                "E0849",
+                "the recording has no routes of experts",
+                self.node.span,
+                "record it anew with `routing=replay`",
+            )
+        return Diagnostic(
+            "E0847",
+            f"`{self.model.model.name}` has no routers of experts that could be replayed",
+            self.node.span,
+            "leave `routing` out",
+        )
 
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]

@@ -15,7 +15,7 @@ from rlgraph.passes.cost.activations import forward_peak_bytes
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.memory import BUCKET, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
+from rlgraph.passes.cost.memory import BUCKET, INPUTS, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
 from rlgraph.passes.cost.weights import rank_adapter_parameter_count, rank_parameter_count, received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 
@@ -40,12 +40,33 @@ class _Reserving(MemoryModel):
         pairs = zip(self.slots, self.batches, strict=True)
         return (max((min(most, batch.rows_of_fullest_replica(copies)) for most, batch in pairs), default=0.0),)
 
+    @property
+    def never_offloaded_bytes(self) -> float:
+        """The engine makes its input before it reads a prompt: it has room for as many tokens as it reads at a time."""
+        shape, on_cpu = self.config.shape, self.deployment.on_cpu
+        notes = self.cache.bookkeeping_bytes(shape.positions, on_cpu)
+        return self._most_prompt_tokens * shape.hidden * self._item_bytes + notes
+
+    @property
+    def _most_prompt_tokens(self) -> int:
+        """The prompt tokens that are read at a time."""
+        if not self.deployment.on_cpu:
+            return self.cache.prompt_tokens
+        # On a CPU the prompts of models with latent attention are not chunked.
+        shape = self.config.shape
+        return max(self.cache.cpu_prompt_tokens, shape.positions if shape.latent else 0)
+
+    @property
+    def _item_bytes(self) -> int:
+        """The bytes of a number."""
+        cpu_dtype = self.deployment.engine_spec.memory.cpu_dtype
+        return ITEM_BYTES[cpu_dtype] if cpu_dtype and self.deployment.on_cpu else self.config.item_bytes
+
     def memory_needs(self, load: Load) -> MemoryNeeds:
         """Return the memory of a replica that decodes so many rows together, its cache included."""
         (rows,) = load
         config, deployment, reserved = self.config, self.deployment, self.cache
-        shape, cpu_dtype = config.shape, deployment.engine_spec.memory.cpu_dtype
-        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
+        shape, item = config.shape, self._item_bytes
         weights = work.model_parallel_parameter_count(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
@@ -59,21 +80,14 @@ class _Reserving(MemoryModel):
             max(reserved.cpu_bytes, row_token * width) if deployment.on_cpu else row_token * rows * width
         )
         ffn = max(shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn, shape.dense_ffn) / deployment.tp
-        most = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
-        if shape.latent and deployment.on_cpu:
-            # On a CPU the prompts of such models are not chunked.
-            most = max(most, shape.positions)
-        prompt_tokens = min(most, rows * width)
+        prompt_tokens = min(self._most_prompt_tokens, rows * width)
         prefill = (
             prompt_tokens
             * item
             * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn) + self._copied())
         )
         turned = shape.latent.turned if shape.latent else shape.head_dim
-        buffers = (
-            reserved.bookkeeping_bytes(shape.positions, deployment.on_cpu)
-            + (shape.positions * turned + most * shape.hidden) * item
-        )
+        buffers = float(shape.positions * turned * item)
         if shape.latent:
             gathered = reserved.gathered_token_room(shape.positions, deployment.on_cpu)
             buffers += gathered * shape.latent.cached_numbers_per_token * item
@@ -84,7 +98,13 @@ class _Reserving(MemoryModel):
         # Each rank has the logits of the whole vocabulary: plain, less the largest, and summed.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
         stays = BytesByUse(
-            (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
+            (
+                ("weights", weights),
+                ("cache", cache),
+                ("buffers", buffers),
+                (INPUTS, self.never_offloaded_bytes),
+                ("messages", min(BUCKET, travels)),
+            )
         )
         return MemoryNeeds(
             stays, larger_total(BytesByUse((("activations", prefill),)), BytesByUse((("logits", logits),)))

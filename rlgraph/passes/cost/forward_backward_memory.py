@@ -101,7 +101,7 @@ class TrainingMemory(_Fed):
         return rows, first, prefixes, last
 
     @property
-    def earlier_weights_bytes(self) -> float:
+    def never_offloaded_bytes(self) -> float:
         return self.trained * self.config.trained_item_bytes * self.config.earlier_versions
 
     parted = False
@@ -114,7 +114,7 @@ class TrainingMemory(_Fed):
         weights, state = self.trained, self.state
         micro = self.micro_batch_tokens(rows, prefixes)
         resident = BytesByUse((("weights", self.held),)) + _gathered(config, deployment, micro)
-        if earlier := self.earlier_weights_bytes:
+        if earlier := self.never_offloaded_bytes:
             resident += BytesByUse(((EARLIER, earlier),))
         sharded = deployment.engine_spec.shards_optimizer
         # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.

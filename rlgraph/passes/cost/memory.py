@@ -23,6 +23,13 @@ too."""
 EARLIER = "earlier weights"
 """The weights of earlier steps, which may be sampled with: they stay on the device while their model is off-loaded."""
 
+INPUTS = "inputs"
+"""What an engine with a reserved cache keeps on the device while its model is off-loaded: its input for the prompt
+tokens that it reads at a time, and its notes on rows."""
+
+NEVER_OFFLOADED = (EARLIER, INPUTS)
+"""The parts that stay on the device while their model is off-loaded."""
+
 BUCKET = 256 << 20
 """The most bytes of messages that a rank has while weights travel."""
 
@@ -30,7 +37,7 @@ BUCKET = 256 << 20
 @dataclass(frozen=True, slots=True)
 class BytesByUse:
     """The bytes of one rank by what they hold: `weights`, `gradients`, `optimizer`, `activations`, `logits`, `cache`,
-    `buffers`, `messages` in which new weights arrive, and `EARLIER`."""
+    `buffers`, `messages` in which new weights arrive, `EARLIER` and `INPUTS`."""
 
     parts: tuple[tuple[str, float], ...] = ()
 
@@ -110,8 +117,8 @@ class MemoryModel(ABC):
     """What the host keeps of the model while it is off-loaded."""
 
     @property
-    def earlier_weights_bytes(self) -> float:
-        """Return the bytes of `EARLIER`, which are among the resident ones, for any number of replicas."""
+    def never_offloaded_bytes(self) -> float:
+        """Return the bytes of `NEVER_OFFLOADED`, which are among the resident ones, for any number of replicas."""
         return 0.0
 
     @property

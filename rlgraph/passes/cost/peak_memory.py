@@ -19,7 +19,7 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
-from rlgraph.passes.cost.memory import EARLIER, KEPT, BytesByUse, Footprint
+from rlgraph.passes.cost.memory import KEPT, NEVER_OFFLOADED, BytesByUse, Footprint
 from rlgraph.passes.cost.predict import Predictor, memory_footprint
 from rlgraph.passes.cost.task import Task
 
@@ -320,7 +320,7 @@ class _Filling:
             for model in group.models if device in group.devices else ():
                 away = self.plan.holding(model, group.name).offload and (model, group.name) != busy
                 for what, size in self.held.get((model, group.name), BytesByUse()).parts:
-                    if not away or what == EARLIER:
+                    if not away or what in NEVER_OFFLOADED:
                         yield model, what, size
 
     def process_bytes(self, group: Group) -> float:

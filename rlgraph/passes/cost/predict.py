@@ -20,7 +20,7 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory, ForwardMemory, TrainingMemory
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline, PipelineTraining, fused_pipeline
 from rlgraph.passes.cost.latency import latency_model
-from rlgraph.passes.cost.memory import EARLIER, Footprint, MemoryModel
+from rlgraph.passes.cost.memory import NEVER_OFFLOADED, Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
 from rlgraph.passes.cost.sampling import SamplingResult, predict_sampling
 from rlgraph.passes.cost.transitions import offload_round_trip_cost
@@ -386,7 +386,7 @@ class Predictor:
         trains = any((role.model, role.operation, role.group) == (model, "train", group) for role in self.plan.roles)
         kind = "train" if trains else operation
         resident = memory_footprint(kind, self.configs[model], replace(deployment, kv_bytes=1), batches).resident
-        moved = resident.total - resident.total_of([EARLIER])
+        moved = resident.total - resident.total_of(NEVER_OFFLOADED)
         return offload_round_trip_cost(kind, moved, deployment, self.plan.gets_synced(model, group), self.constants)
 
     def weight_sync_cost(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:

@@ -37,6 +37,7 @@ from rlgraph.passes.placement.adapter_errors import adapter_errors
 from rlgraph.passes.placement.admission_order import admission_orders, length_predictors
 from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_trainings
 from rlgraph.passes.placement.model_configs import model_optimizer, weight_update_pairs
+from rlgraph.passes.placement.routing_errors import replayed_models, routing_errors
 from rlgraph.passes.placement.shared_processes import shared_process_errors
 from rlgraph.passes.placement.tails import tail_moves_in_plan
 from rlgraph.passes.placement.unfollowed_lines import TAKING, unfollowed_line_errors
@@ -171,6 +172,8 @@ class _Placer:
         ]
         if any(shared.sums and (model.name, operation) in shared.work for shared in self.shared):
             able = [name for name in able if spec_of(name).reads_jointly(wanted)] or able
+        if model.name in replayed_models(self.program):
+            able = [name for name in able if spec_of(name).replays_routes] or able
         usable = (name for name in able if name in self.installed and self.can_hold_model(model, name, split))
         return next((name for name in usable if self.has_optimizer(model, operation, name)), able[-1])
 
@@ -194,6 +197,7 @@ class _Placer:
         names = self.group_names()
         placed = {work: Group(names[key], key.pool, key.engine, key.mesh, ()) for work, key in self.keys.items()}
         yield from shared_process_errors(self.program, placed, self.schedule, self.shapes)
+        yield from routing_errors(self.program, placed, self.shapes)
         seen, reported = set(), set[str]()
         for (name, operation), key in self.keys.items():
             pin = self.pinned_placement(name, operation)

@@ -25,7 +25,7 @@ from rlgraph.passes.cost.peak_memory import (
     usable_device_bytes,
     usable_host_bytes,
 )
-from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.predict import Predictor, memory_footprint
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
@@ -147,6 +147,17 @@ def test_weights_of_earlier_steps_stay_where_their_model_is_trained() -> None:
         assert moved[0] == moved[1] and (moved[0] > 0) == bool(offloaded)
 
 
+def test_a_sleeping_sampler_keeps_its_inputs() -> None:
+    """vLLM has its input for 8,192 prompt tokens, and 1 MiB of notes on rows, while another model works, too."""
+    inputs = 8192 * SHAPE.hidden * 2 + (1 << 20)
+    own = plan()
+    deployment = Predictor(own, CONFIGS, CLUSTER, GPU).deployment("actor", own.group("play"))
+    resident = memory_footprint("generate", CONFIGS["actor"], deployment, BATCH).resident
+    awake, asleep = (dict(peak.moments)["train actor"] for peak in (found(), found(("actor", "play"))))
+    assert resident.total_of(["inputs"]) == inputs
+    assert awake - asleep == pytest.approx(resident.total - inputs)
+
+
 @pytest.mark.parametrize("seed", few(range(12), 2, 4))
 def test_the_search_counts_earlier_weights_in_the_same_way(seed: int) -> None:
     random_problem = random_case(seed).problem
@@ -165,7 +176,8 @@ def test_the_search_counts_earlier_weights_in_the_same_way(seed: int) -> None:
     for component, option in zip(components, chosen, strict=True):
         stays = option.resident - option.strategy.non_tensor_bytes(option.copies)
         if option.offload:
-            assert stays == option.strategy.earlier_weights_bytes and (stays > 0) == (component.work == "train")
+            assert stays == option.strategy.never_offloaded_bytes
+            assert (stays > 0) == (component.work in ("train", "generate"))
     configs = {component.model_name: component.config for component in components}
     peak = pool_peaks(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants)["all"]
     assert peak.used_bytes == pytest.approx(device_peak_bytes(chosen))

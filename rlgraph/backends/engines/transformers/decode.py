@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,9 @@ class _Rows:
     """bool [R]"""
     versions: Tensor | None
     """int64 [R, longest]: the version of the weights that sampled each token, where new ones can come."""
+    routes: Tensor | None = None
+    """int16 [R, prompt and response, layers, k]: the experts of each token, in `Sequences.routes`, where they are kept;
+    prompts end in one column."""
 
 
 def generate(
@@ -90,8 +93,11 @@ def generate(
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def decode_block(rows: Tensor) -> _Rows:
-        with nullcontext() if pause is None else pause.count_as_decoding():
-            return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause, meter)
+        with ExitStack() as stack:
+            if pause is not None:
+                stack.enter_context(pause.count_as_decoding())
+            row_keys = keys[rows.numpy()]
+            return _decode(network, prompts, rows, n, sampling, row_keys, stops, ends.pad_id, pause, meter, stack)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
     # token, which on a machine that has other work to do takes tens of times as long.
@@ -143,6 +149,7 @@ def _decode(
     pad_id: int,
     pause: RefreshBarrier | None,
     meter: WorkMeter,
+    stack: ExitStack,
 ) -> _Rows:
     """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
@@ -154,6 +161,8 @@ def _decode(
     versions = None if pause is None else torch.zeros(count, limit, dtype=torch.long)
     if not limit:
         return _Rows(tokens, logprobs, lengths, finished, versions)
+    routing = network.routing if sampling.keeps_routes else None
+    last_routes = None if routing is None else stack.enter_context(routing.recording())
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
     if picked.unique().shape[0] != picked.shape[0]:
         picked, local = torch.unique(rows // n, return_inverse=True)
@@ -162,6 +171,10 @@ def _decode(
     start = mask.sum(1)
     version = None if pause is None else pause.wait_for_version()
     logits, cache = _read(network, ids, mask, limit)
+    routes = None
+    if last_routes is not None:
+        read = last_routes().unflatten(0, ids.shape)[local]
+        routes = torch.cat([read, read.new_full((count, limit, *read.shape[2:]), -1)], 1)
     if picked.shape[0] != count:
         logits = logits.index_select(0, local.to(device))
         cache.batch_select_indices(local.to(device))
@@ -209,7 +222,9 @@ def _decode(
         logits = network.decode_step(
             sampled[:, None], cache, positions.to(device), None if seen is None else seen[:, : width + place + 1]
         )
-    return _Rows(tokens, logprobs, lengths, finished, versions)
+        if routes is not None and last_routes is not None:
+            routes[active, width + place] = last_routes()
+    return _Rows(tokens, logprobs, lengths, finished, versions, routes)
 
 
 def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, DynamicCache]:
@@ -253,4 +268,23 @@ def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Row
     flat[responses] = tokens[valid]
     scored[responses] = True
     versions = torch.cat(spans)[order][valid] if spans else None
-    return Generation(Sequences(flat, prompt_lengths + lengths, scored), logprobs[valid], finished, versions)
+    routes = _routes_of_rows([part.routes for part in parts], order, prompt_lengths, lengths, limit)
+    return Generation(Sequences(flat, prompt_lengths + lengths, scored, routes), logprobs[valid], finished, versions)
+
+
+def _routes_of_rows(
+    parts: list[Tensor | None], order: Tensor, prompt_lengths: Tensor, lengths: Tensor, limit: int
+) -> Tensor | None:
+    """Return the routes of all tokens but the last of each row, row after row, from those of blocks, whose prompts end
+    in one column each."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    rows = [row for part in known for row in part]
+    cut = []
+    for row, prompt, length in zip(order.tolist(), prompt_lengths.tolist(), lengths.tolist(), strict=True):
+        width = rows[row].shape[0] - limit
+        cut.append(rows[row][width - prompt : width + length].clone())
+        # Whether a row's last token was read depends on the rows beside it.
+        cut[-1][-1:] = -1
+    return torch.cat(cut)

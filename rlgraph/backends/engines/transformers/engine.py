@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
 from rlgraph.backends.engines.device import choose_visible_device
-from rlgraph.backends.engines.errors import EngineError, NoRows
+from rlgraph.backends.engines.errors import EngineError, NoRoutes, NoRows
 from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.micro_batches import plan_micro_batches
@@ -42,7 +42,7 @@ from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.norm import use_manual_norm_gradients
 from rlgraph.backends.engines.transformers.probe import check_causality, refuse_on_error
-from rlgraph.backends.engines.transformers.recompute import use_recomputation
+from rlgraph.backends.engines.transformers.recompute import recompute_with_routes, use_recomputation
 from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
@@ -139,6 +139,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if recompute:
             use_recomputation(self.model)
         self._network = self._run_model(lambda: self._new_network())
+        recompute_with_routes(self.model, self._network.routing)
         self._packs = self._run_model(lambda: self._network.can_pack)
         self._shares = self._run_model(lambda: self._network.can_share_prefixes)
         self._optimizer: Optimizer | None = None
@@ -200,6 +201,8 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
         prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
         self._require("generate")
+        if sampling.keeps_routes and self._network.routing is None:
+            raise NoRoutes(f"{type(self.model).__name__} has no routers of experts that could be replayed")
         assert self._shards is None, "the spec says that it does not"
         ends = SpecialTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.temporary_weights(weights):

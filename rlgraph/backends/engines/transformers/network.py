@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlgraph.backends.engines.transformers.autocast import NARROW, autocast
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.linear import is_plain_linear
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_sharing_prefixes
+from rlgraph.backends.engines.transformers.routing import find_routing
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.cluster import cpu_or_gpu
 
@@ -66,6 +68,7 @@ class Network:
                 f"the head of {type(model).__name__} cannot be run alone, and stays float32: no `autocast`"
             )
         self._autocast = autocast
+        self.routing = find_routing(model)
 
     @property
     def rounding_dtype(self) -> torch.dtype:
@@ -89,12 +92,29 @@ class Network:
         if packing is None and self.can_pack and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
             packing = pack_separately(rows)
         if packing is not None:
-            index, states = packing.place_of_token[places], self.packed_hidden_states(rows, packing)
+            index = packing.place_of_token[places]
+            with self._replaying(None if rows.routes is None else rows.routes[packing.token_at_place]):
+                states = self.packed_hidden_states(rows, packing)
         else:
             index = rows.row_of_token[places] * longest + rows.token_positions[places]
-            states = self.hidden_states(rows.padded(self._pad_id)[0].to(self.device))
+            ids, mask = rows.padded(self._pad_id)
+            routes = rows.routes
+            if routes is not None:
+                padded = routes.new_full((*mask.shape, *routes.shape[1:]), -1)
+                padded[mask] = routes
+                routes = padded.flatten(0, 1)
+            with self._replaying(routes):
+                states = self.hidden_states(ids.to(self.device))
         flat = states.flatten(0, 1)
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
+
+    def _replaying(self, routes: Tensor | None) -> AbstractContextManager[None]:
+        """Make routers choose these experts, where there are any. Raises EngineError where that cannot be."""
+        if routes is None:
+            return nullcontext()
+        if self.routing is None:
+            raise EngineError(f"{type(self.model).__name__} has no routers of experts that could be replayed")
+        return self.routing.replaying(routes)
 
     def packed_hidden_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it

@@ -10,6 +10,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.transformers.routing import Routing
+
+
+def recompute_with_routes(model: nn.Module, routing: Routing | None) -> None:
+    """Let layers that are computed again have the experts that were replayed."""
+    for module in model.modules():
+        if isinstance(module, _Recomputed):
+            # Not a part of the module: layers are copied with it.
+            object.__setattr__(module, "routing", routing)
 
 
 def use_recomputation(model: nn.Module) -> None:
@@ -30,7 +39,12 @@ def use_recomputation(model: nn.Module) -> None:
 
 
 class _Recomputed(nn.Module):
+    routing: Routing | None = None
+    """The routers of the model, where their choice can be replayed."""
+
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return super().forward(*args, **keywords)
-        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
+        # The experts that are replayed are those of this pass, whichever is computed meanwhile.
+        contexts: dict[str, Any] = {} if self.routing is None else {"context_fn": self.routing.contexts_of_pass}
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **keywords)

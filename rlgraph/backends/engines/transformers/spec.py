@@ -52,6 +52,7 @@ SPEC = EngineSpec(
     unsplit_operations={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,
     experts=True,
+    replays_routes=True,
     every_model=True,
     autocast=True,
     packs=True,

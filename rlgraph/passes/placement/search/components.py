@@ -17,6 +17,7 @@ from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.placement.place import Shapes
+from rlgraph.passes.placement.routing_errors import replayed_models
 
 Kind = Literal["train", "read", "generate"]
 
@@ -48,6 +49,8 @@ class Component:
     that is read separately from its training has every option that it has where the two are done together."""
     shared: SharedWork | None = None
     """Components with the same are done by the same processes; None: any may do it."""
+    replays_routes: bool = False
+    """Whether the experts of its tokens are recorded or replayed."""
     fewest_replicas: int = 1
     """The fewest data-parallel replicas that it may have."""
 
@@ -134,6 +137,7 @@ def make_components(
                     reason if separate else "",
                     tuple(index for index in others if index not in numbers) if separate and reason == "chosen" else (),
                     next((shared_of[work] for work in works if work in shared_of), None),
+                    model.name in replayed_models(program),
                 )
             )
     return result

@@ -146,7 +146,7 @@ class Option:
         process = self.strategy.non_tensor_bytes(self.copies)
         if not self.offload:
             return held + process, active
-        stays = self.strategy.earlier_weights_bytes
+        stays = self.strategy.never_offloaded_bytes
         return process + stays, tuple(held - stays + extra for extra in active)
 
     # The range of its caches

@@ -438,7 +438,7 @@ class Options(Strategies):
         deployment, (resident, _) = strategy.deployment, strategy.needed_bytes(copies)
         once = offload_round_trip_cost(
             component.main_operation,
-            resident - deployment.kv_bytes - strategy.earlier_weights_bytes,
+            resident - deployment.kv_bytes - strategy.never_offloaded_bytes,
             deployment,
             component.receives_weights,
             self.constants,

@@ -125,6 +125,7 @@ class Strategies:
                 )
                 # What a schedule says of the engine is kept, and refused where the plan is made.
                 is_said = pin is not None and pin.engine is not None
+                can_do &= not component.replays_routes or is_said or spec_of(engine).replays_routes
                 can_do &= not component.sums_jointly or is_said or spec_of(engine).reads_jointly(split.split_axes)
                 rooms = [part.device_count for part in island.parts or (island,)]
                 if can_do and split.rank_count <= min(rooms):
@@ -165,6 +166,7 @@ class Strategies:
             if component.work == "train":
                 capable &= config.optimizer.name in spec.optimizers
             capable &= spec.autocast or not config.autocast
+            capable &= not component.replays_routes or spec.replays_routes
             capable &= not component.sums_jointly or spec.reads_jointly(())
             if config.shape.adapters and spec.adapters:
                 capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))

@@ -115,9 +115,9 @@ class Strategy:
         )
 
     @property
-    def earlier_weights_bytes(self) -> float:
+    def never_offloaded_bytes(self) -> float:
         """Return the bytes that stay on each device though the model is offloaded."""
-        return max((model.earlier_weights_bytes for model in (*self.memory, *self.idle)), default=0.0)
+        return max((model.never_offloaded_bytes for model in (*self.memory, *self.idle)), default=0.0)
 
     def offloaded_host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
