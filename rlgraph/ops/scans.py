@@ -30,7 +30,7 @@ def decayed_sums(x: Tensor, decay: Decay, index: Tensor, direction: int) -> Tens
     precision. Gradients of any order go through.
     """
     dtype = x.dtype if decay is None else torch.result_type(x, decay)
-    summed: Tensor = _DecayedSums.apply(x.to(dtype), decay, index, direction)
+    summed: Tensor = _DecayedSums.apply(x.to(dtype), decay, index, direction)  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -115,11 +115,12 @@ def _scan(x: Tensor, decay: Decay, bounds: Tensor, direction: int) -> Tensor:
     for chosen, entries, same_length in _tiles(segments.length.argsort(descending=True, stable=True), segments):
         positions, inside = _positions(segments, chosen, entries, direction, len(x))
         of_entries = _decays(decay, positions)
-        sums = _summed(x[positions].to(wide), of_entries, None if begin is None else begin[chosen])
+        begun = None if begin is None else begin[chosen]
+        sums = _summed(_entries(x, positions).to(wide), of_entries, begun).to(y.dtype).t()
         if same_length:
-            y[positions] = sums.to(y.dtype)
+            y.scatter_(0, positions.flatten(), sums.flatten())
         else:
-            y[positions[inside]] = sums[inside].to(y.dtype)
+            y.scatter_(0, positions[inside], sums[inside])
     return y
 
 
@@ -135,7 +136,7 @@ def _carried(
     for chosen, entries, _ in _tiles(torch.arange(len(whole), device=x.device), segments, whole):
         positions, _ = _positions(segments, whole[chosen], entries, direction, len(x))
         of_entries = _decays(decay, positions)
-        ends[chosen] = _summed(x[positions].to(wide), of_entries, None)[-1]
+        ends[chosen] = _summed(_entries(x, positions).to(wide), of_entries, None)[-1]
         if products is not None:
             assert isinstance(of_entries, Tensor)
             products[chosen] = of_entries.cumprod(0)[-1]
@@ -157,15 +158,20 @@ def _tiles(order: Tensor, segments: _Segments, whole: Tensor | None = None) -> I
 
 
 def _positions(segments: _Segments, chosen: Tensor, entries: int, direction: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of entries of segments in the order of the scan, int64 [entries, segments], and which of
+    """Return the positions of entries of segments in the order of the scan, int64 [segments, entries], and which of
     them are inside: the others are positions of something else."""
-    steps = torch.arange(entries, device=chosen.device)[:, None]
-    positions = segments.start[chosen] - direction * steps
-    return positions.clamp_(0, size - 1), steps < segments.length[chosen]
+    steps = torch.arange(entries, device=chosen.device)
+    positions = segments.start[chosen][:, None] - direction * steps
+    return positions.clamp_(0, size - 1), steps < segments.length[chosen][:, None]
+
+
+def _entries(x: Tensor, positions: Tensor) -> Tensor:
+    """Return entries of segments, [entries, segments]: read as they lie in memory, and turned around after that."""
+    return x.index_select(0, positions.flatten()).view(positions.shape).t().contiguous()
 
 
 def _decays(decay: Decay, positions: Tensor) -> Decay:
-    return decay[positions].double() if isinstance(decay, Tensor) else decay
+    return _entries(decay, positions).double() if isinstance(decay, Tensor) else decay
 
 
 def _summed(x: Tensor, decay: Decay, begin: Tensor | None) -> Tensor:
@@ -175,7 +181,7 @@ def _summed(x: Tensor, decay: Decay, begin: Tensor | None) -> Tensor:
             x[0] += begin
         return x.cumsum(0)
     entries = x.unbind(0)
-    decays = decay.unbind(0) if isinstance(decay, Tensor) else [decay] * len(entries)
+    decays: list[Tensor | float] = [*decay.unbind(0)] if isinstance(decay, Tensor) else [decay] * len(entries)
     before, product = begin, torch.empty_like(entries[0])
     for entry, factor in zip(entries, decays, strict=True):
         if before is not None:

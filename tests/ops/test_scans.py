@@ -68,7 +68,8 @@ def test_whole_numbers_stay_exact() -> None:
 def test_gradients_across_segments() -> None:
     x, decays, index = drawn([SEGMENT + 2, 1, 0, 3])
     for decay in (torch.tensor(0.9, dtype=x.dtype), decays):
-        found, expected = [], []
+        found: list[Tensor | None] = []
+        expected: list[Tensor | None] = []
         for function, into in ((decayed_sums, found), (plain, expected)):
             leaves = [x.clone().requires_grad_(), decay.clone().requires_grad_()]
             (function(leaves[0], leaves[1], index, 1) ** 2).sum().backward()
