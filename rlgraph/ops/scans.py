@@ -131,7 +131,10 @@ def _carried(
     # The segments before others are whole ones. Their ends are themselves a scan along the segments of each row.
     whole = going_on.nonzero()[:, 0] - 1
     ends = torch.empty(len(whole), dtype=wide, device=x.device)
-    number = decay if decay is None or isinstance(decay, Tensor) else float(decay) ** SEGMENT
+    number = decay
+    if isinstance(decay, (int, float)):
+        # Python's own power raises OverflowError where this one is infinite.
+        number = torch.tensor(float(decay), dtype=torch.float64).pow(SEGMENT).item()
     products = torch.empty_like(ends) if isinstance(decay, Tensor) else None
     for chosen, entries, _ in _tiles(torch.arange(len(whole), device=x.device), segments, whole):
         positions, _ = _positions(segments, whole[chosen], entries, direction, len(x))

@@ -76,3 +76,9 @@ def test_gradients_across_segments() -> None:
             into += [leaf.grad for leaf in leaves]
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_a_decay_whose_power_is_infinite() -> None:
+    x, _, index = drawn([SEGMENT + 1])
+    found = decayed_sums(x, 1e10, index, 1)
+    assert found[-1] == x[-1] and not found[0].isfinite()
