@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlgraph.ops.scans import decayed_sums, neighbours
 from rlgraph.ops.text_reference import contains, has_number, last_number, matches
 
 Number: TypeAlias = "Tensor | float"
@@ -264,39 +265,33 @@ def other(x: Any, offset: Tensor, index: Tensor) -> Any:
 
 def next_(x: Tensor, index: Tensor) -> Tensor:
     """Return the next entry of the row, 0 at the last."""
-    return _shift(x, index, 1)
+    return neighbours(x, index, 1)
 
 
 def prev(x: Tensor, index: Tensor) -> Tensor:
     """Return the previous entry of the row, 0 at the first."""
-    return _shift(x, index, -1)
+    return neighbours(x, index, -1)
 
 
 def cumsum(x: Tensor, index: Tensor) -> Tensor:
-    """Return cumulative sums in each row, in log2(longest row) steps: each step doubles how many entries a sum
-    covers."""
-    step, longest = 1, _longest(index)
-    while step < longest:
-        x = x + _shift(x, index, -step)
-        step *= 2
-    return x
+    """Return cumulative sums in each row."""
+    return decayed_sums(x, None, index, -1)
 
 
 def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
-    """Return y[t] = x[t] + decay[t] * y[t + 1] in each row, by doubling as in `cumsum`.
+    """Return y[t] = x[t] + decay[t] * y[t + 1] in each row.
 
     decay: a single value or [entries].
     """
-    return _decayed_sums(x, decay, index, 1)
+    return decayed_sums(x, decay, index, 1)
 
 
 def accumulate(x: Tensor, decay: Number, index: Tensor) -> Tensor:
-    """Return y[t] = x[t] + decay[t] * y[t - 1] in each row, by doubling as in `cumsum`. Where decay is 0 it begins
-    anew.
+    """Return y[t] = x[t] + decay[t] * y[t - 1] in each row. Where decay is 0 it begins anew.
 
     decay: a single value or [entries].
     """
-    return _decayed_sums(x, decay, index, -1)
+    return decayed_sums(x, decay, index, -1)
 
 
 # Conversions that `lowering` inserts between operations
@@ -390,35 +385,6 @@ def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
 def _at(x: Tensor, place: Tensor) -> Tensor:
     """Return the entries at these positions; 0 where the position is after the last."""
     return torch.cat((x, x.new_zeros(1)))[place]
-
-
-def _shift(x: Tensor, index: Tensor, step: int) -> Tensor:
-    """Return x[t + step], 0 where that is not in the row of t."""
-    if abs(step) >= x.shape[0]:
-        return torch.zeros_like(x)
-    zeros = x.new_zeros(abs(step))
-    same_row = index[abs(step) :] == index[: -abs(step)]
-    if step > 0:
-        return torch.cat((torch.where(same_row, x[step:], 0), zeros))
-    return torch.cat((zeros, torch.where(same_row, x[:step], 0)))
-
-
-def _decayed_sums(x: Tensor, decay: Number, index: Tensor, direction: int) -> Tensor:
-    """Return y[t] = x[t] + decay[t] * y[t + direction] in each row; direction: 1 or -1."""
-    step, longest = 1, _longest(index)
-    while step < longest:
-        # x[t] covers `step` entries, and decay[t] is the product of the decays over them.
-        x = x + decay * _shift(x, index, direction * step)
-        if isinstance(decay, Tensor) and decay.dim():
-            decay = decay * _shift(decay, index, direction * step)
-        else:
-            decay = decay * decay
-        step *= 2
-    return x
-
-
-def _longest(index: Tensor) -> int:
-    return int(torch.bincount(index).max()) if index.shape[0] else 0
 
 
 def _tensors(*values: Number) -> tuple[Tensor, ...]:
