@@ -52,7 +52,7 @@ def test_a_schedule_that_says_so_has_it_without_need() -> None:
 
 def test_bytes_go_from_the_device_to_the_host_and_seconds_to_its_link() -> None:
     cluster = read_cluster("1x8:h100-80gb")
-    config = ModelConfig("actor", shape_of(known_config("Qwen/Qwen2.5-7B-Instruct")), "causal_lm", "bfloat16")
+    config = ModelConfig("actor", shape_of(known_config("Qwen/Qwen2.5-7B-Instruct") or {}), "causal_lm", "bfloat16")
     there = Deployment("transformers", cluster.islands[0], make_mesh(fsdp=8))
     host = replace(there, optimizer="host")
     before, after = (memory_model("train", config, on, ()) for on in (there, host))
