@@ -81,6 +81,7 @@ def _placement(plan: Plan) -> Iterator[str]:
         options += [f"attention by {holding.attention}"] if holding.attention else []
         options += [f"adapters {holding.adapters}"] if holding.adapters else []
         options += [f"gathered by {holding.gather}"] if holding.gather else []
+        options += [f"optimizer on the {holding.optimizer}"] if holding.optimizer else []
         if options:
             yield f"{holding.model} in {holding.group}: {', '.join(options)}"
     for model, source, target in plan.syncs():

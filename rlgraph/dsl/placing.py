@@ -18,7 +18,7 @@ from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.program_work import agents, model_operations, user_code_usage
 
-WAYS = ("recompute", "attention", "adapters", "gather", "sleep")
+WAYS = ("recompute", "attention", "adapters", "gather", "optimizer", "sleep")
 """The options that say how models are worked with."""
 CACHE_OPTIONS = ("cache", "share", "max_len")
 """The options about the cache of keys and values of a model that samples."""
@@ -174,6 +174,17 @@ class PlaceChecker(Reporter):
             self.check_engine_choice(
                 given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`"
             )
+        if given["optimizer"] is not None and not trains:
+            message = "where an optimizer keeps its state is said where a model is trained, and nothing is trained here"
+            self.report("E0968", message, spans["optimizer"].span, "leave it out")
+        elif given["optimizer"] is not None:
+            self.check_engine_choice(
+                given,
+                spans["optimizer"],
+                "an optimizer's state is kept",
+                f"keeps no optimizer's state on the {given['optimizer']}",
+                "E0968",
+            )
 
     def check_memory_options(
         self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[PlacedWork]
@@ -201,7 +212,9 @@ class PlaceChecker(Reporter):
             message = "`share` says how large the cache is, and `cache` says it, too"
             self.report("E0888", message, spans["share"].span, "keep one of them")
 
-    def check_engine_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
+    def check_engine_choice(
+        self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str, code: str = "E0908"
+    ) -> None:
         """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""
 
         def engine_choices(spec: EngineSpec) -> Collection[str]:
@@ -213,11 +226,11 @@ class PlaceChecker(Reporter):
         capable = [spec.name for spec in engines_by_name().values() if choice in engine_choices(spec)]
         if name is None:
             message = f"how {activity} is a matter of the engine, and none is named"
-            self.report("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
+            self.report(code, message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
         elif engine is not None and choice not in engine_choices(engine):
             others = [f"`{option.name}={other}`" for other in engine_choices(engine)]
             hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
-            self.report("E0908", f"`{name}` {cannot}", option.span, hint)
+            self.report(code, f"`{name}` {cannot}", option.span, hint)
 
     def check_pool_kind(self, line: tree.Place, works: Sequence[PlacedWork], pool: PoolLine | None) -> None:
         """Check that models are on devices, and the user's Python on cpus, which are not split in any way."""

@@ -302,6 +302,13 @@ STATEMENTS = signature_table(
                 doc="parameters that `fsdp` shares out come together in training layer by layer, or once an update",
                 names=partial(option_values, "gather"),
             ),
+            Attribute(
+                "optimizer",
+                "word",
+                None,
+                doc="training keeps moments and wide weights on the device, or in the host's memory and updates there",
+                names=partial(option_values, "optimizer"),
+            ),
             Attribute("sleep", "bool", None, doc="models are in the host's memory while they are not used"),
             Attribute("cache", "float", None, 1.0, None, "bytes of keys and values on each device that samples"),
             Attribute(

@@ -45,7 +45,7 @@ def chosen_plan_lines(choice: PlacementChoice, predicted: Mapping[str, Any]) -> 
             f"during {peak.moment}" + (f"; tight, {peak.used_bytes / peak.capacity:.1%} full" if peak.is_tight else "")
         )
         yield from _rows(choice, pool.name)
-        if peak.asleep:
+        if peak.asleep or peak.optimizers:
             node = fullest_host(asleep, pool, choice.question.cluster)
             of_it = (
                 f", {format_quantity(node.used_bytes, 'bytes')} of {format_quantity(node.capacity, 'bytes')} on a node"
@@ -54,7 +54,8 @@ def chosen_plan_lines(choice: PlacementChoice, predicted: Mapping[str, Any]) -> 
             )
             bytes_held = format_quantity(peak.host, "bytes")
             yield f"  in the host's memory, {bytes_held} for each device{of_it}, while others work:"
-            cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
+            cells = [(name, "its optimizer, all the time") for name in peak.optimizers]
+            cells += [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
             yield from (f"    {line}" for line in align_columns("<<", cells))
 
 
@@ -109,6 +110,8 @@ def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
                 details.append(f"adapters {deployment.adapters}")
             if deployment.gather:
                 details.append(f"gathered by {deployment.gather}")
+            if deployment.optimizer:
+                details.append(f"optimizer on the {deployment.optimizer}")
             details += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, format_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))

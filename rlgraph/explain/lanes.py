@@ -127,6 +127,7 @@ class _LanesBuilder:
         more += [f"attention by {holding.attention}"] if holding.attention else []
         more += [f"adapters {holding.adapters}"] if holding.adapters else []
         more += [f"gathered by {holding.gather}"] if holding.gather else []
+        more += [f"optimizer on the {holding.optimizer}"] if holding.optimizer else []
         more += ["recomputed"] * holding.recompute + ["off-loaded"] * holding.offload
         details += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))

@@ -95,6 +95,8 @@ class ModelHolding:
     gather: str = ""
     """How long the ranks of a sharded model keep gathered parameters in training, one of the engine's ways; empty: its
     default."""
+    optimizer: str = ""
+    """Where training keeps the optimizer's state, one of the engine's places; empty: on the device."""
     offload: bool = False
     """Whether it is in the host's memory while the group does not use it."""
     kv_bytes: int = 0

@@ -48,6 +48,8 @@ class PlacementLine:
     """The way adapters are held."""
     gather: str | None = None
     """How long sharded parameters stay gathered in training."""
+    optimizer: str | None = None
+    """Where training keeps the optimizer's state."""
     sleep: bool | None = None
     """Whether models are in the host's memory while they are not used."""
     share: float | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.moments import MASTER
+from rlgraph.backends.engines.offload import MemoryCounter
 from rlgraph.backends.engines.records import TrainOptions
 from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
 
@@ -44,14 +45,21 @@ class Optimizer:
         reduce_sum: Callable[[Tensor], Tensor] | None = None,
         replicated: Collection[str] = (),
         replicas: int = 1,
+        host: MemoryCounter | None = None,
     ) -> None:
         """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
         would decay. reduce_sum: sums numbers over the ranks that have the other parts. replicated: names of those
-        that several of these ranks have; replicas: how many have them."""
+        that several of these ranks have; replicas: how many have them. host: counts the bytes of what it keeps in the
+        host's memory, where processors then make its steps; None: it keeps all on the device."""
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._sum, self._replicated, self._replicas = reduce_sum, replicated, replicas
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
-        self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
+        self._host, self._host_bytes = host, 0
+        if host is not None:
+            # Wide weights of another device have their copy on the host, too.
+            narrow = narrow or any(parameter.device.type != "cpu" for parameter in self._parameters)
+            self._count_host_bytes(narrow * sum(4 * parameter.numel() for parameter in self._parameters))
+        self._masters = [self._wide_copy(parameter) for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
         """Torch's optimizer. It is made for the first step, whose options say which it is."""
         self._loaded: dict[Tensor, dict[str, Tensor]] = {}
@@ -78,6 +86,8 @@ class Optimizer:
         if self._torch is None:
             self._torch = make(targets, fused=True)
             self._torch.state.update(self._loaded)
+            if not self._loaded:
+                self._count_moments(targets, options.optimizer.numbers_per_weight)
         for group in self._torch.param_groups:
             group.update(lr=rate, **settings(options))
         try:
@@ -93,18 +103,46 @@ class Optimizer:
         """Update the weights with these numbers, with `factor` times their gradients; the optimizer leaves those that
         have none as they are."""
         targets = [(self._masters or self._parameters)[at] for at in some]
+        wide_gradient_bytes = sum(target.nbytes for target in targets) if self._masters else 0
+        self._count_host_bytes(wide_gradient_bytes)
         for at, target in zip(some, targets, strict=True):
             gradient = gradients[at]
+            if gradient is not None and self._host is not None:
+                gradient = _to_host(gradient)
             target.grad = torch.zeros_like(target) if gradient is None else _like_target(gradient, target)
         if factor != 1:
             torch._foreach_mul_([target.grad for target in targets if target.grad is not None], factor)
         optimizer.step()
         for target in targets:
             target.grad = None
+        self._count_host_bytes(-wide_gradient_bytes)
         if self._masters is not None:
             with torch.no_grad():
                 for at, master in zip(some, targets, strict=True):
-                    self._parameters[at].copy_(master)
+                    _write_weight(self._parameters[at], master)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it keeps its state in the host's memory."""
+        return self._host is not None
+
+    def _wide_copy(self, parameter: Tensor) -> Tensor:
+        wide = parameter.detach().to("cpu" if self._host is not None else parameter.device)
+        # A copy of its own, also of what is wide and on the host already.
+        return wide.float() if wide.dtype in (torch.bfloat16, torch.float16) else wide.clone()
+
+    def _count_moments(self, targets: Sequence[Tensor], numbers: int) -> None:
+        """Count so many numbers for each weight as bytes of the host, where they are there."""
+        self._count_host_bytes(numbers * sum(target.nbytes for target in targets))
+
+    def _count_host_bytes(self, size: int) -> None:
+        if self._host is not None:
+            self._host.add_bytes(size)
+            self._host_bytes += size
+
+    def forget_host_bytes(self) -> None:
+        """Count nothing of it any more: another one takes its place."""
+        self._count_host_bytes(-self._host_bytes)
 
     def _groups_of_weights(self) -> Iterator[list[int]]:
         """Yield the numbers of the weights that are updated together: all, or of narrow ones so many that their wide
@@ -160,6 +198,7 @@ class Optimizer:
         """Continue after so many updates, with what is then written into the tensors of `state_by_weight`."""
         self._torch, self._loaded = None, {}
         state_kinds = [kind for kind in kinds if kind != MASTER]
+        self._count_moments(self._masters or self._parameters, len(state_kinds))
         for target in (self._masters or self._parameters) if state_kinds else ():
             # In the memory order of the weight: the fused AdamW walks over both as they lie.
             self._loaded[target] = {kind: torch.empty_like(target) for kind in state_kinds}
@@ -192,6 +231,20 @@ def _total_norm(gradients: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+def _to_host(gradient: Tensor) -> Tensor:
+    """Return the gradient in the host's memory, through page-locked memory where it comes from a GPU."""
+    if gradient.device.type == "cpu":
+        return gradient
+    return torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=gradient.is_cuda).copy_(gradient)
+
+
+def _write_weight(weight: Tensor, master: Tensor) -> None:
+    """Round the wide copy into the weight; what goes from the host to a GPU is rounded there, and page-locked."""
+    if weight.is_cuda and not master.is_cuda:
+        master = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True).copy_(master)
+    weight.copy_(master, non_blocking=True)
 
 
 def _like_target(gradient: Tensor, target: Tensor) -> Tensor:

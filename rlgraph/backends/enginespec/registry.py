@@ -51,7 +51,7 @@ def broken_engines() -> tuple[BrokenEngine, ...]:
 
 def option_values(option: str) -> tuple[str, ...]:
     """Return every value that any engine knows for an option of `place` in which each says what it does: `attention`,
-    `adapters`, `gather`."""
+    `adapters`, `gather`, `optimizer`."""
     return tuple(dict.fromkeys(way for spec in engines_by_name().values() for way in getattr(spec, option)))
 
 

@@ -30,6 +30,7 @@ Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
 
 Adapting = Literal["apart", "merged"]
 Gathering = Literal["layer", "update"]
+OptimizerMemory = Literal["device", "host"]
 Faults = Callable[[Shape], list[str]]
 """Returns what an engine cannot do with a model however it is split, each as it goes on after the engine's name:
 `cannot rotate`."""
@@ -202,6 +203,10 @@ class EngineSpec:
     which it trains can be saved on the way."""
     optimizers: frozenset[str] = frozenset({"adamw"})
     """The optimizers of `rlgraph.ops.optimizers` that it can step with."""
+    optimizer: tuple[OptimizerMemory, ...] = ()
+    """Where it can keep moments and wide weights of what it trains, as `optimizer=WHERE` in a schedule: on the device,
+    or in the host's memory, where processors then make the update (ZeRO-Offload, arXiv 2101.06840). The first one is
+    taken where neither a schedule nor a search says another."""
     shards_optimizer: bool = False
     """Data-parallel replicas shard the optimizer's state among them (ZeRO's first stage, arXiv 1910.02054); else they
     add gradients up and each takes the whole step."""
@@ -268,6 +273,13 @@ class EngineSpec:
         if split.axis_size("fsdp") == 1:
             return () if chosen else ("",)
         return (chosen,) if chosen else ("", *self.gather[1:])
+
+    def optimizer_choices(self, chosen: str = "", host: bool = False) -> Sequence[str]:
+        """Return the places of an optimizer's state among which there is a choice, the first one empty. chosen: the
+        place that a schedule names. host: whether others than the first one are to be tried."""
+        if chosen:
+            return (chosen,) if chosen in self.optimizer else ()
+        return ("", *self.optimizer[1:]) if host else ("",)
 
     def shares_base(self, split: Mesh) -> bool:
         """Return whether models of a process that begin with one base have it once. Ranks that shard a model's

@@ -41,7 +41,12 @@ from rlgraph.passes.placement.next_best_plans import (
     streamed_tables,
     without_undecided_streams,
 )
-from rlgraph.passes.placement.query import PlacementQuery, is_small, queries_with_other_engines
+from rlgraph.passes.placement.query import (
+    PlacementQuery,
+    can_keep_optimizer_on_host,
+    is_small,
+    queries_with_other_engines,
+)
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.user_code.files import SearchFolders
@@ -97,11 +102,27 @@ def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) ->
                 choice := choose_placement(replace(variant, search_seconds=left))
             ):
                 break
+    if choice is None and target.offload:
+        # What a refusal says is of these plans, too.
+        asked = replace(asked, host_optimizer=True)
+        choice = _choose_with_host_optimizer(asked, ends)
     if choice is None:
         host_problem = host_memory_diagnostic(asked, ends)
         refusal = no_plan_error(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([host_problem, *refusal.diagnostics]) if host_problem else refusal
     return _without_tight_fusions(choice, ends)
+
+
+def _choose_with_host_optimizer(asked: PlacementQuery, ends: float) -> PlacementChoice | None:
+    """Return the best plan in which optimizers may keep their state in the host's memory; None where no engine does
+    that, nothing fits, or the time is over."""
+    for variant in (asked, *queries_with_other_engines(asked)):
+        left = asked.control.remaining_seconds(ends)
+        if left > 0 and can_keep_optimizer_on_host(variant):
+            choice = choose_placement(replace(variant, search_seconds=left))
+            if choice is not None:
+                return choice
+    return None
 
 
 def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Iterator[PlacementChoice]:
@@ -369,7 +390,7 @@ def _asleep(choice: PlacementChoice, full: Mapping[str, Peak]) -> Mapping[str, M
     by_node, pools = plan_offload_by_host(choice), {pool.name: pool for pool in choice.plan.pools}
     by_pool: dict[str, Mapping[str, object]] = {}
     for name, peak in full.items():
-        if peak.asleep:
+        if peak.asleep or peak.optimizers:
             node = fullest_host(by_node, pools[name], choice.question.cluster)
             node_memory = {"node": round(node.used_bytes), "node_capacity": round(node.capacity)} if node else {}
             by_pool[name] = {"host": round(peak.host), **node_memory, "asleep": dict(peak.asleep)}

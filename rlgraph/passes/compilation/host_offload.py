@@ -11,7 +11,7 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.cost.peak_memory import OffloadedBytes, offloaded_bytes_by_host
+from rlgraph.passes.cost.peak_memory import OffloadedBytes, offloaded_bytes_by_host, usable_host_bytes
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.query import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
@@ -58,7 +58,9 @@ def host_memory_diagnostic(question: PlacementQuery, ends: float) -> Diagnostic 
         return None
     node, most = max(full, key=lambda item: item[1].used_bytes)
     island = question.cluster.node_group_of_node(node)
-    needed = format_quantity(most.used_bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
+    # Of what is not page-locked hosts have room for more.
+    pinned = most.used_bytes - (most.capacity - usable_host_bytes(island, question.constants))
+    needed = format_quantity(pinned / question.constants.asleep / island.per_node * 1.001, "bytes")
     example = f"`{island.device.name}(host_memory={needed})`"
     hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {example}; or take more devices"
     return Diagnostic(

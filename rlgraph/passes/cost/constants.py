@@ -32,6 +32,10 @@ HOST_LINK = 0.78
 """`Constants.host_link` on a GPU: 49 and 50 of 64 GB/s on an H100 (docs/why/gpu.md), and 24.4 and 23.5 GiB/s of 32 GB/s
 on an L20, there and back (vllm-project/vime pull request 444)."""
 
+HOST_UPDATE = 50e9
+"""`Constants.host_update`: AdamW of 72 billion weights on the hosts of four nodes takes 10 s (deepspeedai/DeepSpeed
+issue 6834), of 11.6 billion on one 8.2 s (its pull request 735): 28 bytes a weight, 50 and 40 GB/s."""
+
 COMMUNICATOR = 688 << 20
 """`Constants.communicator` on a GPU: NCCL's, of more than two ranks; of two it is 544 MB (nccl issue 964)."""
 
@@ -90,12 +94,22 @@ class Constants:
     """Share of the memory of a node's host that off-loaded models may use. Of the rest Ray's object store alone takes
     30% (docs.ray.io, "Memory Management"); then there are processes, files, and page-locked memory, which torch rounds
     up: assumed."""
+    unpinned: float = 0.7
+    """Share of that memory that optimizers may use which keep their state there: all but Ray's object store. It is not
+    page-locked, so that nothing is rounded up: assumed."""
+    host_update: float = HOST_UPDATE
+    """Bytes per second that the processors of a node read and write as they make an optimizer's step."""
     process: Mapping[str, int] = field(default_factory=dict)
     """Bytes of a device that a process uses beside tensors, by engine."""
     communicator: int = 0
     """Bytes of a device that a process uses for each mesh axis along which it communicates."""
     source: str = "defaults"
     """Where the constants are from: shown with every prediction."""
+
+    @property
+    def unpinned_part(self) -> float:
+        """Return the bytes of `asleep` that a byte takes which is not page-locked."""
+        return min(1.0, self.asleep / self.unpinned)
 
 
 def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:

@@ -88,6 +88,8 @@ class Deployment:
     in_flight: tuple[float, float] | None = None
     """In-flight micro-batches of a training on its first stage and on its last one, 0 where another stage is meant;
     None: those of the fuller one of both under 1F1B, which is interleaved where stages have several chunks."""
+    optimizer: str = ""
+    """One of the engine's places of an optimizer's state; empty: the first one, the device."""
 
     @cached_property
     def engine_spec(self) -> EngineSpec:
@@ -115,6 +117,12 @@ class Deployment:
     def keeps_parameters_gathered(self) -> bool:
         """Return whether FSDP ranks keep all parameters gathered while the gradients of an update are added up."""
         return self.gather == "update" and self.fsdp > 1
+
+    @property
+    def optimizer_on_host(self) -> bool:
+        """Return whether an optimizer keeps its state in the host's memory, and not in the device's. What is called a
+        CPU's device memory is the host's memory already."""
+        return self.optimizer == "host" and not self.on_cpu
 
     @property
     def on_cpu(self) -> bool:

@@ -104,6 +104,20 @@ class TrainingMemory(_Fed):
     def never_offloaded_bytes(self) -> float:
         return self.trained * self.config.trained_item_bytes * self.config.earlier_versions
 
+    @property
+    def stepped_weights(self) -> float:
+        """The weights of which a replica keeps the optimizer's state; replicas share them where they shard it."""
+        # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.
+        if not self.deployment.engine_spec.shards_optimizer:
+            return self.trained
+        return stage_trained_count(self.config, self.deployment) / self.deployment.ep / self.deployment.cp
+
+    def optimizer_host_bytes(self, copies: int) -> float:
+        if not self.deployment.optimizer_on_host:
+            return 0.0
+        sharing = copies if self.deployment.engine_spec.shards_optimizer else 1
+        return self.stepped_weights * self.state.host_bytes / sharing
+
     parted = False
     """Whether gradients are added up while the group does other work, too."""
 
@@ -117,10 +131,8 @@ class TrainingMemory(_Fed):
         if earlier := self.never_offloaded_bytes:
             resident += BytesByUse(((EARLIER, earlier),))
         sharded = deployment.engine_spec.shards_optimizer
-        # To the optimizer, expert-parallel ranks are replicas of all but experts, and context-parallel ranks of all.
-        stage = stage_trained_count(config, deployment)
-        stepped = stage / deployment.ep / deployment.cp if sharded else weights
-        optimizer = BytesByUse((("optimizer", stepped * (state.master + state.moments)),))
+        stepped, on_host = self.stepped_weights, deployment.optimizer_on_host
+        optimizer = BytesByUse(() if on_host else (("optimizer", stepped * (state.master + state.moments)),))
         per_block = _activations(config, deployment, micro, self.feeding.uneven)
         shared_out = BytesByUse()
         if deployment.engine_spec.memory.gradients_stay:
@@ -129,7 +141,7 @@ class TrainingMemory(_Fed):
             active = _pipeline(config, deployment, per_block, blocks, more)
             # gloo all-reduces a copy of the gradients; on a GPU AdamW has the roots of its shard of the second moments.
             update = BytesByUse((("buffers", wide_gradients),))
-            if sharded and not deployment.on_cpu:
+            if sharded and not deployment.on_cpu and not on_host:
                 shared_out = BytesByUse((("buffers", stepped * state.gradient),))
             else:
                 active = larger_total(active, update)
@@ -338,6 +350,8 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
     if several:
         # Replicas all-reduce one float32 tensor that is made of all gradients.
         size = weights * (12 if narrow else 2 * item)
+    elif deployment.optimizer_on_host:
+        size = weights * item
     elif narrow:
         # Wide gradients are made of some weights at a time, and of each at once.
         largest = WIDE * _largest_parameter(config.shape, config.kind) / deployment.tp / deployment.fsdp

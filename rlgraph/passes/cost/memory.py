@@ -156,6 +156,10 @@ class MemoryModel(ABC):
         stays, shared = self._kept
         return stays + shared / copies
 
+    def optimizer_host_bytes(self, copies: int) -> float:
+        """Return the bytes of an optimizer's state that the host has all the time, for one of so many replicas."""
+        return 0.0
+
     @cached_property
     def _kept(self) -> tuple[float, float]:
         needs = self.memory_needs(tuple(min(1.0, number) for number in self.replica_load(1)))

@@ -25,6 +25,11 @@ class OptimizerBytesPerWeight:
     """The bytes of the wide copy; 0 if the weight is wide itself."""
 
     @property
+    def host_bytes(self) -> int:
+        """Return the bytes that the host has where it makes the step: with a copy of wide weights, too."""
+        return self.moments + (self.master or self.gradient)
+
+    @property
     def memory_traffic_bytes(self) -> int:
         """Return the bytes that a step reads and writes: it reads the gradient, and changes the moments and the wide
         weight."""

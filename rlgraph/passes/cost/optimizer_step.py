@@ -37,6 +37,11 @@ class OptimizerStepCostModel:
     share: float
     """The share of a link's bandwidth that is reached."""
     overhead: float
+    hosted_s: float = 0.0
+    """Seconds in which a replica's gradients go to the host, its processors update the weights, and these come back;
+    0 where the optimizer's state is on the device."""
+    shared_hosted_s: float = 0.0
+    """More of these seconds, which replicas shard."""
 
     def communication_seconds(self, copies: int) -> float:
         """Return the seconds in which replicas communicate."""
@@ -51,8 +56,9 @@ class OptimizerStepCostModel:
         return seconds + 2 * wider.all_gather_seconds(self.common / 2, ranks)
 
     def memory_seconds(self, copies: int) -> float:
-        """Return the seconds that a replica waits for its memory."""
-        return (self.whole + self.shared / copies) / self.bandwidth
+        """Return the seconds that a replica waits for its memory, and for its host's."""
+        hosted_s = self.hosted_s + self.shared_hosted_s / copies
+        return (self.whole + self.shared / copies) / self.bandwidth + hosted_s
 
     def cost(self, copies: int) -> Cost:
         """Return the cost of a step of so many replicas."""
@@ -83,8 +89,13 @@ def optimizer_step_cost_model(
     sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
-    whole = weights * (step.gradient + (config.trained_item_bytes if split else step.memory_traffic_bytes))
-    shared = stage / deployment.ep / deployment.cp * step.memory_traffic_bytes if split else 0.0
+    stepped = stage / deployment.ep / deployment.cp if split else weights
+    on_host = deployment.optimizer_on_host
+    # What the host does not do, the device does.
+    traffic = step.gradient + config.trained_item_bytes if on_host else step.memory_traffic_bytes
+    whole = weights * (step.gradient + (config.trained_item_bytes if split else traffic))
+    shared = stepped * traffic if split else 0.0
+    hosted_s = stepped * host_seconds_per_weight(config, deployment, constants) if on_host else 0.0
     reached = device.stream_bandwidth * rates.memory
     return OptimizerStepCostModel(
         deployment.island,
@@ -98,4 +109,15 @@ def optimizer_step_cost_model(
         reached,
         constants.collective,
         rates.update,
+        0.0 if split else hosted_s,
+        hosted_s if split else 0.0,
     )
+
+
+def host_seconds_per_weight(config: ModelConfig, deployment: Deployment, constants: Constants) -> float:
+    """Return the seconds of a weight that the host updates: its gradient goes there over the host's link, the node's
+    processors, which its devices share, make the step, and the weight comes back."""
+    step, device = optimizer_bytes_per_weight(config.optimizer, config.trained_item_bytes), deployment.island.device
+    sent = step.gradient if deployment.engine_spec.memory.gradients_stay else config.trained_item_bytes
+    travels = (sent + config.trained_item_bytes) / (device.host * constants.host_link)
+    return travels + step.memory_traffic_bytes * deployment.island.per_node / constants.host_update

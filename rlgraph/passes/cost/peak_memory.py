@@ -20,7 +20,7 @@ from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.memory import KEPT, NEVER_OFFLOADED, BytesByUse, Footprint
-from rlgraph.passes.cost.predict import Predictor, memory_footprint
+from rlgraph.passes.cost.predict import Predictor, memory_footprint, memory_model
 from rlgraph.passes.cost.task import Task
 
 TIGHT = 0.95
@@ -50,6 +50,8 @@ class Peak:
     asleep: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The off-loaded models (`actor`, or `actor.train` where a model is held twice), each with the tasks during which
     it is off-loaded."""
+    optimizers: tuple[str, ...] = ()
+    """The models whose optimizer keeps its state in the host's memory."""
 
     @property
     def used_bytes(self) -> float:
@@ -131,25 +133,30 @@ def offloaded_bytes_by_host(
     so that all models that are off-loaded at some time are there at once."""
     predictor = Predictor(plan, configs, cluster, constants)
     by_node: dict[int, dict[str, float]] = {}
+    unpinned: dict[int, float] = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
-        offloaded = [
-            (model, holder) for holder in groups for model in holder.models if plan.holding(model, holder.name).offload
+        on_hosts = [
+            (model, holder)
+            for holder in groups
+            for model in holder.models
+            if plan.holding(model, holder.name).offload or plan.holding(model, holder.name).optimizer == "host"
         ]
-        filling = _Filling(predictor, tasks, pool, groups, accumulated) if offloaded else None
-        for model, group in offloaded:
+        filling = _Filling(predictor, tasks, pool, groups, accumulated) if on_hosts else None
+        for model, group in on_hosts:
             assert filling is not None
-            size = filling.host_copy_bytes(model, group)
+            optimizer = filling.optimizer_host_bytes(model, group)
+            size = optimizer + filling.host_copy_bytes(model, group) * plan.holding(model, group.name).offload
             for device in group.devices if size else ():
-                sizes, name = (
-                    by_node.setdefault(cluster.node_of_device(pool.first + device), {}),
-                    plan.describe_model_work(model, group.name),
-                )
+                node = cluster.node_of_device(pool.first + device)
+                sizes, name = by_node.setdefault(node, {}), plan.describe_model_work(model, group.name)
                 sizes[name] = sizes.get(name, 0.0) + size
+                unpinned[node] = unpinned.get(node, 0.0) + optimizer
     return {
         node: OffloadedBytes(
             tuple(sorted(sizes.items(), key=lambda part: -part[1])),
-            usable_host_bytes(cluster.node_group_of_node(node), constants),
+            usable_host_bytes(cluster.node_group_of_node(node), constants)
+            + unpinned[node] * (1 - constants.unpinned_part),
         )
         for node, sizes in sorted(by_node.items())
     }
@@ -265,18 +272,32 @@ class _Filling:
         capacity = usable_device_bytes(island, self.predictor.constants)
         return Peak(moment, largest, capacity, island.device.name, moments, *self.offloaded_bytes_and_models(device))
 
-    def offloaded_bytes_and_models(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
+    def offloaded_bytes_and_models(
+        self, device: int
+    ) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...], tuple[str, ...]]:
         """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
-        be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
-        copied, asleep = 0.0, []
+        be computed or sent again, and of optimizers; these models, each with the tasks during which it is off-loaded;
+        and the models of these optimizers."""
+        copied, asleep, optimizers = 0.0, [], list[str]()
         here = [(model, group) for group in self.groups if device in group.devices for model in group.models]
         for model, group in here:
+            if state := self.optimizer_host_bytes(model, group):
+                copied += state
+                optimizers.append(self.plan.describe_model_work(model, group.name))
             if not self.plan.holding(model, group.name).offload:
                 continue
             copied += self.host_copy_bytes(model, group)
             others = [task.name for task, owner in self.work if (task.model, owner) != (model, group)]
             asleep.append((self.plan.describe_model_work(model, group.name), tuple(others)))
-        return copied, tuple(asleep)
+        return copied, tuple(asleep), tuple(optimizers)
+
+    def optimizer_host_bytes(self, model: str, group: Group) -> float:
+        """Return the bytes of the optimizer's state that the host has of a model all the time, for one rank."""
+        deployment = self.predictor.deployment(model, group)
+        if not deployment.optimizer_on_host:
+            return 0.0
+        trained = memory_model("train", self.predictor.configs[model], deployment, ())
+        return trained.optimizer_host_bytes(deployment.dp)
 
     def host_copy_bytes(self, model: str, group: Group) -> float:
         """Return the bytes that the host keeps of an off-loaded model for one rank."""

@@ -314,6 +314,7 @@ class Predictor:
             holding.gather,
             holding.kv_bytes,
             self.threads if engine(group.engine).threads and group.mesh.replica_size == 1 else 1,
+            optimizer=holding.optimizer,
         )
 
     def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:

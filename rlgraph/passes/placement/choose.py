@@ -172,19 +172,20 @@ def _choose(
 def no_plan_error(question: PlacementQuery) -> ProgramError:
     """Return the error that says why nothing fits, and what would, as far as that is found within `search_seconds`.
     The clusters that are proposed need no offloading."""
-    plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
+    without, ends = replace(question, offload=False), monotonic() + question.search_seconds
+    plain = replace(without, host_optimizer=False)
 
     def has_fitting_plan(tried: PlacementQuery) -> bool:
         return any(any_plan_fits(variant, ends) for variant in (tried, *queries_with_other_engines(tried)))
 
     return ProgramError(
         no_plan_diagnostics(
-            make_problem(plain),
+            make_problem(without),
             question.schedule,
             lambda cluster: has_fitting_plan(replace(plain, cluster=cluster)),
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
             [(said, partial(has_fitting_plan, changed)) for said, changed in smaller_questions(question)],
-            [make_problem(variant) for variant in queries_with_other_engines(plain)],
+            [make_problem(variant) for variant in queries_with_other_engines(without)],
         )
     )
 

@@ -362,6 +362,8 @@ class _Placer:
                 line_settings["recompute"] = True
             if pin.gather and NODES[operation].trains:
                 line_settings["gather"] = pin.gather
+            if pin.optimizer and NODES[operation].trains:
+                line_settings["optimizer"] = pin.optimizer
             if pin.sleep:
                 line_settings["offload"] = True
             if NODES[operation].generates:

@@ -58,6 +58,7 @@ def plan_from_search(question: PlacementQuery, problem: PlacementProblem, found:
             attention=option.deployment.attention,
             adapters=option.deployment.adapters,
             gather=option.deployment.gather,
+            optimizer=option.deployment.optimizer,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
             max_len=(component.pin.max_len if component.pin and option.deployment.kv_bytes else None) or 0,

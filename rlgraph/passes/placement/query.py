@@ -62,6 +62,8 @@ class PlacementQuery:
     """Plan on so many nodes of the first node group at most; 0: on all."""
     assumed_shapes: tuple[tuple[str, str], ...] = ()
     """Models whose shape nobody knows, with the model whose shape they are planned with."""
+    host_optimizer: bool = False
+    """Whether optimizers may keep their state in the host's memory where the schedule does not say so."""
     control: SearchControl = field(default_factory=SearchControl, compare=False, repr=False)
     """Ends all searches for this question, and for others that are made of it, together."""
 
@@ -102,6 +104,22 @@ def queries_with_other_engines(question: PlacementQuery) -> Iterator[PlacementQu
     for name in dict.fromkeys(name for component in trained for name in problem.options.preferred_engines(component)):
         if name in question.engines:
             yield replace(question, engines=tuple(engine for engine in question.engines if engine != name))
+
+
+def can_keep_optimizer_on_host(question: PlacementQuery) -> bool:
+    """Return whether an engine that the search would train a model with keeps an optimizer's state in the host's
+    memory, and the host's is another one than the device's."""
+    problem = make_problem(question)
+    return any(island.device.kind != "cpu" for island in question.cluster.islands) and any(
+        "host" in spec_of(name).optimizer_choices((component.pin and component.pin.optimizer) or "", True)
+        for component in problem.components
+        if component.work == "train"
+        for name in (
+            [component.pin.engine]
+            if component.pin and component.pin.engine
+            else problem.options.preferred_engines(component)
+        )
+    )
 
 
 def without_device_pools(schedule: Schedule) -> Schedule:
@@ -151,6 +169,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         streams=bool(question.schedule.streams),
         parts=_parts(question, parts, step),
         fuses=frozenset().union(*pairs),
+        host_optimizer=question.host_optimizer,
+        hosts=any(line.optimizer == "host" for line in question.schedule.placements),
     )
     older = 0 if question.sequential_steps else phase.staleness.steps
     return PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, older)

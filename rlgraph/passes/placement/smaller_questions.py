@@ -25,6 +25,8 @@ def smaller_questions(question: PlacementQuery) -> Iterator[tuple[str, Placement
     if not question.offload:
         question = replace(question, offload=True)
         yield "with models that sleep in the host's memory: leave `--no-offload` out", question
+        question = replace(question, host_optimizer=True)
+        yield "with optimizers in the host's memory: leave `--no-offload` out", question
     whole = models_without_adapters(question)
     adapters = f"with adapters, `lora=lora(rank={ADAPTER_RANK})` of {quoted_list(whole, 'and')}"
     wide, narrow = wide_models(question), ""

@@ -122,6 +122,10 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
         if holding.gather and name in engines_by_name():
             path = ("plan", "holdings", number, "gather")
             yield from _unknown(holding.gather, engine(name).gather, path, f"way to gather parameters of `{name}`")
+        if holding.optimizer and name in engines_by_name():
+            path = ("plan", "holdings", number, "optimizer")
+            places = engine(name).optimizer
+            yield from _unknown(holding.optimizer, places, path, f"place of an optimizer's state of `{name}`")
         support = {
             "reread": name in engines_by_name() and engine(name).rereads,
             "keep": name in engines_by_name() and engine(name).keeps,

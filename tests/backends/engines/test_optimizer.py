@@ -9,6 +9,7 @@ import torch
 
 from rlgraph.backends.engines import optimizer
 from rlgraph.backends.engines.errors import NonFiniteGradient
+from rlgraph.backends.engines.offload import MemoryCounter
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.records import TrainOptions
 
@@ -67,3 +68,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype: torch.dtype) -> No
     with pytest.raises(NonFiniteGradient, match="the gradient of 2 is not finite"):
         Optimizer(found).step(gradients, OPTIONS, 0)
     assert all(torch.equal(found[name], before[name]) for name in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_on_the_host_makes_the_same_steps_and_is_counted_there(dtype: torch.dtype) -> None:
+    found, (expected, norms, _) = weights(dtype), steps(dtype)
+    counter, numbers = MemoryCounter(), sum(weight.numel() for weight in found.values())
+    torch.manual_seed(0)
+    weights(dtype)
+    made, same = Optimizer(found, host=counter), []
+    for step in range(3):
+        gradients: list[torch.Tensor | None] = [torch.randn(shape).to(dtype) for shape in SHAPES]
+        if step == 1:
+            gradients[1] = None
+        same.append(made.step(gradients, OPTIONS, step)["grad_norm"])
+    assert same == norms and all(torch.equal(expected[name], found[name]) for name in found)
+    # Two moments, and the wide copy of what is narrow; weights that are wide and on a CPU are their own copy.
+    assert counter.bytes == numbers * (12 if dtype == torch.bfloat16 else 8)
+    kept = {id(tensor) for tensor in made.state_tensors() if tensor.dim()}
+    assert len(kept) == len(SHAPES) * (3 if dtype == torch.bfloat16 else 2)
+    made.forget_host_bytes()
+    assert counter.bytes == 0

@@ -290,6 +290,7 @@ def laid(problem: PlacementProblem, chosen: list[Option]) -> Plan:
                 deployment.attention,
                 deployment.adapters,
                 deployment.gather,
+                deployment.optimizer,
                 option.offload,
                 deployment.kv_bytes,
             )

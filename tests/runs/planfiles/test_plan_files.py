@@ -150,6 +150,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].attention])),
             draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].adapters])),
             draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].gather])),
+            draw(st.sampled_from(["", *engines_by_name()[groups[group].engine].optimizer])),
             draw(st.booleans()),
             draw(st.integers(0, 1 << 40)),
         )

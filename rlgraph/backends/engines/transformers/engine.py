@@ -76,6 +76,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         recompute=rank.holding.recompute,
         attention=rank.holding.attention,
         gather=rank.holding.gather,
+        optimizer=rank.holding.optimizer,
         copies=copies,
         apart=apart,
         beside=rank.base_engine,
@@ -101,6 +102,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         recompute: bool = False,
         attention: str = "",
         gather: str = "",
+        optimizer: str = "",
         block_tokens: int = 2048,
         head_tiles: HeadTiles = HeadTiles(),  # noqa: B008
         logit_numbers: int = 1 << 25,
@@ -113,7 +115,8 @@ class TransformersEngine(RankWeights, ScoringMixin):
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own operators.
         recompute: training keeps each layer's inputs alone, and computes the rest again. attention: as transformers
         calls a way to compute it; empty: the model's own choice. gather: for how long ranks that shard the model keep
-        what they gather in training, as the spec says; empty: `layer`. block_tokens: tokens in a block, padded ones
+        what they gather in training, as the spec says; empty: `layer`. optimizer: where its state is kept, as the spec
+        says; empty: `device`. block_tokens: tokens in a block, padded ones
         where rows are padded. head_tiles: how a head that is one matrix is computed. logit_numbers: most logits of
         another head that are computed at a time. cache_tokens: places of the key-value cache, of all rows together,
         that are decoded at a time. copies: the replicas in other processes that train on other rows. apart: the ranks
@@ -126,6 +129,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         self.model = loaded.model
         self.threads, self.copies, self._recompute = threads, copies, recompute
         self._apart, self._gathers_once = apart, gather == "update"
+        self._optimizer_on_host = optimizer == "host"
         self._shards, self._split = (apart.shards, apart.tensors) if apart else (None, None)
         self._block_tokens, self._cache_tokens = block_tokens, cache_tokens
         self._head_tiles, self._logit_numbers = head_tiles, logit_numbers
@@ -359,6 +363,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
             self.spec,
             threads=self.threads,
             recompute=self._recompute,
+            optimizer="host" if self._optimizer_on_host else "",
             block_tokens=self._block_tokens,
             head_tiles=self._head_tiles,
             logit_numbers=self._logit_numbers,
@@ -409,7 +414,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         lost = () if keep else self.tensors().values()
         copied_tensors = [
             *self._held.values(),
-            *(self._optimizer.state_tensors() if self._optimizer is not None else ()),
+            *(self._optimizer.state_tensors() if self._optimizer and not self._optimizer.is_on_host else ()),
         ]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
         return self.offloader.sleep(copied_tensors, once=gradients, lost=lost)
@@ -441,7 +446,11 @@ class TransformersEngine(RankWeights, ScoringMixin):
 
     def _new_optimizer(self) -> Optimizer:
         replicated, replicas = (self._split.common, self._split.size) if self._split else ((), 1)
-        return Optimizer(self._trained, self._apart.sum_over_ranks if self._apart else None, replicated, replicas)
+        if self._optimizer is not None:
+            self._optimizer.forget_host_bytes()
+        host = self.offloader.arenas.host if self._optimizer_on_host else None
+        summed = self._apart.sum_over_ranks if self._apart else None
+        return Optimizer(self._trained, summed, replicated, replicas, host)
 
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gather_logits} if self._split and self.spec.kind == "causal_lm" else {}

@@ -72,6 +72,7 @@ SPEC = EngineSpec(
     adapters=("apart",),
     lays_out_adapters=True,
     gather=("layer", "update"),
+    optimizer=("device", "host"),
     memory=EngineMemory(fused_norms=_fused_norms, head_tiles=HeadTiles(), cache=GrowingCache()),
     settings=frozenset({"recompute"}),
     preference=1,

@@ -113,9 +113,22 @@ class MemoryFit:
         return get_or_compute(self._pools, key, lambda: self._pool_options(block, devices))
 
     def _pool_options(self, block: PartitionBlock, devices: int) -> Mapping[int, Option] | None:
+        every = [self.front(number, block, devices) for number in block.components]
+        fitting = self._choose_options(block, every)
+        if fitting is None and self.problem.options.host_optimizer:
+            # What sleeps takes room of optimizers on the host.
+            awake = [
+                self._front_of(
+                    option for option in self.options(number, block, devices) if not (option.offload and option.host)
+                )
+                for number in block.components
+            ]
+            fitting = self._choose_options(block, awake)
+        return fitting
+
+    def _choose_options(self, block: PartitionBlock, every: Sequence[Front]) -> Mapping[int, Option] | None:
         fronts = []
-        for number in block.components:
-            front = self.front(number, block, devices)
+        for front in every:
             if not front:
                 return None
             fronts.append(front)
@@ -139,8 +152,11 @@ class MemoryFit:
         return get_or_compute(self._fronts, key, lambda: self._front(number, block, devices))
 
     def _front(self, number: int, block: PartitionBlock, devices: int) -> Front:
+        return self._front_of(self.options(number, block, devices))
+
+    def _front_of(self, options: Iterable[Option]) -> Front:
         by_active = sorted(
-            ((max(option.active, default=0.0), option) for option in self.options(number, block, devices)),
+            ((max(option.active, default=0.0), option) for option in options),
             key=lambda item: (item[0], item[1].resident),
         )
         front: Front = by_active[:1]

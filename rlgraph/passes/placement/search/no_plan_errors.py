@@ -95,7 +95,14 @@ def _smallest(problem: PlacementProblem, component: Component, devices: int) -> 
     """Return the smallest option with all devices of the component's pool, or of the node group that suits it best."""
     searched = problem.options
     boundless = replace(problem.constants, reserved=-(1 << 60), spare=-(1 << 60))
-    loose = Options(problem.tasks, boundless, searched.engines, offload=searched.offload)
+    loose = Options(
+        problem.tasks,
+        boundless,
+        searched.engines,
+        offload=searched.offload,
+        host_optimizer=searched.host_optimizer,
+        hosts=searched.hosts,
+    )
     options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
@@ -113,6 +120,7 @@ def _too_large(by_engine: Sequence[_Smallest], problem: PlacementProblem, hint: 
     )
     room = usable_device_bytes(least.island, problem.constants)
     deployment = option.deployment
+    state = f", the optimizer on the {deployment.optimizer}" if deployment.optimizer else ""
     more = "".join(
         f" ({format_quantity(other.option.peak, 'bytes')} with {other.option.deployment.engine} on "
         f"{other.option.deployment.mesh})"
@@ -121,7 +129,7 @@ def _too_large(by_engine: Sequence[_Smallest], problem: PlacementProblem, hint: 
     message = (
         f"`{component.name}` needs at least {format_quantity(option.peak, 'bytes')} on each "
         f"{least.island.device.name} {moment}, "
-        f"with {deployment.engine} on {deployment.mesh}{more}, and "
+        f"with {deployment.engine} on {deployment.mesh}{state}{more}, and "
         f"{format_quantity(max(0.0, room), 'bytes')} can be used"
     )
     return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)

@@ -54,12 +54,17 @@ class Options(Strategies):
         streams: bool = False,
         parts: Sequence[tuple[Component, Component, Component]] = (),
         fuses: Collection[str] = (),
+        host_optimizer: bool = False,
+        hosts: bool = False,
     ) -> None:
         """offload: whether models may be in the host's memory while they are not at work. apart: whether rows may
         travel between node groups, where more replicas have more links. parts: components that train and read, each
-        with its training part and its reading part, which may be split differently in a pool."""
-        super().__init__(tasks, constants, engines, streams=streams, fuses=fuses)
+        with its training part and its reading part, which may be split differently in a pool. hosts: whether the
+        schedule has an optimizer keep its state in the host's memory."""
+        super().__init__(tasks, constants, engines, streams=streams, fuses=fuses, host_optimizer=host_optimizer)
         self.offload, self.apart = offload, apart
+        self.hosts = hosts or offload or host_optimizer
+        """Whether anything may be in the hosts' memory."""
         self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
         self.options_made = self.options_compared = self.bounds_computed = 0
         """How many options were made, how many were compared with others, and how many bounds were computed of them."""
@@ -136,8 +141,8 @@ class Options(Strategies):
         return self.offload and deployment.engine_spec.sleeps and deployment.island.device.kind != "cpu"
 
     def offload_room(self, island: NodeGroup) -> float:
-        """Return the bytes of a node's host for offloaded models; infinity where none may be."""
-        return usable_host_bytes(island, self.constants) if self.offload else math.inf
+        """Return the bytes of a node's host for offloaded models; infinity where nothing may be there."""
+        return usable_host_bytes(island, self.constants) if self.hosts else math.inf
 
     def pipeline_sharing_options(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
@@ -413,14 +418,15 @@ class Options(Strategies):
             # Others have to be split alike: one split is no better than another.
             kind = kind, deployment.engine, deployment.mesh, copies
         still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
-        staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
+        optimizer = self.constants.unpinned_part * strategy.optimizer_host_bytes(copies) if self.hosts else 0.0
+        staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (optimizer,) * self.hosts)
         said = component.pin.sleep if component.pin else None
         # Those that share processes are awake at once: their bytes would add up.
         sleeps &= component.shared is None or bool(said)
         if not sleeps or said is False:
             return (staying,)
         moved = self.offload_seconds_per_step(component, strategy, copies)
-        hosted = (0.0 if component.receives_weights else strategy.offloaded_host_bytes(copies),)
+        hosted = (optimizer + (0.0 if component.receives_weights else strategy.offloaded_host_bytes(copies)),)
         asleep = Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
         return (asleep,) if said else (staying, asleep)
 

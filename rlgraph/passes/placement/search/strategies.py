@@ -48,10 +48,12 @@ class Strategies:
         *,
         streams: bool = False,
         fuses: Collection[str] = (),
+        host_optimizer: bool = False,
     ) -> None:
         """engines: those that may be chosen where the schedule names none. streams: whether rows may come to a training
         while others are made, and gradients are added up meanwhile. fuses: models whose training may share a
-        pipeline."""
+        pipeline. host_optimizer: whether optimizers may keep their state in the host's memory where no line says so."""
+        self.host_optimizer = host_optimizer
         self.tasks, self.constants, self.engines = tasks, constants, engines
         self.streams, self.fuses = streams, fuses
         self._components: dict[int, Component] = {}
@@ -66,7 +68,12 @@ class Strategies:
             self._components[id(component)] = component
             by_split = groupby(
                 self.all_strategies(component, island),
-                lambda strategy: (strategy.deployment.mesh, strategy.deployment.adapters, strategy.deployment.gather),
+                lambda strategy: (
+                    strategy.deployment.mesh,
+                    strategy.deployment.adapters,
+                    strategy.deployment.gather,
+                    strategy.deployment.optimizer,
+                ),
             )
             return [list(same_split) for _, same_split in by_split]
 
@@ -138,9 +145,18 @@ class Strategies:
                         (pin.adapters if pin else None) or "",
                     )
                     gathers: Sequence[str] = ("",)
+                    optimizers: Sequence[str] = ("",)
                     if component.work == "train":
                         gathers = spec_of(engine).gather_choices(split, (pin.gather if pin else None) or "")
-                    yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
+                        optimizers = spec_of(engine).optimizer_choices(
+                            (pin.optimizer if pin else None) or "", self.host_optimizer
+                        )
+                    yield from (
+                        replace(deployment, adapters=way, gather=gather, optimizer=optimizer)
+                        for optimizer in optimizers
+                        for gather in gathers
+                        for way in ways
+                    )
 
     def max_tensor_parallel_ranks(self, component: Component, engine: str, island: NodeGroup) -> int:
         """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that

@@ -122,11 +122,20 @@ class Strategy:
     def offloaded_host_bytes(self, copies: int) -> float:
         """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
         node."""
+        replica_bytes = max((model.offloaded_host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
+        return replica_bytes * self._devices_of_fullest_node(copies)
+
+    def optimizer_host_bytes(self, copies: int) -> float:
+        """Return the bytes of an optimizer's state that the hosts of so many replicas have all the time, on the
+        fullest node."""
+        replica_bytes = max((model.optimizer_host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
+        return replica_bytes * self._devices_of_fullest_node(copies)
+
+    def _devices_of_fullest_node(self, copies: int) -> int:
         tp = self.deployment.tp
         parts = self.deployment.island.parts or (self.deployment.island,)
         most = max(part.per_node if tp > part.per_node else part.per_node // tp * tp for part in parts)
-        replica_bytes = max((model.offloaded_host_bytes(copies) for model in (*self.memory, *self.idle)), default=0.0)
-        return replica_bytes * min(most, copies * self.size)
+        return min(most, copies * self.size)
 
     def task_seconds(self, copies: int) -> tuple[float, ...]:
         """Return the seconds of each of the component's tasks, once."""
