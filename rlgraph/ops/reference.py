@@ -174,6 +174,16 @@ def max_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     return _at(x, _first(x, index, size, "amax"))
 
 
+def first(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return the entry that stands first."""
+    return _at(x, _outermost_place(x, index, size, "amin"))
+
+
+def last(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return the entry that stands last."""
+    return _at(x, _outermost_place(x, index, size, "amax"))
+
+
 def argmin(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     """Return the int64 row of the axis of `x` with the smallest entry; -1 of none."""
     first = _first(x, index, size, "amin")
@@ -382,6 +392,15 @@ def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
     return first[0] if index is None else first
 
 
+def _outermost_place(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
+    """Return the place of the first or the last entry of each row; the number of all entries for a row of none."""
+    rows = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if index is None else index
+    places = torch.arange(x.shape[0], device=x.device)
+    start = places.new_full((1 if index is None else size,), x.shape[0])
+    outermost = start.scatter_reduce(0, rows, places, extreme, include_self=False)
+    return outermost[0] if index is None else outermost
+
+
 def _at(x: Tensor, place: Tensor) -> Tensor:
     """Return the entries at these positions; 0 where the position is after the last."""
     return torch.cat((x, x.new_zeros(1)))[place]
@@ -450,6 +469,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "var": var,
     "min": min_,
     "max": max_,
+    "first": first,
+    "last": last,
     "count": count,
     "size": size_,
     "any": any_,

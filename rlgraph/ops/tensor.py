@@ -256,6 +256,8 @@ _ALL = (
     TensorOp("var", "reduction", 1, "float", "unbiased variance; 0 of a single entry"),
     TensorOp("min", "reduction", 1, "same", "smallest entry; 0 of none", latex=r"\min"),
     TensorOp("max", "reduction", 1, "same", "largest entry; 0 of none", latex=r"\max"),
+    TensorOp("first", "reduction", 1, "same", "entry that stands first; 0 of none", latex=r"\operatorname{first}"),
+    TensorOp("last", "reduction", 1, "same", "entry that stands last; 0 of none", latex=r"\operatorname{last}"),
     TensorOp(
         "count",
         "reduction",

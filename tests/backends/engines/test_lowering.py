@@ -337,6 +337,7 @@ REDUCED = {
     "sum": math.fsum,
     "std": lambda row: statistics.stdev(row) if len(row) > 1 else 0.0,
     "max": lambda row: max(row, default=0.0),
+    "last": lambda row: row[-1] if row else 0.0,
 }
 
 
