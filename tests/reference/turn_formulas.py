@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from formulas import (
@@ -22,6 +23,7 @@ from formulas import (
     begin,
     clipped,
     frozen_logprobs,
+    frozen_values,
     group_advantages,
     mean,
     rewards_to_come,
@@ -119,4 +121,84 @@ def gigpo(
         "alike": mean(alike),
     }
     step.values = {"adv": [a for group in adv for of_row in group for a in of_row]}
+    return step
+
+
+def archer(
+    actor: Model,
+    q: Model,
+    v: Model,
+    slow_q: Model,
+    slow_v: Model,
+    groups: list[Group],
+    old: list[Row],
+    *,
+    gamma: float,
+    slow: float,
+    lr: float,
+    lr_v: float,
+    parts: int,
+) -> Step:
+    """arXiv 2402.19446, equations 1 to 4: Q(turn), at its last token, to r + gamma V'(next turn), over past episodes;
+    V(turn), at its first one, to Q'(turn) of new ones; then -(sum of a turn's lp) (Q - V), mean over turns. Q' and V'
+    move by 1 - slow of their way a step. A value is of the state before its token.
+
+    old: the episodes that were drawn from the buffer."""
+    begin(actor)
+    step = Step()
+    rows = [row for group in groups for row in group]
+
+    def ends(row: Row, values: list[Any]) -> list[tuple[Any, Any]]:
+        return [(values[turn.places[0]], values[turn.places[-1]]) for turn in turns_of(row, 0)]
+
+    goal = []
+    for row in old:
+        after = [first for first, _ in ends(row, frozen_values(slow_v, row))][1:]
+        goal.append([r + gamma * later for r, later in zip(row.rewards, [*after, 0.0], strict=False)])
+    level = [[last for _, last in ends(row, frozen_values(slow_q, row))] for row in rows]
+
+    def fit(model: Model, chosen: list[Row], goals: list[list[float]], side: int) -> tuple[float, float]:
+        errors = [
+            (value[side] - wanted) ** 2
+            for row, wants in zip(chosen, goals, strict=True)
+            for value, wanted in zip(ends(row, model.values(row)), wants, strict=True)
+        ]
+        return model.train(sum(errors) / len(errors) if errors else 0.0, lr_v)
+
+    for part in slices(len(old), parts):
+        step.trained("q", fit(q, [old[i] for i in part], [goal[i] for i in part], 1))
+    size = len(groups[0])
+    of_parts = [[g * size + i for g in part for i in range(size)] for part in slices(len(groups), parts)]
+    for chosen in of_parts:
+        step.trained("v", fit(v, [rows[i] for i in chosen], [level[i] for i in chosen], 0))
+    for kept, model in ((slow_q, q), (slow_v, v)):
+        now = model.weights()
+        kept.become({name: slow * old_value + (1 - slow) * now[name] for name, old_value in kept.weights().items()})
+    adv = [
+        [last - first for (_, last), (first, _) in zip(ends(row, of_q), ends(row, of_v), strict=True)]
+        for row in rows
+        for of_q, of_v in [(frozen_values(q, row), frozen_values(v, row))]
+    ]
+    for chosen in of_parts:
+        terms = []
+        for i in chosen:
+            lps = actor.logprobs(rows[i])
+            terms += [-sum(lps[at] for at in t.places) * a for t, a in zip(turns_of(rows[i], 0), adv[i], strict=True)]
+        step.trained("actor", actor.train(sum(terms) / len(terms) if terms else 0.0, lr))
+    wrong = [
+        (last - wanted) ** 2
+        for row, wants in zip(old, goal, strict=True)
+        for (_, last), wanted in zip(ends(row, frozen_values(q, row)), wants, strict=True)
+    ]
+    step.metrics = {
+        "reward": mean([math.fsum(row.rewards) for row in rows]),
+        "turns": mean([float(len(row.rewards)) for row in rows]),
+        "adv": mean([a for of_row in adv for a in of_row]),
+        "q_error": mean(wrong),
+    }
+    step.values = {
+        "goal": [x for of_row in goal for x in of_row],
+        "level": [x for of_row in level for x in of_row],
+        "adv": [x for of_row in adv for x in of_row],
+    }
     return step
