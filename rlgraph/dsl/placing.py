@@ -176,14 +176,14 @@ class PlaceChecker(Reporter):
             )
         if given["optimizer"] is not None and not trains:
             message = "where an optimizer keeps its state is said where a model is trained, and nothing is trained here"
-            self.report("E0968", message, spans["optimizer"].span, "leave it out")
+            self.report("E0949", message, spans["optimizer"].span, "leave it out")
         elif given["optimizer"] is not None:
             self.check_engine_choice(
                 given,
                 spans["optimizer"],
                 "an optimizer's state is kept",
                 f"keeps no optimizer's state on the {given['optimizer']}",
-                "E0968",
+                "E0949",
             )
 
     def check_memory_options(
