@@ -9,6 +9,7 @@ from typing import Any
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import count_phrase
+from rlgraph.explain.engine_choices import engine_choice_texts
 from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.graph import Model, Node, Program
@@ -78,10 +79,7 @@ def _placement(plan: Plan) -> Iterator[str]:
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in groups])
     for holding in plan.holdings:
         options = ["layers are computed again"] * holding.recompute
-        options += [f"attention by {holding.attention}"] if holding.attention else []
-        options += [f"adapters {holding.adapters}"] if holding.adapters else []
-        options += [f"gathered by {holding.gather}"] if holding.gather else []
-        options += [f"optimizer on the {holding.optimizer}"] if holding.optimizer else []
+        options += engine_choice_texts(holding)
         if options:
             yield f"{holding.model} in {holding.group}: {', '.join(options)}"
     for model, source, target in plan.syncs():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.scope import Meaning, OptionalValue, VocabularyValue, is_over_vocabulary
 from rlgraph.ir.graph import Apply, Expr, Let, Node, Ref, Value, tensor_node
-from rlgraph.ir.types import Axis, Table, Type
+from rlgraph.ir.types import Axis, Table, Type, axes_of
 from rlgraph.ops import TENSOR
 
 RESERVED = frozenset({"tensor", "per", "yield", "given", "true", "false", "null", "because", "to", "batch"})
@@ -52,6 +52,21 @@ def new_axis(context: Context, name: str, parent: Axis | None, *, inner: bool = 
 def new_inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
     """Return a new axis of a table inside each of its rows."""
     return new_axis(context, name, parent, inner=True, key=f"{table}.{name}")
+
+
+def table_on_axis(context: Context, table: Table, label: str, axis: Axis) -> Table:
+    """Return the type of some rows of a table on another axis, with turns and tokens of their own; what lies on none of
+    the table's axes stays where it is."""
+    turn = new_inner_axis(context, "turn", label, axis) if table.turn else None
+    token = new_inner_axis(context, "token", label, turn or axis)
+    kind = replace(table, axis=axis, token=token, turn=turn)
+    # A table without tokens has none to move.
+    moved: dict[str, Axis] = {old.key: new for old, new in zip(axes_of(table), axes_of(kind), strict=False)}
+    extra = [
+        (name, replace(column, axis=moved.get(column.axis.key, column.axis) if column.axis else None))
+        for name, column in table.extra
+    ]
+    return replace(kind, extra=tuple(extra))
 
 
 def copy_column_sources(context: Context, renamed: Mapping[str, Value]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
+from rlgraph.dsl.nodes import emit_node, materialize, new_axis, table_on_axis, unique_name
 from rlgraph.dsl.scope import ExternalName, StatementError, TableValue, meaning_of
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Span, quoted_list
 from rlgraph.ir.graph import Constant, ConstructorCall, Expr, External, Node, Value
-from rlgraph.ir.types import Axis, Table, Tensor, axes_of
+from rlgraph.ir.types import Axis, Table
 
 
 def check_buffer(context: Context, name: str, record: ConstructorCall) -> None:
@@ -102,12 +99,4 @@ def _stored_rows(context: Context, buffer: External, span: Span) -> Table:
 def _copy_of_rows(context: Context, stored: Table, hint: str, parent: Axis | None) -> TableValue:
     """Return the table of some rows of a buffer, on a new axis with new tokens."""
     label = unique_name(context, hint)
-    axis = new_axis(context, label, parent)
-    turn = new_inner_axis(context, "turn", label, axis) if stored.turn else None
-    token = new_inner_axis(context, "token", label, turn or axis)
-    kind = replace(stored, axis=axis, token=token, turn=turn)
-    moved = {old.key: new for old, new in zip(axes_of(stored), axes_of(kind), strict=True)}
-    extra: Sequence[tuple[str, Tensor]] = [
-        (name, replace(column, axis=moved[column.axis.key if column.axis else ""])) for name, column in stored.extra
-    ]
-    return TableValue(label, replace(kind, extra=tuple(extra)))
+    return TableValue(label, table_on_axis(context, stored, label, new_axis(context, label, parent)))

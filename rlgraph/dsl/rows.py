@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from rlgraph.conversations import format_of_columns
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, unique_name
+from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, table_on_axis, unique_name
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
 from rlgraph.dsl.signatures import ENCODE
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Constant, External, Node, Ref, Value
-from rlgraph.ir.types import Axis, Table, Tensor, axes_of
+from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
 
@@ -133,16 +132,7 @@ def emit_pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
             expr.args[1].span,
         )
     label = unique_name(context, hint or "pick")
-    axis = choice.type.axis
-    turn = new_inner_axis(context, "turn", label, axis) if table.type.turn else None
-    token = new_inner_axis(context, "token", label, turn or axis)
-    kind = replace(table.type, axis=axis, token=token, turn=turn)
-    moved = {old.key: new for old, new in zip(axes_of(table.type), axes_of(kind), strict=False)}
-    extra = tuple(
-        (name, replace(column, axis=moved.get(column.axis.key if column.axis else "", column.axis)))
-        for name, column in table.type.extra
-    )
-    kind = replace(kind, extra=extra)
+    kind = table_on_axis(context, table.type, label, choice.type.axis)
     emit_node(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 

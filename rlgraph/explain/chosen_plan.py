@@ -9,6 +9,7 @@ from typing import Any
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
 from rlgraph.explain.engine_alternatives import adapter_and_gather_lines
+from rlgraph.explain.engine_choices import engine_choice_texts
 from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.plan import Pool
@@ -104,14 +105,7 @@ def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
             details = [deployment.engine, split]
             if deployment.micro_tokens:
                 details.append(f"micro-batches of {deployment.micro_tokens} tokens")
-            if deployment.attention:
-                details.append(f"attention by {deployment.attention}")
-            if deployment.adapters:
-                details.append(f"adapters {deployment.adapters}")
-            if deployment.gather:
-                details.append(f"gathered by {deployment.gather}")
-            if deployment.optimizer:
-                details.append(f"optimizer on the {deployment.optimizer}")
+            details += engine_choice_texts(deployment)
             details += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, format_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))

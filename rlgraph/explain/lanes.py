@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.errors import count_phrase
 from rlgraph.explain.chosen_plan import step_lines
+from rlgraph.explain.engine_choices import engine_choice_texts
 from rlgraph.explain.fused_pipelines import fused_pipeline_lines
 from rlgraph.explain.tables import pool_size_text
 from rlgraph.explain.transfers import PlannedWeightTransfer, value_size_texts, weight_transfers
@@ -124,10 +125,7 @@ class _LanesBuilder:
             details[0] += f" on {group.mesh.rank_count} of {pool.devices}"
         holding = self.plan.holding(model, group.name)
         more = [f"micro-batches of {holding.micro_tokens} tokens"] if holding.micro_tokens else []
-        more += [f"attention by {holding.attention}"] if holding.attention else []
-        more += [f"adapters {holding.adapters}"] if holding.adapters else []
-        more += [f"gathered by {holding.gather}"] if holding.gather else []
-        more += [f"optimizer on the {holding.optimizer}"] if holding.optimizer else []
+        more += engine_choice_texts(holding)
         more += ["recomputed"] * holding.recompute + ["off-loaded"] * holding.offload
         details += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))

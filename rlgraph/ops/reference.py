@@ -176,12 +176,12 @@ def max_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
 
 def first(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     """Return the entry that stands first."""
-    return _at(x, _outermost_place(x, index, size, "amin"))
+    return _at(x, _first(torch.arange(len(x), device=x.device), index, size, "amin"))
 
 
 def last(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     """Return the entry that stands last."""
-    return _at(x, _outermost_place(x, index, size, "amax"))
+    return _at(x, _first(torch.arange(len(x), device=x.device), index, size, "amax"))
 
 
 def argmin(x: Tensor, index: Tensor | None, size: int) -> Tensor:
@@ -390,15 +390,6 @@ def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
     positions = torch.where((entries == best) | torch.isnan(entries), positions, entries.shape[0])
     first = positions.new_full((size,), entries.shape[0]).scatter_reduce(0, rows, positions, "amin")
     return first[0] if index is None else first
-
-
-def _outermost_place(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
-    """Return the place of the first or the last entry of each row; the number of all entries for a row of none."""
-    rows = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if index is None else index
-    places = torch.arange(x.shape[0], device=x.device)
-    start = places.new_full((1 if index is None else size,), x.shape[0])
-    outermost = start.scatter_reduce(0, rows, places, extreme, include_self=False)
-    return outermost[0] if index is None else outermost
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:

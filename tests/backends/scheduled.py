@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
@@ -30,6 +33,22 @@ def debug_metrics(made: Compiled, folder: Path, steps: int, **settings: Any) -> 
     """The metrics of some steps on Ray, whose processes are objects in this one."""
     with closing(RayBackend(made.program, made.plan, Settings(folder=folder, **settings), debug=True)) as backend:
         return [dict(step.metrics) for step in backend.run_steps(steps)]
+
+
+def assert_goes_on_bit_for_bit(text: str, model: str, steps: int) -> None:
+    """Check that a run which is interrupted before its last step ends with the metrics and the weights of a whole one;
+    in the present folder."""
+    Path("a.rlf").write_text(text)
+    program = rlgraph.compile(Path("a.rlf"))
+    options: dict[str, Any] = {"threads": 1, "progress": False}
+    whole = program.run(steps, out="whole", **options)
+    program.run(steps - 1, out="parts", save_every=1, **options)
+    rest = program.run(steps, resume="parts", **options)
+    ends = [json.loads(Path(out, "metrics.jsonl").read_text().splitlines()[-1]) for out in ("whole", "parts")]
+    first, second = ({name: at[name] for name in at if not name.startswith(("seconds", "sync/"))} for at in ends)
+    assert first == second and len(first) > 3
+    for name, tensor in whole.models[model].engine.state().items():
+        assert torch.equal(tensor, rest.models[model].engine.state()[name])
 
 
 def together(program: Program) -> str:

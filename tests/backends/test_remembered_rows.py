@@ -6,14 +6,11 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
-import torch
-from scheduled import compiled, debug_metrics
+from scheduled import assert_goes_on_bit_for_bit, compiled, debug_metrics
 from tiny import Run, compile_text, data_folder, weights
 
-import rlgraph
 from rlgraph.backends.worker.buffers import last_of_each_key
 from rlgraph.errors import RlgraphError
 
@@ -152,17 +149,7 @@ def test_any_block_and_ray_say_the_same(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_run_that_goes_on_is_the_same_bit_for_bit(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    Path("a.rlf").write_text(PROGRAMS[name])
-    program = rlgraph.compile(Path("a.rlf"))
-    options: dict[str, Any] = {"threads": 1, "progress": False}
-    whole = program.run(4, out="whole", **options)
-    program.run(3, out="parts", save_every=1, **options)
-    rest = program.run(4, resume="parts", **options)
-    ends = [json.loads(Path(out, "metrics.jsonl").read_text().splitlines()[-1]) for out in ("whole", "parts")]
-    first, second = ({name: at[name] for name in at if not name.startswith(("seconds", "sync/"))} for at in ends)
-    assert first == second and len(first) > 3
-    for name, tensor in whole.models["actor"].engine.state().items():
-        assert torch.equal(tensor, rest.models["actor"].engine.state()[name])
+    assert_goes_on_bit_for_bit(PROGRAMS[name], "actor", 4)
 
 
 def test_rows_of_the_first_step_are_none_in_any_place(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from in_any_plan import SPLITS
-from scheduled import apart, compiled, debug_metrics, together
+from scheduled import apart, assert_goes_on_bit_for_bit, compiled, debug_metrics, together
 from tiny import Run, compile_text, data_folder, weights
 
-import rlgraph
 from rlgraph.errors import RlgraphError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "self_play"
@@ -134,17 +132,7 @@ def test_any_plan(folder: Path, plan: str) -> None:
 
 def test_a_run_that_goes_on_is_the_same_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    Path("a.rlf").write_text(TEXT)
-    program = rlgraph.compile(Path("a.rlf"))
-    options: dict[str, Any] = {"threads": 1, "progress": False}
-    full = program.run(STEPS, out="whole", **options)
-    program.run(STEPS - 1, out="parts", save_every=1, **options)
-    rest = program.run(STEPS, resume="parts", **options)
-    ends = [json.loads(Path(out, "metrics.jsonl").read_text().splitlines()[-1]) for out in ("whole", "parts")]
-    first, second = ({name: at[name] for name in at if not name.startswith(("seconds", "sync/"))} for at in ends)
-    assert first == second and len(first) > 3
-    for name, tensor in full.models["critic"].engine.state().items():
-        assert torch.equal(tensor, rest.models["critic"].engine.state()[name])
+    assert_goes_on_bit_for_bit(TEXT, "critic", STEPS)
 
 
 def test_what_is_no_column_of_an_episode_is_told_with_its_units(tmp_path: Path) -> None:

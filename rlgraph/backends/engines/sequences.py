@@ -73,15 +73,17 @@ class Sequences:
         """Return the rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
         lengths = self.lengths[index]
         flat = ragged_index(self.row_starts[index], lengths)
-        return Sequences(self.tokens[flat], lengths, self.scored[flat], self._routes_at(flat))
+        return self._rows_of(flat, lengths)
 
     def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.row_starts, lengths)
-        return Sequences(self.tokens[flat], lengths, self.scored[flat], self._routes_at(flat))
+        return self._rows_of(flat, lengths)
 
-    def _routes_at(self, tokens: Tensor) -> Tensor | None:
-        return None if self.routes is None else self.routes[tokens]
+    def _rows_of(self, places: Tensor, lengths: Tensor) -> Sequences:
+        """Return the tokens at some places as rows of these lengths."""
+        routes = None if self.routes is None else self.routes[places]
+        return Sequences(self.tokens[places], lengths, self.scored[places], routes)
 
     def rows(self) -> list[list[int]]:
         """Return the tokens as N lists."""

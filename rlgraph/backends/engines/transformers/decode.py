@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.pause import RefreshBarrier
+from rlgraph.backends.engines.transformers.routing import LastRoutes
 
 _DROP_AT = 0.75
 """Finished rows leave the batch when at most this share of it is still running: a copy of the cache then pays."""
@@ -93,11 +94,10 @@ def generate(
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def decode_block(rows: Tensor) -> _Rows:
-        with ExitStack() as stack:
-            if pause is not None:
-                stack.enter_context(pause.count_as_decoding())
-            row_keys = keys[rows.numpy()]
-            return _decode(network, prompts, rows, n, sampling, row_keys, stops, ends.pad_id, pause, meter, stack)
+        row_keys, routing = keys[rows.numpy()], network.routing if sampling.keeps_routes else None
+        recording: AbstractContextManager[LastRoutes | None] = nullcontext() if routing is None else routing.recording()
+        with nullcontext() if pause is None else pause.count_as_decoding(), recording as routes:
+            return _decode(network, prompts, rows, n, sampling, row_keys, stops, ends.pad_id, pause, meter, routes)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
     # token, which on a machine that has other work to do takes tens of times as long.
@@ -149,7 +149,7 @@ def _decode(
     pad_id: int,
     pause: RefreshBarrier | None,
     meter: WorkMeter,
-    stack: ExitStack,
+    last_routes: LastRoutes | None,
 ) -> _Rows:
     """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
@@ -161,8 +161,6 @@ def _decode(
     versions = None if pause is None else torch.zeros(count, limit, dtype=torch.long)
     if not limit:
         return _Rows(tokens, logprobs, lengths, finished, versions)
-    routing = network.routing if sampling.keeps_routes else None
-    last_routes = None if routing is None else stack.enter_context(routing.recording())
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
     if picked.unique().shape[0] != picked.shape[0]:
         picked, local = torch.unique(rows // n, return_inverse=True)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+LastRoutes: TypeAlias = Callable[[], Tensor]
+"""Returns the experts of the tokens of the last pass, int16 [T, layers, k]."""
 
 _ENDINGS = ("TopKRouter", "TopkRouter")
 """How transformers names modules that return logits, gates and experts of each token."""
@@ -59,9 +62,8 @@ class Routing:
         return self
 
     @contextmanager
-    def recording(self) -> Iterator[Callable[[], Tensor]]:
-        """Record what routers choose while the context lasts; give a function that returns it for the tokens of the
-        last pass, int16 [T, layers, k]."""
+    def recording(self) -> Iterator[LastRoutes]:
+        """Record what routers choose while the context lasts."""
         chosen: dict[int, Tensor] = {}
         self._thread.recorded = chosen
         try:
