@@ -158,6 +158,18 @@ def rows(count: int, seed: int = 0) -> Sequences:
     return Sequences.from_pairs(prompts, responses)
 
 
+def with_routes(sequences: Sequences, model: str) -> Sequences:
+    """Rows with experts of no router's choice, for three of four tokens."""
+    config = MODELS[model][1]
+    experts = config.get("num_experts", 0) or config.get("n_routed_experts", 0) or config["num_local_experts"]
+    layers = config["num_hidden_layers"] - config.get("first_k_dense_replace", 0)
+    generator = torch.Generator().manual_seed(7)
+    order = torch.rand((len(sequences.tokens), layers, experts), generator=generator).argsort(-1)
+    routes = order[..., : config.get("num_experts_per_tok", 2)].to(torch.int16)
+    routes[torch.rand(len(routes), generator=generator) < 0.25] = -1
+    return replace(sequences, routes=routes)
+
+
 def score(mesh: Mesh, spec: ModelSpec, sequences: Sequences, temperatures: Sequence[float]) -> Any:
     """Everything that a model of this kind says, and whether this rank speaks."""
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
@@ -264,11 +276,12 @@ def train(
     distributed: bool = True,
     logit_numbers: int = 1 << 25,
     later: bool | None = None,
+    recompute: bool = False,
 ) -> Trained:
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine.open(
-        spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers, later=later
+        spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers, later=later, recompute=recompute
     )
     own = task.blocks[mesh.axis_position(dist.get_rank(), "dp")]
     return Trained(elsewhere(updates, engine, spec.kind, task, own), engine.state(), engine.layout())

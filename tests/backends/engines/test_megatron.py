@@ -43,6 +43,7 @@ from tests.backends.engines.sharded import (
     train,
     updates,
     whole,
+    with_routes,
     write,
 )
 from tests.backends.engines.slept import rested, same
@@ -269,6 +270,39 @@ def test_updates_are_those_of_transformers(
 ) -> None:
     spec, task = spec_of(folder, model), task_for(MESHES[split])
     check(spec, task, ranks.run(MESHES[split], train, spec, task, distributed))
+
+
+@pytest.mark.parametrize(
+    ("split", "model", "recompute"),
+    few(
+        [
+            ("tp1", "mixtral", False),
+            ("tp1", "deepseek_v3", True),
+            ("tp2pp2", "qwen2_moe", False),
+            ("ep2tp2", "qwen3_moe", True),
+            ("cp2tp2", "moonlight", True),
+            ("ep2dp2", "deepseek_v3", False),
+            ("pp2chunks2", "qwen3_moe", True),
+        ],
+        ("tp1", "deepseek_v3", True),
+        ("cp2tp2", "moonlight", True),
+        ("pp2chunks2", "qwen3_moe", True),
+    ),
+)
+def test_experts_that_are_replayed_are_those_of_transformers(
+    ranks: Ranks, folder: Path, split: str, model: str, recompute: bool
+) -> None:
+    """Log-probabilities and updates; layers that are computed again replay the same, too. 4 s."""
+    spec, task = spec_of(folder, model), task_for(MESHES[split])
+    task = replace(task, sequences=with_routes(task.sequences, model))
+    theirs = TransformersEngine.open(spec)
+    expected = theirs.logprobs(task.sequences).detach()
+    assert float((expected - theirs.logprobs(replace(task.sequences, routes=None))).abs().max()) > 0.1
+    for speaks, (mine, *_) in ranks.run(MESHES[split], score, spec, task.sequences, (1.0,)):
+        if speaks:
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-5)
+    arguments = True, 1 << 25, None, recompute
+    check(spec, task, ranks.run(MESHES[split], train, spec, task, *arguments))
 
 
 @pytest.mark.parametrize(

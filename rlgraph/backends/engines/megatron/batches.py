@@ -62,6 +62,8 @@ class CallRows:
     """int64 [M]: the tokens that follow there; fewer where a place was only made up for a pass to have one."""
     table_spans: dict[int, slice]
     """For a table of sequences, by its `id`, its places among the M."""
+    routes: Tensor | None = None
+    """The experts of the T tokens that are replayed, as in `Sequences`."""
     merge_ranks: Callable[[int, Tensor], Tensor] = _unchanged
     """Turns what is computed at a table's places, [m], into the results of all ranks that have some of them."""
 
@@ -105,24 +107,27 @@ def merge_calls(calls: Sequence[ModelCall], pad_id: int) -> CallRows:
     of a row without tokens."""
     tables = {id(call.sequences): call.sequences for call in calls}
     ops = {id(call.sequences): call.op for call in calls}
-    ids, lengths, places, tokens, spans = [], [], [], [], {}
+    inputs, lengths, places, tokens, spans = [], [], [], [], {}
     token_offset = place_offset = 0
     for key, table in tables.items():
         rows, columns, token = _places(table, ops[key])
         # What follows a row's last place need not be read.
         input_lengths = torch.zeros_like(table.lengths).scatter_reduce_(0, rows, columns + 1, "amax")
         starts = input_lengths.cumsum(0) - input_lengths
-        ids.append(table.tokens[table.token_positions < input_lengths[table.row_of_token]])
+        inputs.append(table.truncate(input_lengths))
         lengths += [length for length in input_lengths.tolist() if length]
         places.append(starts[rows] + columns + token_offset)
         tokens.append(token)
         spans[key] = slice(place_offset, place_offset + len(rows))
-        token_offset, place_offset = token_offset + len(ids[-1]), place_offset + len(rows)
+        token_offset, place_offset = token_offset + len(inputs[-1].tokens), place_offset + len(rows)
     if not place_offset:
         # All ranks take part in a pass, even one that has no answers.
-        ids, lengths, places = [torch.full((1,), pad_id)], [1], [torch.zeros(1, dtype=torch.long)]
+        inputs, lengths, places = [Sequences.from_lists([[pad_id]])], [1], [torch.zeros(1, dtype=torch.long)]
     empty = torch.zeros(0, dtype=torch.long)
-    return CallRows(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([empty, *tokens]), spans)
+    read = Sequences.concat(inputs)
+    return CallRows(
+        tuple(calls), read.tokens[None], lengths, torch.cat(places), torch.cat([empty, *tokens]), spans, read.routes
+    )
 
 
 def _places(table: Sequences, op: str) -> tuple[Tensor, Tensor, Tensor]:

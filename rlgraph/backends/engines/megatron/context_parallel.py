@@ -43,8 +43,9 @@ class TokenShard:
     """On a CPU, one mask for each piece that does not begin its row: all layers use the same."""
 
     def shard_tokens(self, whole: Tensor, fill: int = 0) -> Tensor:
-        """Return this rank's part, [S], of [T]."""
-        return pad(whole[self.token_indices], (0, self.tokens_per_rank - len(self.token_indices)), value=fill)
+        """Return this rank's part, [S, ...], of [T, ...]."""
+        padding = self.tokens_per_rank - len(self.token_indices)
+        return pad(whole[self.token_indices], (*(0, 0) * (whole.dim() - 1), 0, padding), value=fill)
 
     def to(self, device: torch.device) -> TokenShard:
         """Return this shard with the tensors that attention reads on a device."""
@@ -115,7 +116,8 @@ class ContextParallel:
                 pad(batch.ids, (0, padding), value=pad_id),
                 [*batch.lengths[:-1], batch.lengths[-1] + padding],
             )
-            return replace(batch, ids=ids, lengths=lengths), None
+            routes = None if batch.routes is None else pad(batch.routes, (0, 0, 0, 0, 0, padding), value=-1)
+            return replace(batch, ids=ids, lengths=lengths, routes=routes), None
         share = self._make_share(batch.lengths)
         at = share.gathered_positions[batch.output_positions]
         ranks, is_own = at // share.tokens_per_rank, at // share.tokens_per_rank == self._rank
@@ -128,6 +130,7 @@ class ContextParallel:
         part = replace(
             batch,
             ids=share.shard_tokens(batch.ids[0], pad_id)[None],
+            routes=None if batch.routes is None else share.shard_tokens(batch.routes, -1),
             output_positions=places if len(places) else torch.zeros(1, dtype=torch.long),
             next_tokens=batch.next_tokens[is_own[: len(batch.next_tokens)]],
             table_spans=spans,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,18 @@ from rlgraph.catalog.models.latent_attention import ExpertRouting
 from rlgraph.catalog.models.shape import Shape
 
 
+def replay_in_layers(layers: Iterable[nn.Module]) -> None:
+    """Make experts take those that the rows of a pass replay, also where a layer is computed again for its gradient.
+    Megatron's layers hand their rows to attention alone."""
+    for layer in layers:
+        if isinstance(layer.mlp, Experts):
+            layer.register_forward_pre_hook(_take_routes, with_kwargs=True)
+
+
+def _take_routes(layer: Any, _: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
+    layer.mlp.set_routes(arguments["packed_seq_params"].routes)
+
+
 class Experts(nn.Module):
     """The feed-forward network of a layer that has experts, E of them.
 
@@ -31,8 +43,11 @@ class Experts(nn.Module):
     router.
     """
 
-    def __init__(self, config: TransformerConfig, *, shape: Shape) -> None:
+    def __init__(self, config: TransformerConfig, *, shape: Shape, place: int) -> None:
+        """place: of its layer among those that have experts."""
         super().__init__()
+        self.place = place
+        self._routes: Tensor | None = None
         tp, ep = config.tensor_model_parallel_size, parallel_state.get_expert_model_parallel_world_size()
         self._shape, self._split, self._ranks = shape, tp > 1, ep
         self._group = parallel_state.get_expert_model_parallel_group()
@@ -53,6 +68,11 @@ class Experts(nn.Module):
             self.correction = nn.Parameter(torch.zeros(shape.experts), requires_grad=False)
         self._gate = GatedActivation(config)
 
+    def set_routes(self, routes: Tensor | None) -> None:
+        """Set the experts that the next pass replays, int16 [T, layers that have experts, experts of a token]; -1 and
+        None: the router chooses."""
+        self._routes = None if routes is None else routes[:, self.place]
+
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""
         if self._split:
@@ -67,7 +87,7 @@ class Experts(nn.Module):
 
     def _routed_output(self, x: Tensor) -> Tensor:
         """Return the outputs of each token's experts, [T, hidden], times their shares."""
-        shares, chosen = self._corrected(x, self._shape.routing) if self._shape.routing else self._largest(x)
+        shares, chosen = self._shares_of_chosen(x)
         order = chosen.flatten().argsort(stable=True)
         token = order // self._shape.experts_per_token
         counts = chosen.flatten().bincount(minlength=self._shape.experts)
@@ -78,27 +98,31 @@ class Experts(nn.Module):
         weighted = expert_outputs.index_select(0, places).view(*chosen.shape, -1) * shares.to(x.dtype)[..., None]
         return weighted.sum(1)
 
-    def _largest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _shares_of_chosen(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each token the shares of its experts, and which ones these are, [T, experts of a token] both."""
-        logits = x @ self.router.t()
-        shares = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        shares, chosen = shares.topk(self._shape.experts_per_token)
-        return shares / shares.sum(-1, keepdim=True) if self._shape.norm_topk else shares, chosen
-
-    def _corrected(self, x: Tensor, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
-        """Return the same as `_largest` for routers with a bias; as wide as float32 before the product, as in
-        transformers."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        shares = (x.to(wide) @ self.router.t().to(wide)).sigmoid()
-        with torch.no_grad():
-            corrected = (shares + self.correction).unflatten(-1, (routing.groups, -1))
-            groups = corrected.topk(2)[0].sum(-1).topk(routing.chosen)[1]
-            allowed = torch.zeros_like(corrected[..., 0], dtype=torch.bool).scatter_(1, groups, True)
-            corrected = corrected.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
-            chosen = corrected.topk(self._shape.experts_per_token)[1]
+        if routing := self._shape.routing:
+            # As wide as float32 before the product, as in transformers.
+            shares = (x.to(wide) @ self.router.t().to(wide)).sigmoid()
+            chosen = self._largest_corrected(shares.detach(), routing)
+        else:
+            shares = (x @ self.router.t()).softmax(-1, dtype=wide)
+            chosen = shares.detach().topk(self._shape.experts_per_token)[1]
+        if self._routes is not None:
+            replayed = self._routes.to(chosen)
+            chosen = torch.where(replayed[:, :1] >= 0, replayed, chosen)
         shares = shares.gather(1, chosen)
-        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20) if self._shape.norm_topk else shares
-        return shares * routing.scale, chosen
+        if self._shape.norm_topk:
+            shares = shares / (shares.sum(-1, keepdim=True) + (1e-20 if routing else 0.0))
+        return shares * routing.scale if routing else shares, chosen
+
+    def _largest_corrected(self, shares: Tensor, routing: ExpertRouting) -> Tensor:
+        """Return the experts of each token, of the best groups, by their shares and a bias, [T, experts of a token]."""
+        corrected = (shares + self.correction).unflatten(-1, (routing.groups, -1))
+        groups = corrected.topk(2)[0].sum(-1).topk(routing.chosen)[1]
+        allowed = torch.zeros_like(corrected[..., 0], dtype=torch.bool).scatter_(1, groups, True)
+        corrected = corrected.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
+        return corrected.topk(self._shape.experts_per_token)[1]
 
     def _dispatched(self, x: Tensor, counts: Tensor) -> Tensor:
         """Return what the experts compute of x, [N, hidden], by expert, in the same order. counts: int64 [E]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -55,7 +56,7 @@ def build(
             shape,
             stages.rank(),
             mesh.axis_size("chunks"),
-            SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None,
+            _experts_of(shape) if shape.experts else None,
             SimpleNamespace(module=LatentAttention, params={"shape": shape}) if shape.latent else None,
         ),
         vocab_size=rows,
@@ -81,6 +82,11 @@ def build(
     if base is not None:
         _share(model, base, kind)
     return model.to(model_device(), dtype)
+
+
+def _experts_of(shape: Shape) -> Callable[[int], SimpleNamespace]:
+    """Return what makes the specification of a layer's experts from its number."""
+    return lambda number: SimpleNamespace(module=Experts, params={"shape": shape, "place": number - shape.dense})
 
 
 def is_shared(name: str, kind: ModelKind) -> bool:

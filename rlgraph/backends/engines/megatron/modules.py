@@ -28,17 +28,21 @@ from rlgraph.ir.layout import even_range
 
 
 def stage_layer_specs(
-    config: TransformerConfig, shape: Shape, rank: int, chunks: int, network: Any = None, attention: Any = None
+    config: TransformerConfig, shape: Shape, rank: int, chunks: int, network: Callable[[int], Any] | None = None, attention: Any = None
 ) -> TransformerBlockSubmodules:
     """Return the layers of a stage, with the parameters of Megatron-core's local specification. network, attention:
-    modules in place of its feed-forward network, in layers that have experts, and of its attention."""
+    what gives the module of a layer with experts from the layer's number, in place of its feed-forward network, and the
+    module in place of its attention."""
     parts = chunks * config.pipeline_model_parallel_size
     numbers = [
         number
         for part in range(rank, parts, config.pipeline_model_parallel_size)
         for number in range(*even_range(config.num_layers, parts, part))
     ]
-    specs = [_layer(config, shape, number, network if number >= shape.dense else None, attention) for number in numbers]
+    specs = [
+        _layer(config, shape, number, network(number) if network and number >= shape.dense else None, attention)
+        for number in numbers
+    ]
     return TransformerBlockSubmodules(specs, UnitOffsetNorm if shape.wide_norms else Norm)
 
 
@@ -82,6 +86,8 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     layers with a window, where these rotate differently."""
     token_shard: TokenShard | None = None
     """This rank's part of their tokens, if it has not all: T counts its own."""
+    routes: Tensor | None = None
+    """The experts that are replayed, int16 [T, layers that have experts, experts of a token]; -1: routers choose."""
 
 
 class RotaryAngles:
@@ -104,7 +110,9 @@ class RotaryAngles:
         ]
         self._dtype = config.params_dtype
 
-    def packed_rows(self, lengths: Sequence[int], share: TokenShard | None, device: torch.device) -> PackedRows:
+    def packed_rows(
+        self, lengths: Sequence[int], share: TokenShard | None, routes: Tensor | None, device: torch.device
+    ) -> PackedRows:
         """Return packed rows of these lengths, with their angles."""
         places = torch.cat([torch.arange(length) for length in lengths])
         places = share.shard_tokens(places) if share else places
@@ -115,7 +123,13 @@ class RotaryAngles:
             return cos, sin
 
         turns = [cos_and_sin(rotary) for rotary in self._rotary]
-        return PackedRows("thd", lengths=lengths, rotations=turns, token_shard=share.to(device) if share else None)
+        return PackedRows(
+            "thd",
+            lengths=lengths,
+            rotations=turns,
+            token_shard=share.to(device) if share else None,
+            routes=None if routes is None else routes.to(device),
+        )
 
 
 class Attention(nn.Module):

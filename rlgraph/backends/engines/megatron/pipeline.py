@@ -13,10 +13,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
 from rlgraph.backends.engines.logprobs import apply_temperature, logprobs_and_entropy
 from rlgraph.backends.engines.megatron.batches import CallRows, Head, merge_calls
 from rlgraph.backends.engines.megatron.context_parallel import ContextParallel, TokenShard
+from rlgraph.backends.engines.megatron.experts import replay_in_layers
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.model_chunks import split_chunks
 from rlgraph.backends.engines.megatron.modules import OutputPositions, RotaryAngles, output_weight_rows
@@ -56,6 +58,8 @@ class Pipeline:
         self._shape, self._kind = shape, kind
         self._places, self._context = OutputPositions(model), ContextParallel()
         self._head = _make_head(model, shape, logit_numbers)
+        self._chosen_by_token = shape.expert_layer_count, shape.experts_per_token
+        replay_in_layers(model.decoder.layers)
 
     @torch.no_grad()
     def compute_results(self, batches: Sequence[CallRows]) -> list[list[Tensor]]:
@@ -156,7 +160,13 @@ class Pipeline:
         [1, M, outputs]."""
         model = self._parts[chunk]
         self._places.set_positions(part.output_positions.to(model_device()))
-        packed = self._angles.packed_rows(part.lengths, share, model_device())
+        if part.routes is not None and part.routes.shape[1:] != self._chosen_by_token:
+            raise EngineError(
+                "rows come with experts of {} layers, {} for each token, but this model has {} and {}".format(
+                    *part.routes.shape[1:], *self._chosen_by_token
+                )
+            )
+        packed = self._angles.packed_rows(part.lengths, share, part.routes, model_device())
         model.set_input_tensor(received)
         output: Tensor = model(part.ids.to(model_device()), None, None, packed_seq_params=packed)
         # The model would keep its input until the next one.

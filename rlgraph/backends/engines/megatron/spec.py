@@ -82,6 +82,7 @@ SPEC = EngineSpec(
     sleeps=True,
     fuses=True,
     shards_optimizer=True,
+    replays_routes=True,
     gathers_later=frozenset({"cpu", "gpu"}),
     packs=True,
     memory=EngineMemory(
