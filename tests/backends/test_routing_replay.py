@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rlgraph
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError, RunError
+from rlgraph.passes.placement import routing_errors
 
 MODEL = (
     'random("qwen3_moe", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, '
@@ -85,17 +88,24 @@ def test_a_dense_model_is_refused(folder: Path) -> None:
     assert diagnostic.code == "E0847" and "routing" in diagnostic.hint
 
 
-@pytest.mark.parametrize("engine", ["vllm", "megatron"])
-def test_an_engine_that_cannot_is_refused(folder: Path, engine: str) -> None:
-    work = "actor.generate" if engine == "vllm" else "actor.train"
+def test_rows_without_answers_need_no_experts(folder: Path) -> None:
+    path = written(folder)
+    path.write_text(path.read_text("utf-8").replace("max_tokens=6", "max_tokens=0"), "utf-8")
+    assert [step["length"] for step in metrics(path)] == [0, 0]
+
+
+def test_an_engine_that_cannot_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that ship can; one of another package may not."""
+    without = replace(engine("vllm"), replays_routes=False)
+    monkeypatch.setattr(routing_errors, "spec_of", lambda _: without)
     schedule = folder / "s.rls"
-    schedule.write_text(f"schedule replayed\npool a = 1 devices\nplace {work} on a(engine={engine})\n", "utf-8")
+    schedule.write_text("schedule replayed\npool a = 1 devices\nplace actor.generate on a(engine=vllm)\n", "utf-8")
     with pytest.raises(ProgramError) as caught:
         rlgraph.compile(written(folder), schedule=schedule)
     assert "E0849" in {diagnostic.code for diagnostic in caught.value.diagnostics}
 
 
-def test_an_engine_that_can_is_taken(folder: Path) -> None:
-    """A plan without a schedule has vLLM sample, but where experts are replayed."""
+def test_vllm_samples_what_others_replay(folder: Path) -> None:
     made = rlgraph.compile(written(folder), cluster="1x8:h100-80gb")
-    assert {group.engine for group in made.plan.groups if group.models} == {"transformers"}
+    engines = {role.operation: made.plan.group(role.group).engine for role in made.plan.roles}
+    assert engines["generate"] == "vllm" and engines["train"] in ("megatron", "transformers")

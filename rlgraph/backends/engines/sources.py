@@ -67,6 +67,8 @@ class ModelSpec:
     """A tokenizer in place of the source's own."""
     generates: bool = True
     """It is asked to continue rows, for which an architecture needs more than for reading them."""
+    keeps_routes: bool = field(default=False, kw_only=True)
+    """The rows that it continues come with the experts of their tokens (`Sampling.keeps_routes`)."""
     adapters: Adapters | None = None
     """What is trained in place of the model itself; the source is their base."""
     is_trained: bool = True

@@ -20,6 +20,7 @@ from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.ops.program_work import other_players_models
 from rlgraph.ops.shared_base_models import has_changing_weights
+from rlgraph.passes.placement.routing_errors import replayed_models
 from rlgraph.user_code.files import SearchFolders, find_file
 
 
@@ -29,7 +30,12 @@ def model_spec(program: Program, model: Model, folders: SearchFolders) -> ModelS
     written = _chat_options(chat, folders) if isinstance(chat, ConstructorCall) else None
     autocast = program.autocast_of_model(model)
     assert autocast != AUTO, "it is decided where a run begins"
-    return replace(_source_spec(program, model, folders), chat=written, autocast=autocast)
+    return replace(
+        _source_spec(program, model, folders),
+        chat=written,
+        autocast=autocast,
+        keeps_routes=model.name in replayed_models(program),
+    )
 
 
 def _chat_options(chat: ConstructorCall, folders: SearchFolders) -> ChatOptions:

@@ -148,7 +148,8 @@ class Sampler:
             for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
                 places = [starts[number] * self.count + place for place in kept.tolist()]
                 rows = tuple(ids[place] for place in places)
-                if self.sampling.keeps_routes and len(made.sequences) and made.sequences.routes is None:
+                # Nobody chose experts for rows without answers.
+                if self.sampling.keeps_routes and made.sequences.routes is None and len(made.logprobs):
                     raise RunError(self._without_routes())
                 if self.session.recorder and self.model.engine.has_results:
                     asked = [encoded[place // self.count] for place in places]

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm import environment, start
 from rlgraph.backends.engines.vllm.environment import all_reduce_by_nccl_only, import_vllm, temporary_model_folder
-from rlgraph.backends.engines.vllm.start import RankRendezvous
+from rlgraph.backends.engines.vllm.start import StartNotes
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import ModelHolding
 from tests.backends.engines.test_vllm_start import SHAPE
@@ -132,7 +132,7 @@ def test_what_it_has_compiled_it_takes_again(monkeypatch: pytest.MonkeyPatch, tm
     for rank in range(2):
         with temporary_model_folder(write) as folder:
             assert json.loads(Path(folder, "config.json").read_text()) == CONFIG
-            found.add(name(folder, additional_config=RankRendezvous(rank, f"rlgraph://host:{rank}")))
+            found.add(name(folder, additional_config=StartNotes(rank, f"rlgraph://host:{rank}")))
     assert len(found) == 1
     # Red without it: a new folder, and a new port, each time.
     for place in ("a", "b"):

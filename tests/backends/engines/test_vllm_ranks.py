@@ -70,13 +70,16 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     coming = Coming(lambda version: engine.load_weights(halves), after=(7 + 5 * rank,))
     changed = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
     assert changed.versions is not None
+    routes: list[Any] = []
     # Experts, in the groups of the model without; the same and others, each rank with some of the experts entire.
     for name, over in SPLIT:
-        sparse = VllmEngine.open(spec(name), over, rank, address=address)
+        sparse = VllmEngine.open(replace(spec(name), keeps_routes=True), over, rank, address=address)
         fill_tensors(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
         sparse.note_weights_written()
-        one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+        one = sparse.generate(PROMPTS, 4, replace(SAMPLINGS[1], keeps_routes=True), KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
+        assert one.sequences.routes is not None
+        routes.append(one.sequences.routes.sort(-1)[0].tolist())
         wrong += misplaced(sparse, load(spec(name)).model)
         wrong += [name] * (sparse.has_results != engine.has_results)
     # Adapters, which each rank merges into its part, or has beside it.
@@ -86,7 +89,9 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
         one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += [f"{count} functions were compiled" for count in [counters["frames"]["total"]] if count]
-    results.put((rank, engine.has_results, rows, wrong + named, (changed.sequences.rows(), changed.versions.tolist())))
+    results.put(
+        (rank, engine.has_results, rows, wrong + named, routes, (changed.sequences.rows(), changed.versions.tolist()))
+    )
 
 
 def new_adapters(state: State) -> State:
@@ -109,9 +114,9 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
             process.join(timeout=10)
             process.kill()
     assert [speaks for _, speaks, *_ in found] == [True, False]
-    assert [wrong for *_, wrong, _ in found] == [[], []]
-    (_, _, first, _, changed), (_, _, second, _, same) = found
-    assert first == second
+    assert [wrong for *_, wrong, _, _ in found] == [[], []]
+    (_, _, first, _, routes, changed), (_, _, second, _, other_routes, same) = found
+    assert first == second and routes == other_routes
     assert changed == same and {*changed[1]} == {0, 1} and changed[0] != first[0][0]
     adapted = TransformersEngine.open(spec())
     adapters = new_adapters(TransformersEngine.open(ADAPTED).state())
@@ -125,6 +130,10 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     for trainer, sampling, (rows, logprobs) in zip(
         trainers, [*SAMPLINGS, *[SAMPLINGS[1]] * len(others)], first, strict=True
     ):
-        made = trainer.generate(PROMPTS, 4, sampling, KEYS)
+        keeps = trainer in sparse
+        made = trainer.generate(PROMPTS, 4, replace(sampling, keeps_routes=keeps), KEYS)
         assert rows == made.sequences.rows()
+        if keeps:
+            assert made.sequences.routes is not None
+            assert routes.pop(0) == made.sequences.routes.sort(-1)[0].tolist()
         torch.testing.assert_close(torch.tensor(logprobs), made.logprobs, rtol=0, atol=1e-5)

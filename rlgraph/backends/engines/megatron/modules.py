@@ -28,7 +28,12 @@ from rlgraph.ir.layout import even_range
 
 
 def stage_layer_specs(
-    config: TransformerConfig, shape: Shape, rank: int, chunks: int, network: Callable[[int], Any] | None = None, attention: Any = None
+    config: TransformerConfig,
+    shape: Shape,
+    rank: int,
+    chunks: int,
+    network: Callable[[int], Any] | None = None,
+    attention: Any = None,
 ) -> TransformerBlockSubmodules:
     """Return the layers of a stage, with the parameters of Megatron-core's local specification. network, attention:
     what gives the module of a layer with experts from the layer's number, in place of its feed-forward network, and the

@@ -261,4 +261,4 @@ def _sample(row: SampledRow, output: Any) -> Sample:
     """Make a sample from vLLM's record of an output."""
     tokens = [*row.begun_tokens, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
-    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)
+    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions, row.routes)

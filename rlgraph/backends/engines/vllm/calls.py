@@ -14,6 +14,8 @@ from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandone
 from rlgraph.backends.engines.roles import WeightRefresh
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow
 
 
@@ -32,6 +34,9 @@ class Sample:
     """It ended by itself, not at `max_tokens`."""
     versions: tuple[tuple[int, int, int], ...]
     """Which weights sampled which tokens: a version, its first place and the one after its last."""
+    routes: Sequence[np.ndarray] = ()
+    """Experts of the first tokens of prompt and response, where they are recorded: int16 [tokens, layers, experts of a
+    token] each."""
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import EngineError, NoRoutes
 from rlgraph.backends.engines.merging import MergedAdapters, initial_adapters
 from rlgraph.backends.engines.offload import MemoryCounters, OffloadRecord
 from rlgraph.backends.engines.records import Admission, Generation, PartialRow, Rank, RowsAbandoned, Sampling, State
@@ -27,6 +27,7 @@ from rlgraph.backends.engines.vllm.experts import UnpackedExperts
 from rlgraph.backends.engines.vllm.layout import layout, split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
 from rlgraph.backends.engines.vllm.offload import kv_cache_tensors, make_offloader, offloaded_weights
+from rlgraph.backends.engines.vllm.routes import RouteRecorder, whole_routes
 from rlgraph.backends.engines.vllm.source import VllmModelSource, read_model_source
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import EngineLimits, limits_in_plan, min_cache_bytes, start_engine
@@ -44,9 +45,14 @@ _WRAPPED_SUFFIX = ".base_layer"
 """The ending of the name of a layer that has an adapter beside it."""
 
 
-def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], version_of: Mapping[int, int]) -> Generation:
+def _generation(
+    starts: Sequence[list[int]],
+    samples: Sequence[Sample],
+    version_of: Mapping[int, int],
+    routes_shape: tuple[int, int] | None,
+) -> Generation:
     """Return the samples as a `Generation`. version_of: the versions of the engine's counts of its weights, where
-    somebody has told them."""
+    somebody has told them. routes_shape: layers that have experts, and experts of a token, where rows come with them."""
     logprobs = [logprob for sample in samples for logprob in sample.logprobs]
     versions = [
         version_of[version]
@@ -55,8 +61,16 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], version_
         for _ in range(*span)
         if version_of
     ]
+    sequences = Sequences.from_pairs(starts, [sample.tokens for sample in samples])
+    if routes_shape is not None:
+        routes = [
+            whole_routes(sample.routes, routes_shape, tokens)
+            for sample, tokens in zip(samples, sequences.lengths.tolist(), strict=True)
+        ]
+        none = torch.zeros((0, *routes_shape), dtype=torch.int16)
+        sequences = replace(sequences, routes=torch.cat([none, *routes]))
     return Generation(
-        Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
+        sequences,
         torch.tensor(logprobs, dtype=torch.float32),
         torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
         torch.tensor(versions, dtype=torch.int64) if version_of else None,
@@ -199,7 +213,9 @@ class VllmEngine(CallSampler):
         missing = [last - first for first, last in bounds]
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
-        yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
+        recorder = self._recorder(sampling)
+        routes_shape = None if recorder is None else recorder.shape
+        yield from ((part, _generation([], [], known, routes_shape)) for part, rows in enumerate(missing) if not rows)
         try:
             for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights, expected):
                 ended[sample.row] = sample
@@ -207,7 +223,8 @@ class VllmEngine(CallSampler):
                 missing[part] -= 1
                 if not missing[part]:
                     rows = range(*bounds[part])
-                    yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
+                    own_starts, samples = [starts[row // n] for row in rows], [ended.pop(row) for row in rows]
+                    yield part, _generation(own_starts, samples, known, routes_shape)
         except RowsAbandoned as exception:
             assert admission is not None
             progress = {
@@ -246,7 +263,7 @@ class VllmEngine(CallSampler):
             return
         from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings
 
-        batch = CallSamplingSettings(sampling, self._stops(sampling), admission)
+        batch = CallSamplingSettings(sampling, self._stops(sampling), admission, self._recorder(sampling))
         known = {} if known is None else known
         call = GenerateCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
@@ -314,6 +331,15 @@ class VllmEngine(CallSampler):
             yield
         finally:
             self.load_weights(originals)
+
+    def _recorder(self, sampling: Sampling) -> RouteRecorder | None:
+        """Return what says which experts the tokens of rows have, where they are to come with them."""
+        if not sampling.keeps_routes:
+            return None
+        if not self._shape.experts:
+            raise NoRoutes(f"this model has no routers of experts that could be replayed")
+        recorder: RouteRecorder = self.model.route_recorder  # type: ignore[assignment]
+        return recorder
 
     def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
         check_row_keys(keys, prompts, n)

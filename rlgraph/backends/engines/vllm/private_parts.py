@@ -60,13 +60,19 @@ PRIVATE_PARTS: tuple[PrivatePart, ...] = (
     ),
     PrivatePart(
         "vllm.v1.worker.gpu_model_runner",
-        ("GPUModelRunner.kv_caches",),
-        "on a CPU the cache is given back by hand: `sleep` is for GPUs",
+        ("GPUModelRunner.kv_caches", "GPUModelRunner.input_batch", "GPUModelRunner.query_start_loc"),
+        "on a CPU the cache is given back by hand: `sleep` is for GPUs; and where tokens lie in the cache says which "
+        "experts they have: the offered record of experts takes no logits processors of others",
     ),
     PrivatePart(
         "vllm._custom_ops",
         ("_supports_onednn",),
         "on a CPU linear layers would be packed into what nobody can write new weights to; no option says so",
+    ),
+    PrivatePart(
+        "vllm.model_executor.layers.fused_moe.router.base_router",
+        ("BaseRouter.set_capture_fn",),
+        "routers say which experts they choose",
     ),
     PrivatePart(
         "vllm.model_executor.layers.fused_moe.experts.cpu_moe",

@@ -12,31 +12,41 @@ from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.backends.engines.vllm.environment import has_no_gpu
-from rlgraph.backends.engines.vllm.start import RankRendezvous
+from rlgraph.backends.engines.vllm.routes import RouteRecorder
+from rlgraph.backends.engines.vllm.start import StartNotes
 
 _SEGMENTS = Path("/dev/shm")
 
 
-class RankExecutor(UniProcExecutor):
+class RecordingExecutor(UniProcExecutor):
+    """An executor that says which experts routers choose, where `vllm.start.StartNotes` asks for it."""
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        if self._notes.records_routes:
+            # Graphs of steps, which are made later, have to have it in them.
+            runner = self.driver_worker.worker.model_runner
+            runner.get_model().route_recorder = RouteRecorder(runner)
+
+    @property
+    def _notes(self) -> StartNotes:
+        return cast(StartNotes, self.vllm_config.additional_config)
+
+
+class RankExecutor(RecordingExecutor):
     """An executor of one rank. The other ranks are other processes with an engine each. All of them get the same
     requests in the same order, and their schedulers, which are deterministic, then agree on each step.
-
-    The engine's `additional_config` is a `vllm.start.RankRendezvous`.
     """
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        _unlink_segments(self._meeting.rank)
+        _unlink_segments(self._notes.rank)
 
     def _distributed_args(self) -> tuple[str, int, int]:
         # Ranks meet by a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
-        rank = self._meeting.rank
+        rank = self._notes.rank
         # A process that sees one GPU alone has it as its first.
-        return self._meeting.url, rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
-
-    @property
-    def _meeting(self) -> RankRendezvous:
-        return cast(RankRendezvous, self.vllm_config.additional_config)
+        return self._notes.url, rank, rank if has_no_gpu() else rank % torch.cuda.device_count()
 
     def determine_available_memory(self) -> list[int]:
         """Return the least that any rank has, in bytes: all have as many blocks of the key-value cache."""

@@ -18,6 +18,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import Admission, PartialRow, Sampling
 from rlgraph.backends.engines.sampling import sample
+from rlgraph.backends.engines.vllm.routes import RouteRecorder
 
 _ROW_FIELD = "rlgraph"
 """The field of a request's `extra_args` that holds its `SampledRow`."""
@@ -32,6 +33,8 @@ class CallSamplingSettings:
     stops: tuple[int, ...]
     """The tokens that end a row."""
     admission: Admission | None = None
+    recorder: RouteRecorder | None = None
+    """What says which experts the tokens have, where the model's routers are recorded."""
     failure: EngineError | None = None
     """Why nothing could be sampled. It is not raised inside vLLM, which would print all it knows."""
 
@@ -54,6 +57,8 @@ class SampledRow:
     """Tokens of its response that it came with."""
     response: list[int] = field(default_factory=list)
     """Tokens that vLLM has added since."""
+    routes: list[np.ndarray] = field(default_factory=list)
+    """Experts of its tokens so far, prompt and response, int16 [tokens, layers, experts of a token] each."""
 
     def partial_row(self) -> PartialRow:
         """Return what exists of the row."""
@@ -108,6 +113,9 @@ class SamplingLogitsProcessor(LogitsProcessor):
         """Sample for all rows, float32 [N, V]; rows that are sampled in the same way are sampled together."""
         places = np.array([len(response) for response in self._responses]) + self._begun_counts
         short = places < self._min_tokens
+        recorder = next((row.batch.recorder for row in self._rows if row.batch.recorder is not None), None)
+        if recorder is not None:
+            recorder.note_step(self._rows)
         for batch in np.unique(self._batches):
             self._count(batch)
         for way in np.unique(self._ways):

@@ -93,6 +93,7 @@ SPEC = EngineSpec(
     },
     absorbs_latent=True,
     settings=frozenset({"kv_bytes"}),
+    replays_routes=True,
     preference=2,
     requires=("vllm",),
     install=f"{DISTRIBUTION}[vllm]",

@@ -21,6 +21,8 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.cache_reservation import CacheSizingInput, cache_reservation, one_row_cache_bytes
 
+_EXECUTORS = "rlgraph.backends.engines.vllm.ranks"
+
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
 
@@ -40,16 +42,17 @@ _LATENT_SIZES = 512, 64
 
 
 @dataclass(frozen=True)
-class RankRendezvous:
-    """What `RankExecutor` is told beside vLLM's own arguments."""
+class StartNotes:
+    """What executors of `vllm.ranks` are told beside vLLM's own arguments, as its `additional_config`."""
 
-    rank: int
-    url: str
-    """Where the ranks meet."""
+    rank: int = 0
+    url: str = ""
+    """Where the ranks meet, where there are several."""
+    records_routes: bool = False
 
     def compute_hash(self) -> str:
         """Return the part of the name under which vLLM keeps what it compiles: that is the same wherever ranks meet."""
-        return type(self).__name__
+        return f"{type(self).__name__} {self.records_routes}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def start_engine(
     size, index = split_size_and_rank(mesh, rank)
     if not sees_all_devices(size):
         all_reduce_by_nccl_only()
-    meeting = _meeting_arguments(size, index, address)
+    meeting = _meeting_arguments(size, index, address, spec.keeps_routes and bool(shape.experts))
     if has_no_gpu():
         _check_kernels(shape)
         if mesh.axis_size("ep") > 1:
@@ -201,15 +204,20 @@ def _check_kernels(shape: Shape) -> None:
         )
 
 
-def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, Any]:
-    """Return the arguments by which the ranks over which layers are split find each other."""
-    if size == 1:
+def _meeting_arguments(size: int, index: int, address: str | None, records_routes: bool) -> dict[str, Any]:
+    """Return the arguments by which the ranks over which layers are split find each other, and of what is recorded."""
+    if size == 1 and not records_routes:
         return {}
+    if size == 1:
+        return {
+            "distributed_executor_backend": f"{_EXECUTORS}.RecordingExecutor",
+            "additional_config": StartNotes(records_routes=True),
+        }
     if address is None:
         raise EngineError(f"{size} ranks of a copy of vLLM need an address to meet at")
     return {
         "tensor_parallel_size": size,
-        "distributed_executor_backend": "rlgraph.backends.engines.vllm.ranks.RankExecutor",
-        "additional_config": RankRendezvous(index, rendezvous_url(address)),
+        "distributed_executor_backend": f"{_EXECUTORS}.RankExecutor",
+        "additional_config": StartNotes(index, rendezvous_url(address), records_routes),
         "disable_custom_all_reduce": not sees_all_devices(size),
     }
