@@ -52,7 +52,7 @@ def _generation(
     routes_shape: tuple[int, int] | None,
 ) -> Generation:
     """Return the samples as a `Generation`. version_of: the versions of the engine's counts of its weights, where
-    somebody has told them. routes_shape: layers that have experts, and experts of a token, where rows come with them."""
+    somebody has told them. routes_shape: layers that have experts, and experts of a token, where rows have theirs."""
     logprobs = [logprob for sample in samples for logprob in sample.logprobs]
     versions = [
         version_of[version]
@@ -337,7 +337,7 @@ class VllmEngine(CallSampler):
         if not sampling.keeps_routes:
             return None
         if not self._shape.experts:
-            raise NoRoutes(f"this model has no routers of experts that could be replayed")
+            raise NoRoutes("this model has no routers of experts that could be replayed")
         recorder: RouteRecorder = self.model.route_recorder  # type: ignore[assignment]
         return recorder
 

@@ -75,6 +75,11 @@ PRIVATE_PARTS: tuple[PrivatePart, ...] = (
         "routers say which experts they choose",
     ),
     PrivatePart(
+        "vllm.model_executor.layers.fused_moe.layer",
+        ("MoERunner",),
+        "layers that have experts, and their numbers",
+    ),
+    PrivatePart(
         "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
         ("CPUUnquantizedExperts.apply",),
         "its kernel for a CPU takes an expert's number among all for that among those of a rank",
