@@ -75,7 +75,7 @@ PRIVATE_PARTS: tuple[PrivatePart, ...] = (
         "routers say which experts they choose",
     ),
     PrivatePart(
-        "vllm.model_executor.layers.fused_moe.layer",
+        "vllm.model_executor.layers.fused_moe.runner.moe_runner",
         ("MoERunner",),
         "layers that have experts, and their numbers",
     ),

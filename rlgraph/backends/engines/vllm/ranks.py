@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import _groups, get_world_group
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.backends.engines.vllm.environment import has_no_gpu
-from rlgraph.backends.engines.vllm.routes import RouteRecorder
+from rlgraph.backends.engines.vllm.routes import record_routes
 from rlgraph.backends.engines.vllm.start import StartNotes
 
 _SEGMENTS = Path("/dev/shm")
@@ -25,8 +25,7 @@ class RecordingExecutor(UniProcExecutor):
         super()._init_executor()
         if self._notes.records_routes:
             # Graphs of steps, which are made later, have to have it in them.
-            runner = self.driver_worker.worker.model_runner
-            runner.get_model().route_recorder = RouteRecorder(runner)
+            self.collective_rpc(record_routes)
 
     @property
     def _notes(self) -> StartNotes:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.vllm.sampling import SampledRow
 
 
+def record_routes(worker: Any) -> None:
+    """Put a recorder beside the model that vLLM's worker has loaded, as its `route_recorder`."""
+    worker.get_model().route_recorder = RouteRecorder(worker.model_runner)
+
+
 class RouteRecorder:
     """Keeps the experts of each token beside its keys and values, by their place in vLLM's cache: what a row finds in
     the cache comes with the experts that were chosen when it was computed. A pass of CUDA's graphs writes them, too,
@@ -27,7 +32,7 @@ class RouteRecorder:
 
     def __init__(self, runner: Any) -> None:
         """runner: vLLM's, which has loaded its model."""
-        from vllm.model_executor.layers.fused_moe.layer import MoERunner
+        from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         layers = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
         layers.sort(key=lambda layer: layer.layer_id)
