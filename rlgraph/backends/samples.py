@@ -142,7 +142,7 @@ class _SampledValues:
             elif node.op == "compose":
                 named = [self.written[name] for name in node.inputs if name in self.written]
                 self.written.update({node.name: named[-1]} if named else {})
-            elif op.scores or op.selects and op.chooses is None or op.foreign and not op.part_of:
+            elif op.scores or op.is_column or op.foreign and not op.part_of:
                 self.collect_given_scores(node)
             elif op.chooses == 0:
                 for source, value in zip(node.inputs[1:], node.outputs, strict=False):

@@ -1,13 +1,14 @@
-"""Checks values over the vocabulary: `actor.distribution(rollout)`, which is never stored, and the sums over it, which
-are computed where the models' heads are."""
+"""Checks values over the vocabulary: `actor.distribution(rollout)`, which is never stored, and what it is reduced to,
+which is computed where the models' heads are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context, DistributionSource
-from rlgraph.dsl.nodes import emit_node, has_gradient, unique_name
+from rlgraph.dsl.nodes import emit_node, has_gradient, materialize, unique_name
 from rlgraph.dsl.scope import (
     VOCABULARY,
     Meaning,
@@ -21,6 +22,7 @@ from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
 from rlgraph.ir.text.program_text import expr_text
 from rlgraph.ir.types import Axis, Tensor
+from rlgraph.ops import NODES, TENSOR
 
 MOST_OPERATIONS = 200
 """The most operations in a formula, with a part that is used twice counted twice, as it is written."""
@@ -83,31 +85,44 @@ def kept_share(
     q = name_distribution(context, expr, model, table, temperature).expr
     zero = Const(0.0, Tensor("float"))
     is_kept = Apply("gt", (kept, zero), Tensor("bool", kept.type.axis), None, expr.span)
-    return _emit_sum(context, expr, Apply("where", (is_kept, q, zero), kept.type, None, expr.span))
+    return _emit(context, expr, Apply("where", (is_kept, q, zero), kept.type, None, expr.span))
 
 
 def refuse_other_operation(context: Context, name: str, args: Sequence[Expr], span: Span) -> None:
-    """Report an operation other than `sum` that would run over the vocabulary."""
+    """Report an operation that would run over the vocabulary, and is none of those that do."""
     if any(is_over_vocabulary(arg) for arg in args):
-        message = f"`{name}` does not run over the vocabulary, only `sum` does"
+        message = f"`{name}` does not run over the vocabulary: `sum`, `mean`, `max` and `min` do"
         raise context.statement_error("E0218", message, span, _FORM)
 
 
-def sum_over_vocabulary(context: Context, expr: tree.Call, name: str, value: Expr, by: tree.Option | None) -> Expr:
-    """Return `sum(x, vocab)` as the value of a node, which is given the models and their rows."""
-    if name != "sum":
+def reduce_vocabulary(
+    context: Context, expr: tree.Call, name: str, value: Expr, by: tree.Option | None, given: Sequence[Ref]
+) -> Expr:
+    """Return `sum(x, vocab)` as the value of a node, which is given the models and their rows. given: what says which
+    rows have a value that others lack."""
+    if name not in ("sum", "mean", "max", "min"):
         refuse_other_operation(context, name, [value], expr.span)
     axis = expr.args[1] if len(expr.args) == 2 else None
     if by is not None or not isinstance(axis, tree.Name) or axis.id != VOCABULARY:
         message = f"this is {value.type}: the vocabulary is reduced first, by itself"
         raise context.statement_error("E0218", message, expr.span, "`sum(x, vocab)`, and then what you like")
-    if isinstance(value, Ref) and (whole := context.phase.distributions[value.name].kept_sum):
+    if given:
+        message = "some rows lack a number that stands beside these probabilities"
+        hint = "say what the others have: `otherwise(x, 0.0) * p`, or leave them out: `keep rollout where valid(x)`"
+        raise context.statement_error("E0314", message, expr.span, hint)
+    if name == "min":
+        # The smallest is the largest of the negated values.
+        negated = Apply("neg", (value,), value.type, None, expr.span)
+        largest = _emit(context, expr, negated, "max")
+        return Apply("neg", (largest,), largest.type, None, expr.span)
+    if name == "sum" and isinstance(value, Ref) and (whole := context.phase.distributions[value.name].kept_sum):
         return Ref(whole, Tensor("float", value.type.axis.parent if value.type.axis else None), expr.span)
-    return _emit_sum(context, expr, value)
+    return _emit(context, expr, value, name)
 
 
-def _emit_sum(context: Context, expr: tree.Call, value: Expr) -> Expr:
-    """Emit what sums a formula up over the vocabulary, and return its value."""
+def _emit(context: Context, expr: tree.Call, value: Expr, reduce: str = "sum") -> Expr:
+    """Emit what reduces a formula over the vocabulary, and return its value."""
+    value = _with_named_numbers(context, value)
     sources = _sources(context, value, expr)
     computed = [source for source in sources.values() if not source.kept]
     if not computed:
@@ -120,6 +135,8 @@ def _emit_sum(context: Context, expr: tree.Call, value: Expr) -> Expr:
         ref: Ref(kept[source.kept] if source.kept else places[source.weights, source.table], Tensor("float"))
         for ref, source in sources.items()
     }
+    numbers = _numbers_beside(context, value, expr)
+    names |= {name: Ref(f"x{len(places) + len(kept) + at}", Tensor("float")) for at, name in enumerate(numbers)}
     if _written_size(value) > MOST_OPERATIONS:
         message = f"a formula over the vocabulary has at most {MOST_OPERATIONS} operations, written out"
         hint = "give it as several sums: `sum(a, vocab) + sum(b, vocab)`"
@@ -129,27 +146,21 @@ def _emit_sum(context: Context, expr: tree.Call, value: Expr) -> Expr:
     assert vocabulary is not None and vocabulary.parent is not None
     models = list(dict.fromkeys(source.model for source in computed))
     result = Value(unique_name(context, f"{models[0]}.sum"), Tensor("float", vocabulary.parent))
-    inputs = (*(name for pair in places for name in pair), *kept)
-    attrs: tuple[tuple[str, Constant], ...] = (("temperature", computed[0].temperature), ("formula", formula))
-    if kept:
-        attrs = (*attrs, ("kept", len(kept)))
-    emit_node(context, Node("distribution", inputs, (result,), attrs, span=expr.span))
+    inputs = (*(name for pair in places for name in pair), *kept, *numbers)
+    attrs: dict[str, Constant] = {"temperature": computed[0].temperature, "formula": formula}
+    attrs |= {} if reduce == "sum" else {"reduce": reduce}
+    attrs |= {name: len(values) for name, values in (("kept", kept), ("numbers", numbers)) if values}
+    emit_node(context, Node("distribution", inputs, (result,), tuple(attrs.items()), span=expr.span))
     if has_gradient(context, value):
         context.block.live.add(result.name)
     return Ref(result.name, result.type, expr.span)  # type: ignore[arg-type]
 
 
 def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, DistributionSource]:
-    """Return the distributions in an expression by name, that of the model which is trained first; report what else
-    there is, and what one pass over the vocabulary cannot have."""
-    sources = {}
-    for name, kind in used_names(value).items():
-        if name not in context.phase.distributions:
-            shown = str(kind) if kind.axis else "a number that is computed"
-            message = f"a sum over the vocabulary takes distributions and constants, and this has {shown} in it"
-            hint = "multiply what the sum gives by it: `x * sum(p * q, vocab)`"
-            raise context.statement_error("E0218", message, expr.span, hint)
-        sources[name] = context.phase.distributions[name]
+    """Return the distributions in an expression by name, that of the model which is trained first; report what one pass
+    over the vocabulary cannot have."""
+    known = context.phase.distributions
+    sources = {name: known[name] for name in used_names(value) if name in known}
     first = next(iter(sources.values()))
     computed = [source for source in sources.values() if not source.kept]
     first = computed[0] if computed else first
@@ -172,6 +183,47 @@ def _sources(context: Context, value: Expr, expr: tree.Call) -> dict[str, Distri
         hint = f"declare another model for one of them: `model teacher = frozen({trained})`"
         raise context.statement_error("E0219", message, expr.span, hint)
     return dict(sorted(sources.items(), key=lambda item: item[1].model != trained))
+
+
+def _with_named_numbers(context: Context, value: Expr) -> Expr:
+    """Return a formula in which what is computed of rows or texts alone has a name; elementwise mathematics of numbers
+    stays as it is."""
+    named: dict[int, Expr] = {}
+
+    def visit(part: Expr) -> Expr:
+        if not isinstance(part, Apply):
+            return part
+        if id(part) not in named:
+            if is_over_vocabulary(part) or _is_elementwise(part):
+                named[id(part)] = replace(part, args=tuple(map(visit, part.args)))
+            else:
+                named[id(part)] = Ref(materialize(context, part, "beside"), part.type, part.span)
+        return named[id(part)]
+
+    return visit(value)
+
+
+def _is_elementwise(part: Expr) -> bool:
+    """Return whether an expression is elementwise mathematics of numbers."""
+    if isinstance(part, Const):
+        return not isinstance(part.value, str)
+    if isinstance(part, Ref):
+        return part.type.dtype not in ("text", "row", "key")
+    return TENSOR[part.op].kind == "elementwise" and all(map(_is_elementwise, part.args))
+
+
+def _numbers_beside(context: Context, value: Expr, expr: tree.Call) -> list[str]:
+    """Return the values in a formula that are numbers of rows or tokens. Report one that a loss computes: the model is
+    asked before, and only columns are there."""
+    numbers = [name for name in used_names(value) if name not in context.phase.distributions]
+    computing = [node for node in context.block.nodes if not NODES[node.op].is_column]
+    made = {output.name for node in computing for output in node.outputs}
+    late = next((name for name in numbers if context.block.training and name in made), None)
+    if late is not None:
+        message = f"`{late}` stands beside probabilities, and is computed inside of this `train`, after them"
+        hint = "name it above the `train`, or multiply what the sum gives by it: `x * sum(p * q, vocab)`"
+        raise context.statement_error("E0314", message, expr.span, hint)
+    return numbers
 
 
 def _distinct(sources: Iterable[DistributionSource]) -> dict[tuple[str, str], None]:

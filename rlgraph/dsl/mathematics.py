@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.distributions import refuse_other_operation, sum_over_vocabulary
+from rlgraph.dsl.distributions import reduce_vocabulary, refuse_other_operation
 from rlgraph.dsl.keys import evaluate_groups, grouping
 from rlgraph.dsl.names import AXES, axis_named
 from rlgraph.dsl.nodes import limit_depth, materialize
@@ -183,7 +183,7 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
         )
     args, given = evaluate_optionals(context, expr.args[:1])
     if is_over_vocabulary(args[0]):
-        return sum_over_vocabulary(context, expr, name, args[0], by)
+        return reduce_vocabulary(context, expr, name, args[0], by, given)
     args += evaluate_numbers(context, expr.args[1:value_count])
     source = args[0].type.axis
     if source is None:

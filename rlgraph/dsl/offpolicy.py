@@ -85,7 +85,7 @@ class _LossWalk(FactWalk[_Facts]):
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(inputs_chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.known_facts(source)
-        elif op.selects and op.chooses is None:
+        elif op.is_column:
             sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"
             if sampler:
                 self.reads[node.span] = inputs[0].sampled

@@ -123,7 +123,7 @@ class _RatioWalk(FactWalk[_Facts]):
         elif node.op == "distribution":
             if node.attr("formula") == SHARE:
                 self.facts[node.name] = _Facts(share=self.known_facts(node.inputs[-1]).share)
-        elif op.scores or (op.selects and op.chooses is None):
+        elif op.scores or op.is_column:
             table = self.known_facts(table_of(node)).table
             if table and (
                 node.attr("name") == "logprobs" or (node.op == "logprobs" and self.model_sampled_table(node, table))

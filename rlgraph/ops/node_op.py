@@ -100,6 +100,11 @@ class NodeOp:
         return self.work is not None
 
     @property
+    def is_column(self) -> bool:
+        """Whether its output is a part of its input, which is there as soon as that is."""
+        return self.selects and self.chooses is None
+
+    @property
     def is_barrier(self) -> bool:
         """Whether it waits for the whole batch."""
         return self.unit == "batch"

@@ -78,12 +78,18 @@ def models_beside(node: Node) -> tuple[str, ...]:
 
 def pairs_beside(node: Node) -> tuple[str, ...]:
     """Return the other models and tables that a node reads beside its own, in turn."""
-    return node.inputs[2 : len(node.inputs) - attribute_value(node, "kept")]
+    return node.inputs[2 : len(node.inputs) - attribute_value(node, "kept") - attribute_value(node, "numbers")]
 
 
 def kept_probabilities(node: Node) -> tuple[str, ...]:
     """Return the inputs of a node that are probabilities of likeliest tokens, which somebody has computed before."""
-    return node.inputs[len(node.inputs) - attribute_value(node, "kept") :]
+    stop = len(node.inputs) - attribute_value(node, "numbers")
+    return node.inputs[stop - attribute_value(node, "kept") : stop]
+
+
+def numbers_beside(node: Node) -> tuple[str, ...]:
+    """Return the inputs of a node that are numbers of rows or tokens, which stand beside probabilities."""
+    return node.inputs[len(node.inputs) - attribute_value(node, "numbers") :]
 
 
 def table_of(node: Node) -> str:

@@ -31,6 +31,7 @@ _LAG = (
 _TABLE = Attribute("table", "name", doc="the table, as the program calls it", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 UNITS = ("row", "group", "batch")
+OVER_VOCABULARY = ("sum", "mean", "max")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
 _OPTIMIZER = (
     Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
@@ -237,12 +238,21 @@ RECORDS = (
         "distribution",
         "model table model|table|tensor* -> tensor",
         "row",
-        "The sum over the vocabulary of what a formula makes of the models' probabilities, for each token that carries "
-        "loss.",
+        "The sum, mean or largest over the vocabulary of what a formula makes of the models' probabilities, for each "
+        "token that carries loss.",
         attributes=(
             _TEMPERATURE,
-            Attribute("formula", "text", doc="with `p0`, `p1`, ... for the models and tables", by="checker"),
-            Attribute("kept", "int", 0, 0, None, "so many inputs at the end are probabilities kept", by="checker"),
+            Attribute(
+                "formula",
+                "text",
+                doc="with `p0`, `p1`, ... for the models and tables and for what is kept, and `x2`, ... for numbers",
+                by="checker",
+            ),
+            Attribute(
+                "reduce", "word", "sum", doc="what is made of its values", by="checker", names=lambda: OVER_VOCABULARY
+            ),
+            Attribute("kept", "int", 0, 0, None, "so many inputs are probabilities kept", by="checker"),
+            Attribute("numbers", "int", 0, 0, None, "so many inputs behind them are numbers", by="checker"),
         ),
         work="scores",
         joint=True,

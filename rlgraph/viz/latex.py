@@ -14,7 +14,8 @@ from itertools import count
 from rlgraph.ir.graph import Const, Expr, Graph, Node, Program, Ref, program_axes
 from rlgraph.ir.text.line_reader import LineReader
 from rlgraph.ir.types import Axis, StateHandle, Tensor, Type, axis_of
-from rlgraph.ops import NODES
+from rlgraph.ops import NODES, attribute_value
+from rlgraph.ops.nodes import kept_probabilities, numbers_beside, pairs_beside
 from rlgraph.ops.tensor import TENSOR
 from rlgraph.viz.captions import changed_options, loop_captions, phase_text
 
@@ -109,7 +110,7 @@ class _Formulas:
         function = str(node.attr(declared.foreign)) if declared.foreign else node.op
         written = _filled(declared.latex, inputs) if declared.latex else _call(function, inputs)
         if formula := node.attr("formula"):
-            written = self.over_vocabulary(formula, inputs[::2], inputs[1::2])
+            written = self.over_vocabulary(node, formula, inputs)
         made = [value.name for value in node.outputs if not isinstance(value.type, StateHandle)]
         if not made:
             if node.outputs:
@@ -121,17 +122,23 @@ class _Formulas:
             left = ", ".join(_indexed(name, self.along[name]) for name in made)
             yield f"{left} {written}" if written.startswith(r"\sim") else f"{left} = {written}"
 
-    def over_vocabulary(self, formula: str, models: Sequence[str], tables: Sequence[str]) -> str:
-        """Return a sum over the vocabulary of models' probabilities of a token `v`, each given the rows that it reads
-        where these are not those of the first."""
+    def over_vocabulary(self, node: Node, formula: str, inputs: Sequence[str]) -> str:
+        """Return what a formula of models' probabilities of a token `v` is reduced to, each given the rows that it
+        reads where these are not those of the first."""
+        pairs = inputs[: 2 + len(pairs_beside(node))]
         probabilities: dict[str, str] = {}
-        for at, (model, table) in enumerate(zip(models, tables, strict=True)):
-            given = "" if table == tables[0] else rf" \mid {table}"
+        for at, (model, table) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+            given = "" if table == pairs[1] else rf" \mid {table}"
             probabilities[f"p{at}"] = rf"\pi_{{{model}}}\left(v{given}\right)"
+        beside = (*(("p", name) for name in kept_probabilities(node)), *(("x", name) for name in numbers_beside(node)))
+        for at, (letter, name) in enumerate(beside, len(probabilities)):
+            probabilities[f"{letter}{at}"] = self.value(name) + (r"\left(v\right)" if letter == "p" else "")
         outside, self.unnamed = self.unnamed, probabilities
         names: dict[str, Type] = {name: Tensor("float") for name in probabilities}
         summand = self.expression(LineReader(formula, {}, names).read_expression())
-        written = rf"\sum_{{v}} {_bracketed(summand)}"
+        word = attribute_value(node, "reduce")
+        operator = TENSOR[word].latex or rf"\operatorname*{{{word}}}"
+        written = rf"{operator}_{{v}} {_bracketed(summand)}"
         self.unnamed = outside
         return written
 

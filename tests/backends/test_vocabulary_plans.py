@@ -34,10 +34,12 @@ data prompts = jsonl("prompts.jsonl", batch=5)
 step:
     rollout = actor.generate(prompts, n=2, max_tokens=5, temperature=0.8)
     p = teacher.distribution(rollout)
-    sure = sum(p * p, vocab)
+    sure = sum(p * p, vocab) - mean(rollout.length * p * p, vocab)
+    adv = mean(sure, by=prompts)
     train actor(lr=0.02, eps=1e-2):
         q = actor.distribution(rollout)
-        minimize mean(-actor.logprobs(rollout) * sure + 0.1 * sum(q * log(q), vocab))
+        spread = sum(adv * q * log(q), vocab) + max(exp(rollout.logprobs) * q, vocab)
+        minimize mean(-actor.logprobs(rollout) * sure + 0.1 * spread)
     train teacher(lr=0.02, eps=1e-2):
         minimize mean(-teacher.logprobs(rollout))
     report sure = mean(sure)

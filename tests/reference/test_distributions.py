@@ -109,3 +109,33 @@ def test_the_same_tokens_behind_another_prompt(folder: Path, split: str) -> None
         step = vocabulary_formulas.hinted(actor, teacher, rows, hint=AB, lr=0.02)
         replay.same(seen, step)
         assert seen.metrics["told"] > 1e-2
+
+
+BESIDE = f"""
+algorithm beside
+{STUDENT_AND_TEACHER}state last = 0.5
+step:
+    rollout = actor.generate(prompts, n=3, max_tokens=5, temperature=0.7)
+    told    = teacher.logprobs(rollout)
+    adv     = mean(told, token) - mean(told, by=prompts)
+    p       = teacher.distribution(rollout)
+    train actor(lr=0.02, eps=1e-2):
+        q      = actor.distribution(rollout)
+        pull   = sum(clip(adv, -0.5, 0.5) * q * log(q / p) + told * q**2, vocab)
+        corner = max(q - last * p, vocab) + min(adv * q * p, vocab)
+        minimize mean(pull + corner + mean(exp(rollout.logprobs) * q * log(q), vocab))
+    sure = max(p, vocab)
+    last := mean(sure)
+    report sure = mean(sure), pull = mean(pull), level = mean(sum(mean(adv, by=prompts) * p * log(p), vocab))
+"""
+
+
+@pytest.mark.parametrize("split", few(SPLITS, "by row"))
+def test_numbers_of_rows_and_tokens_beside_probabilities(folder: Path, split: str) -> None:
+    replay, last = Replay(BESIDE, folder, DISTILLED, **SPLITS[split]), 0.5
+    for seen in replay.steps:
+        groups = [group for table in seen.sampled for group in groups_of(table)]
+        actor, teacher = replay.models["actor"], replay.models["teacher"]
+        step = vocabulary_formulas.beside(actor, teacher, groups, last=last, temperature=0.7, lr=0.02)
+        replay.same(seen, step)
+        last = seen.metrics["sure"]

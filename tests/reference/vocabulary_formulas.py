@@ -7,6 +7,8 @@ As in `formulas.py`, every sum is a loop over rows and tokens, and every probabi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from formulas import Group, Model, Row, Step, begin, flat, mean, numbers, sample, token_mean
 from torch import Tensor
@@ -68,6 +70,44 @@ def many_sums(actor: Model, teacher: Model, rows: list[Row], *, temperature: flo
             entropies.append(entropy.item())
     step.trained("actor", actor.train(token_mean(terms), lr))
     step.metrics = {"entropy": mean(entropies)}
+    return step
+
+
+def beside(actor: Model, teacher: Model, groups: list[Group], *, last: float, temperature: float, lr: float) -> Step:
+    """Numbers of a row, of a token and of the step beside probabilities, summed up, averaged, the largest and the
+    smallest over the vocabulary: of rows i with tokens t
+
+        clip(A_i) q log(q / p) + log p(y_t) q^2      a sum      q - last p            the largest
+        mu(y_t) q log q                              a mean     A_i q p               the smallest
+    """
+    begin(actor)
+    step = Step()
+    terms: list[list[Tensor]] = []
+    pulls, sures, levels = list[float](), list[float](), list[float]()
+    for group in groups:
+        ps, qs = (
+            [of(model, row, temperature) for row in group]
+            for of, model in ((frozen_distributions, teacher), (distributions, actor))
+        )
+        tokens = [
+            [token for token, is_written in zip(row.tokens, row.written, strict=True) if is_written] for row in group
+        ]
+        told = [[math.log(p[y]) for p, y in zip(*pair, strict=True)] for pair in zip(ps, tokens, strict=True)]
+        level = sum(flat(told)) / len(flat(told))
+        advantages = [sum(one) / len(one) - level for one in told]
+        for i, adv in enumerate(advantages):
+            terms.append([])
+            for t, (p, q) in enumerate(zip(ps[i], qs[i], strict=True)):
+                clipped, size, mu = min(max(adv, -0.5), 0.5), range(len(p)), q[tokens[i][t]].item()
+                pull = sum(clipped * q[v] * torch.log(q[v] / p[v]) + told[i][t] * q[v] ** 2 for v in size)
+                corner = torch.stack([q[v] - last * p[v] for v in size]).max()
+                corner = corner + torch.stack([adv * q[v] * p[v] for v in size]).min()
+                terms[-1].append(pull + corner + sum(mu * q[v] * torch.log(q[v]) for v in size) / len(p))
+                pulls.append(pull.item())
+                sures.append(max(p.tolist()))
+                levels.append(mean(advantages) * sum(x * math.log(x) for x in p.tolist()))
+    step.trained("actor", actor.train(token_mean(terms), lr))
+    step.metrics = {"sure": mean(sures), "pull": mean(pulls), "level": mean(levels)}
     return step
 
 

@@ -142,7 +142,7 @@ class DistributedBackend(StepRunner):
         if op.counts and node.attr("axis") in frame.rows:
             return NodeOutput({node.name: frame.row_count(node.attr("axis"))})
         # An age depends on the step, which the process that has the rows does not learn when these are fetched.
-        if op.selects and op.chooses is None and node.attr("name") != "age":
+        if op.is_column and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
             if isinstance(table, RemoteRows):
                 assert node.id is not None

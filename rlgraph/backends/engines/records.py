@@ -154,11 +154,13 @@ class ModelCall:
     temperature: float = 1.0
     """The temperature of `logprobs`, `entropy` and `distribution`."""
     formula: str = ""
-    """What `distribution` sums up over the vocabulary."""
+    """What `distribution` reduces over the vocabulary."""
     others: tuple[OtherModel, ...] = ()
-    """The other models in the formula, and then the likeliest tokens in it."""
+    """The other models in the formula, then the likeliest tokens in it, and then numbers."""
     likeliest: LikeliestTokens | None = None
     """What is asked of the likeliest tokens."""
+    reduce: str = "sum"
+    """What the formula is reduced by: `sum`, `mean` or `max`."""
 
 
 @dataclass(frozen=True)

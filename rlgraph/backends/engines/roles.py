@@ -193,11 +193,17 @@ class Scores(HasWeights, Protocol):
         ...
 
     def distribution(
-        self, sequences: Sequences, temperature: float = 1.0, formula: str = "", others: tuple[OtherModel, ...] = ()
+        self,
+        sequences: Sequences,
+        temperature: float = 1.0,
+        formula: str = "",
+        others: tuple[OtherModel, ...] = (),
+        reduce: str = "sum",
     ) -> Tensor:
-        """Return the sum over the vocabulary of a formula of this model's probabilities, `p0`, and those of others,
-        `p1`, `p2`, ..., through which no gradient goes, for each scored token; float [total scored]. Likeliest tokens
-        that were kept come behind the models; their probabilities are what they are, and 0 of all others."""
+        """Return the sum over the vocabulary, or the `mean` or `max`, of a formula of this model's probabilities, `p0`,
+        and those of others, `p1`, `p2`, ..., through which no gradient goes, for each scored token; float [total
+        scored]. Likeliest tokens that were kept come behind the models; their probabilities are what they are, and 0 of
+        all others. Numbers of each token, `x3` for example, come last."""
         ...
 
     def likeliest(

@@ -55,10 +55,11 @@ class ScoringMixin:
         temperature: float = 1.0,
         formula: str = "",
         others: tuple[OtherModel, ...] = (),
+        reduce: str = "sum",
     ) -> Tensor:
-        """Return the sum over the vocabulary of a formula of this model's probabilities and those of others, for each
-        scored token, float [total scored]."""
-        return self._answer(sequences, [VocabularySum(formula, others)], temperature)[0]
+        """Return the sum, mean or largest over the vocabulary of a formula of this model's probabilities and those of
+        others, for each scored token, float [total scored]."""
+        return self._answer(sequences, [VocabularySum(formula, others, reduce)], temperature)[0]
 
     def likeliest(
         self, sequences: Sequences, temperature: float = 1.0, top_k: int = 1, top_p: float = 1.0, min_p: float = 0.0

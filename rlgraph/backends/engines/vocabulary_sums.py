@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import kept_logprobs
+from rlgraph.backends.engines.likeliest import NO_LOG, kept_logprobs
+from rlgraph.backends.engines.logprobs import logprobs_and_entropy, token_logprobs
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 from rlgraph.ir.text.line_reader import LineReader
 from rlgraph.ir.types import Tensor as TensorType
@@ -53,10 +54,34 @@ class OtherModel:
 @dataclass(frozen=True)
 class VocabularySum:
     """What an engine is asked at each scored token: the sum over the vocabulary of a formula of `p0`, its own model's
-    probabilities, and `p1`, `p2`, ..., those of others, through which no gradient goes."""
+    probabilities, and `p1`, `p2`, ..., those of others, through which no gradient goes; or the mean, or the largest."""
 
     formula: str
     others: tuple[OtherModel, ...] = ()
+    reduce: str = "sum"
+
+
+def reduce_vocabulary(
+    formulas: Sequence[tuple[str, str]],
+    logits: Sequence[Tensor],
+    group: dist.ProcessGroup | None = None,
+    kept: Sequence[Tensor] = (),
+    first: int = 0,
+) -> list[Tensor]:
+    """Return for each formula its `sum`, `mean` or `max` over the vocabulary, float [M], as the word beside it says;
+    the other arguments are those of `vocabulary_sums`."""
+    words = [word for _, word in formulas]
+    added = [formula for formula, word in formulas if word != "max"]
+    largest = [formula for formula, word in formulas if word == "max"]
+    sums = iter(vocabulary_sums(added, logits, group, kept, first) if added else ())
+    maxima = iter(_maxima(tuple(map(read_formula, largest)), logits, group, kept, first) if largest else ())
+    results = [next(maxima if word == "max" else sums) for word in words]
+    if "mean" not in words:
+        return results
+    columns = torch.tensor(float(logits[0].shape[1]), device=logits[0].device)
+    if group is not None:
+        dist.all_reduce(columns, group=group)
+    return [result / columns if word == "mean" else result for result, word in zip(results, words, strict=True)]
 
 
 def vocabulary_sums(
@@ -70,25 +95,88 @@ def vocabulary_sums(
 
     logits: of each model, [M, V], divided by the temperature; or of a group of ranks the part of the vocabulary that
     this one has, from token number `first` on, and each has all results. kept: likeliest tokens, [M, 2 K], as
-    `KeptRows` has them, which come behind the models. Raises EngineError where the models' vocabularies differ in size.
+    `KeptRows` has them, which come behind the models, and numbers of the places, [M, 1]. Raises EngineError where the
+    models' vocabularies differ in size.
     """
-    sizes = [part.shape[1] for part in logits]
-    if len(set(sizes)) > 1:
-        heads = " and ".join(map(str, sizes))
-        raise EngineError(f"a sum over the vocabulary is of models with as many outputs, and these have {heads}")
     trees = tuple(map(read_formula, formulas))
-    others = [kept_logprobs(numbers, sizes[0], first) for numbers in kept]
+    others = _beside(logits, kept, first)
     sums: tuple[Tensor, ...] = _VocabularySums.apply(  # type: ignore[no-untyped-call]
         trees, group, len(logits), *logits, *others
     )
     return sums
 
 
+def _beside(logits: Sequence[Tensor], kept: Sequence[Tensor], first: int) -> list[Tensor]:
+    """Return what comes behind the models: logarithms of probabilities, [M, V], and numbers, [M, 1]."""
+    sizes = [part.shape[1] for part in logits]
+    if len(set(sizes)) > 1:
+        heads = " and ".join(map(str, sizes))
+        raise EngineError(f"a sum over the vocabulary is of models with as many outputs, and these have {heads}")
+    return [numbers if numbers.shape[1] == 1 else kept_logprobs(numbers, sizes[0], first) for numbers in kept]
+
+
+def _maxima(
+    formulas: Sequence[Expr],
+    logits: Sequence[Tensor],
+    group: dist.ProcessGroup | None,
+    kept: Sequence[Tensor],
+    first: int,
+) -> list[Tensor]:
+    """Return for each formula its largest value over the vocabulary, float [M]; the gradient goes to the first of
+    equals. It is computed again of the probabilities of the token where it is found."""
+    others = _beside(logits, kept, first)
+    parts = [*(part.detach() for part in logits), *others]
+    log_s = [_log_sum_exp(part, group) for part in parts[: len(logits)]]
+    log_s += [torch.zeros_like(log_s[0])] * len(others)
+    largest = parts[0].new_full((len(formulas), parts[0].shape[0]), -torch.inf)
+    found = torch.zeros(largest.shape, dtype=torch.long, device=largest.device)
+    with torch.no_grad():
+        for rows, columns in _tiles(parts[0]):
+            terms = _Terms(_tile(parts, log_s, rows, columns))
+            for place, formula in enumerate(formulas):
+                value, at = terms.value(formula).expand_as(terms.logprobs[0]).max(1)
+                better = value > largest[place, rows]
+                largest[place, rows] = torch.where(better, value, largest[place, rows])
+                found[place, rows] = torch.where(better, first + columns.start + at, found[place, rows])
+        if group is not None:
+            own = largest.clone()
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+            found.masked_fill_(own < largest, torch.iinfo(found.dtype).max)
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
+    return [_at_token(*pair, logits, others, first, group) for pair in zip(formulas, found, strict=True)]
+
+
+def _at_token(
+    formula: Expr,
+    tokens: Tensor,
+    logits: Sequence[Tensor],
+    others: Sequence[Tensor],
+    first: int,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """Return the value of a formula at a token of each row, float [M]. tokens: int64 [M]."""
+    logprobs = [
+        token_logprobs(part, tokens) if group is None else logprobs_and_entropy(part, tokens, first, group)[0]
+        for part in logits
+    ]
+    columns = (tokens - first).clamp(0, logits[0].shape[1] - 1)
+    is_here = tokens == columns + first
+    for part in others:
+        value = part[:, 0]
+        if part.shape[1] > 1:
+            value = part.gather(1, columns[:, None])[:, 0].where(is_here, NO_LOG)
+            if group is not None:
+                dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
+        logprobs.append(value)
+    terms = _Terms([part[:, None] for part in logprobs])
+    return terms.value(formula).expand_as(terms.logprobs[0])[:, 0]
+
+
 @cache
 def read_formula(text: str) -> Expr:
-    """Return a formula as an expression of `p0`, `p1`, ...: its constants are computed, and equal parts of it are one
-    object."""
-    names: dict[str, Type] = {name: TensorType("float") for name in re.findall(r"\bp\d+", text)}
+    """Return a formula as an expression of `p0`, `p1`, ... and numbers, `x2` for example: its constants are computed,
+    and equal parts of it are one object."""
+    names: dict[str, Type] = {name: TensorType("float") for name in re.findall(r"\b[px]\d+", text)}
     parts: dict[Expr, Expr] = {}
 
     def unify(part: Expr) -> Expr:
@@ -111,13 +199,12 @@ class _VocabularySums(torch.autograd.Function):
     def forward(
         ctx: Any, formulas: tuple[Expr, ...], group: dist.ProcessGroup | None, models: int, *logits: Tensor
     ) -> tuple[Tensor, ...]:
-        """Behind the logits of so many models come logarithms of probabilities, which are what they are."""
+        """Behind the logits of so many models come logarithms of probabilities and numbers, which are what they are."""
         log_s = [_log_sum_exp(part, group) for part in logits[:models]]
         log_s += [torch.zeros_like(log_s[0])] * (len(logits) - models)
         sums = logits[0].new_zeros(len(formulas), logits[0].shape[0])
         for rows, columns in _tiles(logits[0]):
-            pairs = zip(logits, log_s, strict=True)
-            terms = _Terms([part[rows, columns] - row[rows, None] for part, row in pairs])
+            terms = _Terms(_tile(logits, log_s, rows, columns))
             for place, formula in enumerate(formulas):
                 sums[place, rows] += terms.value(formula).expand_as(terms.logprobs[0]).sum(1)
         if group is not None:
@@ -137,10 +224,8 @@ class _VocabularySums(torch.autograd.Function):
         to_logits = {place: torch.empty_like(logits[place]) for place in wanted}
         for rows, columns in _tiles(logits[0]):
             with torch.enable_grad():
-                logprobs = [
-                    (part[rows, columns] - row[rows, None]).requires_grad_(place in to_logits)
-                    for place, (part, row) in enumerate(zip(logits, log_s, strict=True))
-                ]
+                tile = enumerate(_tile(logits, log_s, rows, columns))
+                logprobs = [part.requires_grad_(place in to_logits) for place, part in tile]
                 terms = _Terms(logprobs)
                 values = [terms.value(formula).expand_as(logprobs[0]) for formula in ctx.formulas]
                 parts = [logprobs[place] for place in wanted]
@@ -160,6 +245,14 @@ class _VocabularySums(torch.autograd.Function):
                 p = (logits[place][rows, columns] - log_s[place][rows, None]).exp_()
                 slope[rows, columns] -= p.mul_(total[rows, None])
         return None, None, None, *(to_logits.get(place) for place in range(count))
+
+
+def _tile(parts: Sequence[Tensor], log_s: Sequence[Tensor], rows: slice, columns: slice) -> list[Tensor]:
+    """Return logarithms of probabilities in a tile, and the numbers of its rows."""
+    return [
+        (part[rows, columns] if part.shape[1] > 1 else part[rows]) - row[rows, None]
+        for part, row in zip(parts, log_s, strict=True)
+    ]
 
 
 def _log_sum_exp(logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -188,7 +281,7 @@ def _tiles(logits: Tensor) -> list[tuple[slice, slice]]:
 
 
 class _Terms:
-    """The values of formulas, from the logarithms of probabilities."""
+    """The values of formulas, from the logarithms of probabilities, and numbers."""
 
     def __init__(self, logprobs: Sequence[Tensor]) -> None:
         self.logprobs = logprobs
@@ -211,7 +304,7 @@ class _Terms:
         if isinstance(expr, Const):
             return self._constant(expr)
         if isinstance(expr, Ref):
-            return self.log(expr).exp()
+            return self.log(expr).exp() if _is_positive(expr) else self._given(expr)
         if expr.op == "log":
             return self.log(expr.args[0])
         if expr.op in ("div", "pow", "sqrt") and _is_positive(expr):
@@ -221,11 +314,11 @@ class _Terms:
         return value
 
     def _compute_log(self, expr: Expr) -> Tensor:
-        if isinstance(expr, Ref):
-            return self.logprobs[int(expr.name[1:])]
+        if isinstance(expr, Ref) and _is_positive(expr):
+            return self._given(expr)
         if isinstance(expr, Apply) and expr.op == "exp":
             return self.value(expr.args[0])
-        if isinstance(expr, Const) or not _is_positive(expr):
+        if not isinstance(expr, Apply) or not _is_positive(expr):
             return self.value(expr).log()
         first, *rest = expr.args
         if expr.op in ("detach", "float"):
@@ -239,6 +332,9 @@ class _Terms:
             return torch.logaddexp(*torch.broadcast_tensors(self.log(first), other))
         return self.log(first) + other if expr.op == "mul" else self.log(first) - other
 
+    def _given(self, expr: Ref) -> Tensor:
+        return self.logprobs[int(expr.name[1:])]
+
     def _constant(self, expr: Const) -> Tensor:
         return self.logprobs[0].new_tensor(float(expr.value))
 
@@ -248,7 +344,9 @@ def _is_positive(expr: Expr) -> bool:
     """Return whether an expression is a positive number whatever the probabilities are, and its logarithm is known."""
     if isinstance(expr, Const):
         return not isinstance(expr.value, str) and math.isfinite(expr.value) and expr.value > 0
-    if isinstance(expr, Ref) or expr.op == "exp":
+    if isinstance(expr, Ref):
+        return expr.name.startswith("p")
+    if expr.op == "exp":
         return True
     if expr.op == "pow":
         return _is_positive(expr.args[0])

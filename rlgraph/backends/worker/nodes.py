@@ -19,7 +19,7 @@ from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.buffers import run_buffer_push, run_buffer_recall, run_buffer_sample
-from rlgraph.backends.worker.columns import finite_numbers, function_columns, tensor_inputs
+from rlgraph.backends.worker.columns import column_tensor, finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
 from rlgraph.backends.worker.compose import run_compose_texts
 from rlgraph.backends.worker.draws import run_uniform
@@ -41,7 +41,7 @@ from rlgraph.ir.graph import Apply, Node
 from rlgraph.ir.types import SAID, Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops import NODES, attribute_value
-from rlgraph.ops.nodes import kept_probabilities, pairs_beside
+from rlgraph.ops.nodes import kept_probabilities, numbers_beside, pairs_beside, table_of
 
 Work = Callable[[Node, Frame, Session], NodeOutput]
 
@@ -175,8 +175,20 @@ def model_call_options(node: Node, frame: Frame, session: Session) -> dict[str, 
     others = [OtherModel(*engine_and_sequences(node, frame, session, at)) for at in models]
     for name in kept_probabilities(node):
         others.append(OtherModel(None, KeptRows(frame.values[name])))
-    del options["kept"]
+    others += [OtherModel(None, _numbers_of_rows(name, node, frame, session)) for name in numbers_beside(node)]
+    del options["kept"], options["numbers"]
     return {**options, "others": tuple(others)}
+
+
+def _numbers_of_rows(name: str, node: Node, frame: Frame, session: Session) -> KeptRows:
+    """Return a number of rows, of their parents or of all, for each scored token of the rows that a node reads."""
+    kind, axis, value = frame.types[table_of(node)], axis_of(frame.types[name]), frame.values[name]
+    assert isinstance(kind, Table) and kind.token
+    if isinstance(value, list):
+        value = column_tensor(value, name, row_namer(frame, name), node.span, session.dtype)
+    tokens, value = kind.token.key, torch.as_tensor(value, dtype=session.dtype)
+    value = value.expand(frame.row_count(tokens)) if axis is None else value[frame.ancestor_rows(tokens, axis.key)]
+    return KeptRows(value[:, None].split(frame.values[table_of(node)].sequences.scored_counts().tolist()))
 
 
 def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:

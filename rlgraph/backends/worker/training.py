@@ -243,6 +243,9 @@ class _NodeMicroBatches:
             return value
 
         body.values[region.inputs[0].name] = self.model
+        for column in (inner for inner in region.nodes if NODES[inner.op].is_column):
+            # Calls may need them beside probabilities.
+            body.values.update(run_node(column, body, session).values)
         return MicroBatch(tuple(_call(inner, body, session) for inner in self.asked), loss)
 
     def node_output(self, carried: Any) -> NodeOutput:

@@ -53,10 +53,13 @@ def distill(student: TransformersEngine, teacher: TransformersEngine) -> tuple[T
 
     def micro(block: Sequence[int]) -> MicroBatch:
         part = sequences.take(torch.tensor(block))
-        others = (OtherModel(teacher, part),)
-        formulas = JSD, "p0 * log(p0 / p1)"
-        calls = [ModelCall("distribution", part, 0.8, formula, others) for formula in formulas]
-        return MicroBatch(tuple(calls), lambda answers: answers[0].sum() + 0.2 * answers[1].square().sum())
+        numbers = torch.linspace(-1, 1, int(sequences.scored.sum()), dtype=torch.float64)[:, None]
+        by_row = KeptRows(numbers.split(sequences.scored_counts().tolist())).take(torch.tensor(block))
+        beside, others = (OtherModel(teacher, part), OtherModel(None, by_row)), (OtherModel(teacher, part),)
+        calls = [ModelCall("distribution", part, 0.8, formula, others) for formula in (JSD, "p0 * log(p0 / p1)")]
+        for reduce in ("sum", "mean", "max"):
+            calls.append(ModelCall("distribution", part, 0.8, "x2 * p0 * log(p0) - p1", beside, reduce=reduce))
+        return MicroBatch(tuple(calls), lambda answers: answers[0].sum() + 0.2 * sum(a.square().sum() for a in answers))
 
     with torch.no_grad():
         said = student.distribution(sequences, 0.8, JSD, (OtherModel(teacher, sequences),))

@@ -59,6 +59,39 @@ def test_sums_and_gradients() -> None:
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
 
 
+def largest(values: Tensor) -> Tensor:
+    return values.max(1).values
+
+
+@pytest.mark.parametrize("scale", [3, 400])
+def test_means_largest_values_and_numbers_of_rows(scale: float) -> None:
+    a, b = logits(scale).requires_grad_(), logits(scale + 1).requires_grad_()
+    x, y = (torch.linspace(-1, stop, 5, dtype=torch.float64)[:, None] for stop in (1, 4))
+    p, q = a.softmax(-1), b.softmax(-1)
+    asked = {
+        ("x2 * p0 * log(p0)", "sum"): (x * p * a.log_softmax(-1)).sum(1),
+        ("p0 - x3 * p1", "max"): largest(p - y * q),
+        ("-(x2 * p1)", "max"): largest(-(x * q)),
+        ("exp(x3) * p1", "mean"): (y.exp() * q).mean(1),
+        ("where(x2, p0, p1) / x3", "max"): largest(torch.where(x != 0, p, q) / y),
+        ("clip(x2, -0.5, 0.5) * p0 ** 2", "mean"): (x.clamp(-0.5, 0.5) * p**2).mean(1),
+    }
+    found = module.reduce_vocabulary(list(asked), [a, b], kept=[x, y])
+    weights = torch.randn(len(asked), 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plain = list(asked.values())
+    torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-12, atol=1e-12)
+    for mine, right in zip(of_both(found, weights, [a, b]), of_both(plain, weights, [a, b]), strict=True):
+        assert mine is not None and right is not None
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-12)
+
+
+def test_of_equal_values_the_first_has_the_gradient() -> None:
+    a = torch.zeros(2, 300, dtype=torch.float64, requires_grad=True)
+    [found] = module.reduce_vocabulary([("p0", "max")], [a])
+    [gradient] = torch.autograd.grad(found.sum(), [a])
+    assert gradient[:, 0].gt(0).all() and gradient[:, 1:].lt(0).all()
+
+
 def test_probabilities_that_are_too_small_for_a_number() -> None:
     """Of float32 most of these are 0, and so are the mixtures of two."""
     a, b = logits(400, torch.float32).requires_grad_(), logits(300, torch.float32)

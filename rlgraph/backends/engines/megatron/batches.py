@@ -25,13 +25,14 @@ class Head(Protocol):
     def vocabulary_sum(
         self,
         hidden: Tensor,
-        formula: str,
+        formula: tuple[str, str],
         temperature: float,
         beside: Sequence[tuple[Head, Tensor]] = (),
         kept: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Turn hidden states, [M, size], into sums over the vocabulary, [M]. beside: heads and hidden states of the
-        other models in the formula; kept: likeliest tokens, [M, 2 top_k], that come behind them."""
+        """Turn hidden states, [M, size], into what a formula is reduced to over the vocabulary by the word beside it,
+        [M]. beside: heads and hidden states of the other models in it; kept: likeliest tokens, [M, 2 top_k], that come
+        behind them, and numbers, [M, 1]."""
         ...
 
     def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> Sequence[Tensor]:
@@ -86,7 +87,7 @@ class CallRows:
                 kept = [other.sequences.numbers(wide) for other in call.others if other.engine is None]
                 if any(of_tokens.shape[0] != part.shape[0] for of_tokens in kept):
                     raise EngineError("likeliest tokens are read where no row is split over ranks, without `cp`")
-                sums = head.vocabulary_sum(part, call.formula, call.temperature, beside, kept)
+                sums = head.vocabulary_sum(part, (call.formula, call.reduce), call.temperature, beside, kept)
                 answers.append(self.merge_ranks(table, sums))
                 continue
             if call.likeliest is not None:

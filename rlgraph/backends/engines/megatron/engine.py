@@ -331,7 +331,7 @@ def _call(
     """Return what is asked of some rows, `sequences`, which are these of all."""
     if isinstance(op, VocabularySum):
         others = tuple(OtherModel(other.engine, other.sequences.take(rows)) for other in op.others)
-        return ModelCall("distribution", sequences, temperature, op.formula, others)
+        return ModelCall("distribution", sequences, temperature, op.formula, others, reduce=op.reduce)
     if isinstance(op, LikeliestTokens):
         return ModelCall("likeliest", sequences, temperature, likeliest=op)
     return ModelCall(op, sequences, temperature)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.varlen import cap_scores
-from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
+from rlgraph.backends.engines.vocabulary_sums import reduce_vocabulary
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.problem import PipelineModel, PipelineProblem
@@ -238,20 +238,21 @@ class _SplitHead:
     def vocabulary_sum(
         self,
         hidden: Tensor,
-        formula: str,
+        formula: tuple[str, str],
         temperature: float,
         beside: Sequence[tuple[Head, Tensor]] = (),
         kept: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Return the sum over the vocabulary of a formula of the probabilities at some places, float [M]. beside: heads
-        of the other models in it, and what these give there; kept: likeliest tokens, which come behind them."""
+        """Return what a formula of the probabilities at some places is reduced to over the vocabulary, float [M].
+        beside: heads of the other models in it, and what these give there; kept: likeliest tokens and numbers, which
+        come behind them."""
         weight, first = output_weight_rows(self.model, self.shape.vocab)
         heads, states = [self, *(head for head, _ in beside)], [hidden, *(other for _, other in beside)]
 
         def sums_of_chunk(*parts: Tensor) -> tuple[Tensor, ...]:
             logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=False)]
             numbers = [part.to(logits[0].device, logits[0].dtype) for part in parts[len(heads) :]]
-            return vocabulary_sums([formula], logits, self.group, numbers, first)
+            return reduce_vocabulary([formula], logits, self.group, numbers, first)
 
         places = max(1, self._places(weight) // (len(heads) + len(kept)))
         [sums] = compute_in_chunks(sums_of_chunk, places, *states, *kept)

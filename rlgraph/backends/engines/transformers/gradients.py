@@ -78,7 +78,7 @@ def _one_pass(a: ModelCall, b: ModelCall) -> bool:
 
 def _asked(call: ModelCall) -> str | VocabularySum:
     """Return what a call asks of the model's head."""
-    return VocabularySum(call.formula, call.others) if call.op == "distribution" else call.op
+    return VocabularySum(call.formula, call.others, call.reduce) if call.op == "distribution" else call.op
 
 
 def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:

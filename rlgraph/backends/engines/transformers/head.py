@@ -16,7 +16,7 @@ from rlgraph.backends.engines.logprobs import apply_temperature, entropies, toke
 from rlgraph.backends.engines.transformers.linear import ONEDNN_PRODUCTS, multiplies_with_onednn
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.tensor_parallel import TensorParallel
-from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
+from rlgraph.backends.engines.vocabulary_sums import reduce_vocabulary
 from rlgraph.backends.enginespec.memory import HeadTiles
 
 
@@ -54,19 +54,20 @@ class Head:
     def vocabulary_sums(
         self,
         hidden: Tensor,
-        formulas: Sequence[str],
+        formulas: Sequence[tuple[str, str]],
         temperature: float,
         others: Sequence[Head] = (),
         beside: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """Return for each formula its sum over the vocabulary at some places, float [M]. others: the heads of the
-        models in it but the first; beside: what their networks give there, and then likeliest tokens."""
+        """Return for each formula what it is reduced to over the vocabulary at some places, float [M], by the word
+        beside it. others: the heads of the models in it but the first; beside: what their networks give there, and then
+        likeliest tokens and numbers."""
         heads, (first, group) = (self, *others), self._part
 
         def sums_of_chunk(*states: Tensor) -> Sequence[Tensor]:
             logits = [head.logits(part, temperature) for head, part in zip(heads, states, strict=False)]
             kept = [part.to(logits[0].device) for part in states[len(heads) :]]
-            return vocabulary_sums(formulas, logits, group, kept, first)
+            return reduce_vocabulary(formulas, logits, group, kept, first)
 
         places = max(1, self._places // (1 + len(beside)))
         return list(compute_in_chunks(sums_of_chunk, places, hidden, *beside))

@@ -17,12 +17,12 @@ from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 
 @dataclass(frozen=True)
 class KeptReader:
-    """Reads likeliest tokens where another model would be read."""
+    """Reads likeliest tokens, or numbers of tokens, where another model would be read."""
 
     dtype: torch.dtype
 
     def hidden_before_scored(self, rows: KeptRows) -> Tensor:
-        """Return the numbers of the likeliest tokens of some rows, [total scored, 2 top_k]."""
+        """Return the numbers of some rows, [total scored, 2 top_k or 1]."""
         return rows.numbers(self.dtype)
 
 
@@ -51,7 +51,7 @@ def answer_sums(
         by_models.setdefault(tuple(place_of[other.identity] for other in asked.others), []).append(asked)
     answers: dict[Any, Tensor] = {}
     for places, together in by_models.items():
-        formulas = [asked.formula for asked in together]
+        formulas = [(asked.formula, asked.reduce) for asked in together]
         columns = [of for place in places if (of := heads[place]) is not None], [beside[place] for place in places]
         answers.update(zip(together, head.vocabulary_sums(hidden, formulas, temperature, *columns), strict=True))
     return answers
