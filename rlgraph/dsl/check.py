@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.bodies import emit_body
+from rlgraph.dsl.branches import unread_branches
 from rlgraph.dsl.columns import column_misuses, hidden_column_warnings
 from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
@@ -77,6 +78,7 @@ def check_program_and_schedule(
     diagnostics = [
         *context.diagnostics,
         *row_choice_errors(program),
+        *unread_branches(program),
         *column_misuses(program, context.data_columns),
         *hidden_column_warnings(program, context.data_columns),
         *lint(program),

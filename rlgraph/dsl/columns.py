@@ -228,6 +228,10 @@ class _UseWalk:
             self._copy_origin(name, value.name)
             self.chosen.add(value.name)
 
+    def _part(self, node: Node) -> None:
+        """Note that what a player was told, or a line of an episode, comes from the same rows of the data."""
+        self._copy_origin(node.inputs[0], node.outputs[0].name)
+
     def _pick(self, node: Node) -> None:
         self._copy_origin(node.inputs[0], node.outputs[0].name)
         self.chosen.add(node.outputs[0].name)
@@ -486,6 +490,8 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "tensor": _UseWalk._tensor,
     "keep": _UseWalk._keep,
     "pick": _UseWalk._pick,
+    "player": _UseWalk._part,
+    "branch": _UseWalk._part,
     "encode": _UseWalk._encode,
     "length": _UseWalk._length,
     "compose": _UseWalk._compose,

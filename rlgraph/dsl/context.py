@@ -94,8 +94,8 @@ class PhaseContext:
     axis_keys: set[str] = field(default_factory=set)
     columns: dict[tuple[str, str], str] = field(default_factory=dict)
     """The value that holds a column, by table and column."""
-    player_tables: dict[str, TableValue] = field(default_factory=dict)
-    """The parts of players in episodes, by the names of their values."""
+    part_tables: dict[str, TableValue] = field(default_factory=dict)
+    """The parts of players in episodes, and all lines of episodes, by the names of their values."""
     column_sources: dict[str, ColumnSource] = field(default_factory=dict)
     """For each value that holds a column of a table, which it is."""
     answers_to_texts: set[str] = field(default_factory=set)

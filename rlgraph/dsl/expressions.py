@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.braced_texts import compose_text, user_message
+from rlgraph.dsl.branches import branch_table, is_branch_of
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.expand_def import expand_call
 from rlgraph.dsl.keys import key_expr
@@ -36,7 +37,7 @@ from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import OLDEST, PLAYER, SAID, TURN_TOKENS, Tensor, players_of
+from rlgraph.ir.types import OLDEST, SAID, TURN_TOKENS, Tensor, has_parts, players_of
 from rlgraph.ops import TENSOR
 
 
@@ -69,6 +70,9 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
     while path:
         if isinstance(base, TableValue) and path[0].name in players_of(base.type):
             base = player_table(context, base, path.pop(0))
+            continue
+        if isinstance(base, TableValue) and is_branch_of(context, base, path[0]):
+            base = branch_table(context, base, path.pop(0).span)
             continue
         count = _nested(base, path) if isinstance(base, TableValue) else 1
         base = _member(context, base, path[:count])
@@ -153,7 +157,7 @@ def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> 
 
 def _is_hidden(name: str) -> bool:
     """Return whether a column is not for programs to name."""
-    return name in (OLDEST, SAID, TURN_TOKENS) or name.startswith(PLAYER)
+    return name in (OLDEST, SAID, TURN_TOKENS) or has_parts(name)
 
 
 def _column_value(context: Context, table: TableValue, name: str, kind: Tensor, span: Span) -> Ref:

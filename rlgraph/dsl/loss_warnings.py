@@ -90,6 +90,8 @@ class _Losses:
         output = node.outputs[0].name if node.outputs else ""
         if NODES[node.op].generates:
             self.generated[output] = node
+        elif NODES[node.op].nests and node.inputs[0] in self.generated:
+            self.generated[output] = self.generated[node.inputs[0]]
         elif node.op == "column" and node.attr("name") == "logprobs":
             self.sampler[output] = node.inputs[0]
             self.leaves[output] = (output, False)

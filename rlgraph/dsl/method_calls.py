@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
+from rlgraph.dsl.branches import branch_table
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.distributions import keep_likeliest, kept_share, name_distribution
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
-from rlgraph.dsl.outside_signatures import ENV_COLUMNS
+from rlgraph.dsl.outside_signatures import ALL_BRANCHES, ENV_COLUMNS
 from rlgraph.dsl.pairs import other_expr
 from rlgraph.dsl.remembered_rows import emit_buffer_sample
 from rlgraph.dsl.reports import emit_report
@@ -28,7 +29,7 @@ from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
-from rlgraph.ir.types import Axis, Table, Tensor
+from rlgraph.ir.types import BRANCH, BRANCHES, Axis, Table, Tensor, branches_of
 from rlgraph.ops import NODES
 
 
@@ -160,15 +161,18 @@ def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: 
     emit_report(context, tree.Report(tuple(items), expr.span))
 
 
-def _environment_columns(context: Context, expr: tree.Call, kind: Table) -> tuple[tuple[str, Tensor], ...]:
-    """Return the columns that episodes of an environment have besides, and the numbers that it returns for each."""
+def _environment_columns(context: Context, expr: tree.Call, kind: Table, model: str) -> tuple[tuple[str, Tensor], ...]:
+    """Return the columns that episodes of an environment have besides, and the numbers that it returns for each.
+    model: that acts in them, the first one of several."""
     env = context.evaluate(expr.args[0])
     assert isinstance(env, ExternalName)
     record = env.outside.record
     if record.name not in ENV_COLUMNS:
         return ()
     columns = tuple((name, Tensor(dtype, kind.axis)) for name, dtype in ENV_COLUMNS[record.name])
-    known = {*kind.column_types(), *dict(columns)}
+    known = {*kind.column_types(), *dict(columns), BRANCH}
+    if record.option("branches") == ALL_BRANCHES:
+        columns = (*columns, (f"{BRANCHES}{model}", Tensor("any", kind.axis)))
     for name in option_names(record.option("returns"))[1:]:
         if name in known:
             message = f"`{env.outside.name}` returns `{name}`, which episodes have already"
@@ -254,7 +258,7 @@ def sample_rows(
     if isinstance(source, TableValue) and source.type.start != "text":
         kind = replace(kind, start="tokens")
     if called.environment:
-        columns = _environment_columns(context, expr, kind)
+        columns = _environment_columns(context, expr, kind, model.name)
         # A number of an agent's that is called as a player is that one's reward.
         players = options.get("players") or ()
         kind = replace(kind, extra=tuple(pair for pair in columns if pair[0] not in players))  # type: ignore[operator]
@@ -272,6 +276,8 @@ def sample_rows(
     inputs = (first, source_name, *others)
     emit_node(context, Node(name, inputs, (Value(label, kind),), tuple(attrs.items()), span=expr.span))
     rows = TableValue(label, kind)
+    if branches_of(kind):
+        branch_table(context, rows, expr.span)
     if isinstance(source, Ref) and source.name not in context.phase.column_sources:
         context.phase.answers_to_texts.add(label)
     if "first" in options:

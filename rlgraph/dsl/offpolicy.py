@@ -82,6 +82,8 @@ class _LossWalk(FactWalk[_Facts]):
         op, inputs = NODES[node.op], [self.known_facts(name) for name in node.inputs]
         if op.generates:
             self.facts[node.name] = _Facts(self.model_name(node) if staleness_bound(node) else "")
+        elif op.nests:
+            self.facts[node.name] = inputs[0]
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(inputs_chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.known_facts(source)

@@ -100,7 +100,9 @@ DATA["mix"] = Signature(
     of_its_kind=True,
 )
 
-BRANCHES = ("refuse", "skip")
+ALL_BRANCHES = "all"
+"""All lines of episodes are kept."""
+BRANCHES = ("refuse", "skip", ALL_BRANCHES)
 OUTCOMES = ("stop", "skip")
 _RESULTS = (
     Attribute(
@@ -186,8 +188,8 @@ ENVS = signature_table(
                 "branches",
                 "word",
                 None,
-                doc="a request that does not go on from the last one: `refuse` it, or answer it and `skip` it in "
-                "training",
+                doc="a request that does not go on from the last one: `refuse` it; answer it, and learn from the last "
+                "line alone (`skip`), or keep `all` lines, as `episode.branch`",
                 names=lambda: BRANCHES,
             ),
             _NAMED[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
+from rlgraph.dsl.branches import branch_table
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.method_calls import sample_rows
 from rlgraph.dsl.nodes import emit_node, new_inner_axis, unique_name
@@ -12,7 +13,7 @@ from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, desc
 from rlgraph.dsl.signatures import METHODS
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Model, Node, Value
-from rlgraph.ir.types import Axis, Table, player_column, players_of
+from rlgraph.ir.types import BRANCH, BRANCHES, Axis, Table, Tensor, branches_of, player_column, players_of
 
 EXAMPLE = "`interact(game, rows, white=actor, black=rival, max_turns=8, max_tokens=512)`"
 WITH_PLAYERS = ("python", "textarena", "agent")
@@ -43,7 +44,7 @@ def emit_players(context: Context, expr: tree.Call, hint: str) -> TableValue:
     columns = [player_column(option.name, model.name) for option, model in zip(players, models, strict=True)]
     rows = sample_rows(context, expr, _CALLED, models, options, hint, columns)
     for option in players:
-        if option.name in replace(rows.type, data=()).column_types():
+        if option.name in (BRANCH, *replace(rows.type, data=()).column_types()):
             message = f"`{option.name}` is a column of episodes, and cannot be a player"
             raise context.statement_error("E0836", message, option.name_span, "give the player another name")
     return rows
@@ -54,19 +55,22 @@ def player_table(context: Context, table: TableValue, expr: tree.Attribute) -> T
     players, columns = players_of(table.type), context.phase.columns
     if expr.name == next(iter(players)):
         return table
-    made = context.phase.player_tables.get(columns.get((table.name, f"{expr.name}@"), ""))
+    made = context.phase.part_tables.get(columns.get((table.name, f"{expr.name}@"), ""))
     if made is not None:
         return made
     label = unique_name(context, f"{table.name}.{expr.name}")
     axis: Axis = table.type.axis
     turn = new_inner_axis(context, "turn", label, axis)
     token = new_inner_axis(context, "token", label, turn)
-    kind: Table = replace(table.type, token=token, turn=turn, extra=())
+    lines = ((f"{BRANCHES}{players[expr.name]}", Tensor("any", axis)),) if branches_of(table.type) else ()
+    kind: Table = replace(table.type, token=token, turn=turn, extra=lines)
     attrs = (("player", expr.name), ("model", players[expr.name]))
     emit_node(context, Node("player", (table.name,), (Value(label, kind),), attrs, span=expr.span))
     columns[table.name, f"{expr.name}@"] = label
-    context.phase.player_tables[label] = TableValue(label, kind)
-    return context.phase.player_tables[label]
+    context.phase.part_tables[label] = TableValue(label, kind)
+    if lines:
+        branch_table(context, context.phase.part_tables[label], expr.span)
+    return context.phase.part_tables[label]
 
 
 def _model(context: Context, option: tree.Option) -> Model:

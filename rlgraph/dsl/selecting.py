@@ -164,6 +164,15 @@ def _choose(
             if isinstance(kept_value.type, Table)
             else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
         )
+    for (table, column), name in list(context.phase.columns.items()):
+        part = context.phase.part_tables.get(name)
+        if part is None or not part.type.axis.is_within(axis):
+            continue
+        kept_part = keep_value(name, part.type)
+        assert isinstance(kept_part.type, Table)
+        owner = kept_values[table].name if table in kept_values else table
+        context.phase.columns[owner, column] = kept_part.name
+        context.phase.part_tables[kept_part.name] = TableValue(kept_part.name, kept_part.type)
     drop_pairs(context, axis, f"pairs rows of which `{operation}` chooses: write `pairs(...)` below it", span)
     drop_distributions(context, axis, operation, span)
     if context.block.sliced:

@@ -34,7 +34,7 @@ from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table, evaluate_tensor
 from rlgraph.errors import Related, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, tensor_node
-from rlgraph.ir.types import PLAYER, Tensor
+from rlgraph.ir.types import Tensor, has_parts
 
 
 def emit_assign(context: Context, statement: tree.Assign) -> None:
@@ -145,8 +145,9 @@ def emit_push(context: Context, statement: tree.Push) -> None:
         )
     table = evaluate_table(context, statement.args[0], "`push`")
     names, inputs = [], []
-    # What a player did in an episode of several stays with that episode: its own table may be pushed.
-    extra = [(name, kind) for name, kind in table.type.extra if not name.startswith(PLAYER)]
+    # What a player did in an episode of several stays with that episode, as its lines do: their own tables may be
+    # pushed.
+    extra = [(name, kind) for name, kind in table.type.extra if not has_parts(name)]
     for option in statement.options:
         column = evaluate_tensor(context, option.value)
         axis = column.type.axis

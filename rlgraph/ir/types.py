@@ -105,6 +105,13 @@ PLAYER = "_player_"
 """How the columns of players' parts of episodes begin, which programs do not name: `_player_black@rival` is what
 `rival` does as `black`."""
 
+BRANCH = "branch"
+"""The name of the axis of the lines of an agent's episodes, and of the table that has them."""
+
+BRANCHES = "_branches@"
+"""How the column of all lines of agents' episodes begins, of which that table is made; programs do not name it:
+`_branches@actor` is what `actor` was asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -170,6 +177,16 @@ def players_of(kind: Table) -> dict[str, str]:
     """Return the players of a table of episodes, each with its model; none where one model plays."""
     names = [name.removeprefix(PLAYER) for name, _ in kind.extra if name.startswith(PLAYER)]
     return dict((player, model) for player, _, model in (name.partition("@") for name in names))
+
+
+def branches_of(kind: Table) -> str:
+    """Return the model whose lines a table of episodes has all; "" where it has one line of each episode."""
+    return next((name.removeprefix(BRANCHES) for name, _ in kind.extra if name.startswith(BRANCHES)), "")
+
+
+def has_parts(column: str) -> bool:
+    """Return whether other tables are made of a column: of players, or of all lines of episodes."""
+    return column.startswith((PLAYER, BRANCHES))
 
 
 @dataclass(frozen=True, slots=True)

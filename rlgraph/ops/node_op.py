@@ -71,6 +71,8 @@ class NodeOp:
     done_where: str = ""
     """The operation whose processes do it, of the model that its attribute `model` names, where it needs no model: its
     rows are there."""
+    nests: bool = False
+    """Whether its rows lie in those of its table, and were sampled with them."""
     part_of: str = ""
     """The operation of a program of which it is a part, where programs do not use it directly; plans only know that
     one."""

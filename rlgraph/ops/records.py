@@ -201,6 +201,16 @@ RECORDS = (
         done_where="interact",
     ),
     NodeOp(
+        "branch",
+        "table -> table",
+        "row",
+        "All lines of an agent's episodes: in each, what was answered in none before it carries loss.",
+        attributes=(Attribute("model", "name", doc="that was asked", by="checker"),),
+        free=True,
+        done_where="interact",
+        nests=True,
+    ),
+    NodeOp(
         "logprobs",
         "model table -> tensor",
         "row",

@@ -32,6 +32,8 @@ class TrainingPath:
     """The number of times that a row is trained on; None if that is not known."""
     always: bool
     """Whether training happens in each step of its phase."""
+    nested: bool
+    """Whether its rows are those that lie in the rows of the table that was sampled."""
 
     @property
     def takes_batches_as_ended(self) -> bool:
@@ -100,7 +102,11 @@ class RowPaths:
                 if way is not None and isinstance(kind, Table) and not self.is_repeatable(table):
                     weights = node.region.inputs[0]
                     assert isinstance(weights.type, StateHandle)
-                    yield TrainingPath((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
+                    times, nested = _times(kind.axis, loops), self._is_nested(table)
+                    yield TrainingPath((weights.name, table), weights.type.name, *way, times, always, nested)
+
+    def _is_nested(self, table: str) -> bool:
+        return any(NODES[node.op].nests for node, _ in row_history(table, self.makers))
 
     def _way(self, table: str) -> tuple[str, Node | None, frozenset[str], frozenset[str]] | None:
         """Return the key of the node that samples a table's rows, the `collect` on the way from there, and the nodes
@@ -113,7 +119,7 @@ class RowPaths:
                 return node.attr("key"), collect, frozenset(before), frozenset(after)
             if op.chooses is not None:
                 (after if collect is None else before).add(node.name)
-            elif not op.has_region:
+            elif not op.has_region and not op.nests:
                 return None
             elif op.loop == "rounds":
                 collect = node

@@ -21,6 +21,7 @@ from rlgraph.backends.step import Ended
 from rlgraph.backends.weight_versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
 from rlgraph.ir.graph import Node, program_axes
+from rlgraph.ir.types import axis_of
 from rlgraph.ops.nodes import attribute_value, rows_per_input
 from rlgraph.runs.row_paths import LATE, RowPaths, TrainingPath, collected_data
 from rlgraph.runs.trace import Batch, Row, Trace, TracedStep, read_trace
@@ -111,6 +112,8 @@ class _Checker:
         """For each training, the rows that a `collect` has left over for its next step."""
         self.put_off: dict[str, set[Row]] = {}
         """For each sampler, rows of the data that a `collect` has left over to be asked again."""
+        self.samplers: dict[str, dict[str, tuple[Node, str]]] = {}
+        """The nodes that sample of each phase by their keys, each with the model that it samples from."""
         self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
         self.depths = {key: axis.depth for key, axis in program_axes(trace.program).items()}
 
@@ -121,7 +124,7 @@ class _Checker:
     def check_steps(self) -> None:
         """Check every step."""
         ways = {phase.name: RowPaths(phase.graph) for phase in self.trace.program.phases}
-        samplers = {name: dict(way.sampling_nodes()) for name, way in ways.items()}
+        samplers = self.samplers = {name: dict(way.sampling_nodes()) for name, way in ways.items()}
         trainings = {name: list(way.possible_trainings()) for name, way in ways.items()}
         carrying = {name: list(way.collects_with_surplus()) for name, way in ways.items()}
         self.sources = {
@@ -165,7 +168,8 @@ class _Checker:
                     again.difference_update(row[:3] for row, *_ in entries)
                     for training in trainings[step.phase]:
                         if training.source == key and training.takes_batches_as_ended:
-                            self.waiting.setdefault(training.key, []).extend(row for row, *_ in entries)
+                            rows = self.waiting.setdefault(training.key, [])
+                            rows += [row for row, *_ in entries if _is_nested(row, node) == training.nested]
                 self.check_ended_batches(number, step, ending, asked_now)
                 for collect, age_checks in carrying[step.phase] if not asked_now else ():
                     if collected_data(collect) in ending:
@@ -265,7 +269,8 @@ class _Checker:
             self.made[key, row] = began, min(versions)
             if batch is not None:
                 self.batches.setdefault((row[0], *batch), {})[row[:3]] = None
-            groups[row[:-1]] += 1
+            if not _is_nested(row, node):
+                groups[row[:-1]] += 1
             newest = max(versions)
             if newest > now:
                 what = f"of `{key}` has tokens of version {newest}, which did not exist yet"
@@ -326,7 +331,9 @@ class _Checker:
         """Check the rows that something was trained on, and return those that it was allowed to train on."""
         key, model = training.key, training.model
         counts = Counter(traced.trained.get(key, ()))
-        fresh = [row for row, *_ in traced.sampled.get(training.source, ())]
+        node = self.samplers[traced.phase][training.source][0]
+        sampled = traced.sampled.get(training.source, ())
+        fresh = [row for row, *_ in sampled if _is_nested(row, node) == training.nested]
         before, after = (_Dropped(traced, names) for names in (training.before, training.after))
         if training.takes_batches_as_ended:
             # All of its rows are waiting already.
@@ -454,6 +461,13 @@ class _Dropped:
 
     def __contains__(self, row: Row) -> bool:
         return any(row[:length] in self.rows for length in range(3, len(row) + 1)) if self.rows else False
+
+
+def _is_nested(row: Row, sampler: Node) -> bool:
+    """Return whether a row is one of those in a row of the table that a node samples."""
+    axis = axis_of(sampler.outputs[0].type)
+    assert axis is not None
+    return len(row) > axis.depth + 2
 
 
 def _asked_in(batch: Ended | None, step: int) -> bool | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
 from rlgraph.user_code.code_diagnostics import (
@@ -34,7 +34,7 @@ from rlgraph.user_code.worker import CodeFailure, Died, Raised, Worker, Workers
 OPTIONS = ("timeout", "workers", "failed", "branches", "returns")
 GIVEN = ("row", "base_url", "api_key", "model", "seed")
 """What the function is given, if it names it."""
-BRANCHES = ("refuse", "skip")
+BRANCHES = ("refuse", "skip", "all")
 WORKERS = 16
 """The processes, where the declaration does not say."""
 _EXAMPLE = 'agent("bot.py:solve")'
@@ -68,9 +68,9 @@ class Agent:
     """The seconds that an episode may take besides those in which it waits for the model."""
     failed: float
     """The reward of an episode in which it fails."""
-    branches: Literal["refuse", "skip"]
-    """What becomes of a request that does not go on from the last one: it is refused, or answered and not learned
-    from."""
+    branches: Literal["refuse", "skip", "all"]
+    """What becomes of a request that does not go on from the last one: it is refused; or answered, and the last line
+    alone is learned from (`skip`), or all of them may be."""
     processes: int
     """How many episodes it plays beside each other, at most."""
     idle: queue.SimpleQueue[Worker] = field(repr=False)
@@ -156,11 +156,11 @@ def _failed_reward(spec: CallSpec) -> float:
     return float(value)
 
 
-def _branches(spec: CallSpec) -> Literal["refuse", "skip"]:
+def _branches(spec: CallSpec) -> Literal["refuse", "skip", "all"]:
     value = text_option(spec, "branches", "refuse")
     if value not in BRANCHES:
-        message = f"`branches` must be refuse or skip, not {value!r}"
+        message = f"`branches` must be refuse, skip or all, not {value!r}"
         raise ProgramError(
             Diagnostic(BAD_ARGUMENT, message, spec.argument_span("branches"), did_you_mean(str(value), BRANCHES))
         )
-    return "skip" if value == "skip" else "refuse"
+    return cast(Literal["refuse", "skip", "all"], value)

@@ -17,7 +17,7 @@ from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.agent_play import AgentEpisode, AgentPlay, AskedRequest, failures_of, numbers_of
 from rlgraph.backends.worker.agent_requests import RequestRefused
-from rlgraph.backends.worker.agent_tree import AgentTree, AnswerCount
+from rlgraph.backends.worker.agent_tree import AgentLine, AgentTree, AnswerCount
 from rlgraph.backends.worker.columns import finite_numbers
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.session import Session, SessionModel
@@ -34,12 +34,19 @@ MOST_FAILED = 8
 class PlayedEpisodes:
     """What became of episodes of an agent."""
 
-    lines: Mapping[str, list[GrowingEpisode]]
-    """Of each model that it asks, by the name by which it asks it."""
-    asked: Mapping[str, tuple[Any, ...]]
-    """What each of these begins with."""
+    last: Mapping[str, list[AgentLine]]
+    """The line of each one's last answer, of each model that it asks, by the name by which it asks it."""
+    all: Mapping[str, list[list[AgentLine]]]
+    """All lines of each one; () where they are not kept."""
     columns: Mapping[str, Tensor]
     """What is known of each episode besides."""
+
+    def episodes(self) -> list[GrowingEpisode]:
+        """Return all that was said in them, one episode after the other."""
+        several = [[[line] for line in lines] for lines in self.last.values()]
+        by_episode = zip(*several, *self.all.values(), strict=True)
+        found = [line for parts in by_episode for part in parts for line in part]
+        return list(dict.fromkeys(line.episode for line in found))
 
 
 def play_agent(
@@ -62,17 +69,19 @@ def play_agent(
         (_answer_as_they_come if first.takes_rows_meanwhile else _answer_in_rounds)(sampling, play)
     _note_failures(node, session, episodes, agent)
     numbers = [numbers_of(episode, agent) for episode in episodes]
-    lines, begins = dict[str, list[GrowingEpisode]](), dict[str, tuple[Any, ...]]()
+    last, lines = dict[str, list[AgentLine]](), dict[str, list[list[AgentLine]]]()
     for name, how in sampling.items():
         # A number that is called as a model is that one's reward; the others have the first number.
         place = agent.returns.index(name) if name in agent.returns else 0
-        lines[name] = [
-            _line(node, how.model, episode, name, made[place]) for episode, made in zip(episodes, numbers, strict=True)
-        ]
         trees = [episode.trees[name] for episode in episodes]
-        begins[name] = tuple(
-            prompt if tree.line is None else tree.asked for tree, prompt in zip(trees, prompts, strict=True)
-        )
+        last[name] = [
+            tree.line or _nothing_asked(node, how.model, episode.name, prompt)
+            for tree, episode, prompt in zip(trees, episodes, prompts, strict=True)
+        ]
+        lines[name] = [tree.lines if agent.branches == "all" else [] for tree in trees]
+        for episode, made, one, several in zip(episodes, numbers, last[name], lines[name], strict=True):
+            for line in (one, *several):
+                _end_line(line.episode, episode, made[place])
     columns = {
         "requests": torch.tensor([count.answers for count in counts], dtype=torch.long),
         "refused": torch.tensor([e.refused for e in episodes], dtype=torch.long),
@@ -84,7 +93,7 @@ def play_agent(
             continue
         values = [row[place] for row in numbers]
         columns[name] = finite_numbers(values, partial(_number_name, name, ids), node.span, session.dtype)
-    return PlayedEpisodes(lines, begins, columns)
+    return PlayedEpisodes(last, lines, columns)
 
 
 def _trees(
@@ -165,17 +174,17 @@ def _end(play: AgentPlay, one: AskedRequest, name: str, turns: Sequence[NextTurn
     play.answer(one, one.episode.trees[name].end_turns(one.request, turns, made, name))
 
 
-def _line(node: Node, model: SessionModel, episode: AgentEpisode, name: str, reward: float) -> GrowingEpisode:
-    """Return what a model learns from: the line of its last answer, with the reward at its end. name: by which it is
-    asked."""
-    line = episode.trees[name].line
-    if line is None:
-        start = model.engine.codec.start_id or 0
-        line = GrowingEpisode(node, episode.name, model.engine.codec, [start], "", False, (), {}, False)
+def _nothing_asked(node: Node, model: SessionModel, name: str, prompt: Any) -> AgentLine:
+    """Return the line of an episode, of this name, in which a model was asked nothing."""
+    codec = model.engine.codec
+    return AgentLine(GrowingEpisode(node, name, codec, [codec.start_id or 0], "", False, (), {}, False), 0, prompt)
+
+
+def _end_line(line: GrowingEpisode, episode: AgentEpisode, reward: float) -> None:
+    """Note at the end of a line what its episode came to."""
     answers = len(line.actions)
     line.rewards = [*[0.0] * (answers - 1), reward] if answers else []
     line.over = episode.failure is None
-    return line
 
 
 def _note_failures(node: Node, session: Session, episodes: Sequence[AgentEpisode], agent: Agent) -> None:

@@ -41,8 +41,21 @@ class _Answered:
     tail: str
     """What was sampled behind the answer: the text at which it stops."""
     calls: tuple[tuple[str, ToolCall], ...]
+    parent: _Answered | None
+    """The answer that its request goes on from."""
     continued: bool = False
     """Whether another request goes on from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLine:
+    """What leads to one answer: a row to learn from."""
+
+    episode: GrowingEpisode
+    shared: int
+    """How many of its first answers are learned from in another line."""
+    asked: Any
+    """What it begins with: messages, or a text."""
 
 
 @dataclass(slots=True)
@@ -61,7 +74,7 @@ class AgentTree:
         name: str,
         codec: Codec,
         row: Mapping[str, Any],
-        branches: Literal["refuse", "skip"],
+        branches: Literal["refuse", "skip", "all"],
         longest: int | None,
         count: AnswerCount,
     ) -> None:
@@ -78,17 +91,21 @@ class AgentTree:
         """The answers that turns go on from which are being sampled, by the number of the turn."""
 
     @property
-    def line(self) -> GrowingEpisode | None:
-        """The line of the last answer, which is what is learned from; None where nothing was asked."""
-        return self._last.line if self._last else None
+    def line(self) -> AgentLine | None:
+        """The line of the last answer; None where nothing was asked."""
+        return _agent_line(self._last.line, 0) if self._last else None
 
     @property
-    def asked(self) -> Any:
-        """What that line begins with: messages, a text or tokens; None where nothing was asked."""
-        if self._last is None:
-            return None
-        line = self._last.line
-        return line.asked if line.asked is not None else self.codec.decode(line.tokens[: line.prompt])
+    def lines(self) -> list[AgentLine]:
+        """All lines, in the order in which they begin: each goes to an answer that nothing goes on from. Where several
+        go on from an answer, that is learned from in the first of them."""
+        lines: list[list[_Answered]] = []
+        for answered in self._answered:
+            line = next((line for line in lines if line[-1] is answered.parent), None)
+            if line is None:
+                lines.append(line := [])
+            line.append(answered)
+        return [_agent_line(line[-1].line, len(line[-1].line.actions) - len(line)) for line in lines]
 
     def begin_turns(self, request: AgentRequest) -> list[NextTurn]:
         """Return what is to be sampled for a request. Raises RequestRefused, and RunError where the model's template
@@ -150,8 +167,7 @@ class AgentTree:
             answer["tool_calls"] = [{"type": "function", "function": function} for function in functions]  # type: ignore[assignment]
         heard = (*request.messages, answer) if request.messages is not None else ()
         text = request.prompt + content if isinstance(request.prompt, str) else ""
-        self._answered.append(_Answered(line, request, heard, text, tail, calls))
-        self._parents.pop(turn.number, None)
+        self._answered.append(_Answered(line, request, heard, text, tail, calls, self._parents.pop(turn.number, None)))
         return choice
 
     def _tokens_with(self, ids: Sequence[int], whole: str, content: str, stops: Sequence[str]) -> int:
@@ -189,7 +205,7 @@ class AgentTree:
             what = "it goes on from an earlier answer than the last one"
         else:
             what = "it does not begin with what was said up to the last answer, or has other tools"
-        return f"this request does not go on: {what}; `branches=skip` in the declaration of the agent answers it"
+        return f"this request does not go on: {what}; `branches=all` in the declaration of the agent keeps all lines"
 
     def _begun(self, request: AgentRequest) -> GrowingEpisode:
         """Return a new line with what a request asks."""
@@ -256,6 +272,11 @@ class AgentTree:
             tokens = count_phrase(len(line.tokens), "token")
             raise RequestRefused(f"there is no room for an answer: the prompt has {tokens}", _NO_ROOM)
         return min(room, request.max_tokens or room)
+
+
+def _agent_line(line: GrowingEpisode, shared: int) -> AgentLine:
+    begun = line.asked if line.asked is not None else line.codec.decode(line.tokens[: line.prompt])
+    return AgentLine(line, shared, begun)
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from rlgraph.backends.worker.step_state import checked_keys
 from rlgraph.columns import NO_KEYS, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import ConstructorCall, Node
-from rlgraph.ir.types import PLAYER, StateHandle, Table, Type, axis_of
+from rlgraph.ir.types import StateHandle, Table, Type, axis_of, has_parts
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import model_of, sampling_node
 
@@ -89,7 +89,7 @@ def run_buffer_push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     }
     table = replace(table, columns={**table.columns, **named})
     lengths = np.bincount(frame.ancestor_rows(kind.token.key, axis.key), minlength=len(table.data))
-    of_rows = tuple((name, column) for name, column in kind.extra if not name.startswith(PLAYER))
+    of_rows = tuple((name, column) for name, column in kind.extra if not has_parts(name))
     full = replace(kind, extra=(*of_rows, *extra_kinds))
     record = _declaration(node.outputs[0].type, session)
     keys = _keys_of_rows(record.option("key"), buffer, table, frame.rows[axis.key], node, session)

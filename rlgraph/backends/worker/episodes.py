@@ -13,7 +13,13 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, row_label
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn, turn_room
 from rlgraph.backends.worker.agent_episodes import play_agent
-from rlgraph.backends.worker.episode_tables import episode_records, episode_table
+from rlgraph.backends.worker.episode_tables import (
+    EpisodeRecord,
+    agent_records,
+    branch_ids,
+    episode_records,
+    episode_table,
+)
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.player_episodes import play_players
 from rlgraph.backends.worker.sampler import newest_allowed_version, weights_to_sample_with
@@ -52,17 +58,18 @@ def run_interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         return _run_players(node, frame, session, environment, (parents, data, prompts))
     model = session.models[frame.values[node.inputs[0]]]
     how = _action_sampling(node, frame, session, model, ids)
+    name, version = model.model.name, newest_allowed_version(node, frame, session, model)
     more: Mapping[str, Tensor] = {}
     if environment.agent is not None:
-        name = model.model.name
         played = play_agent({name: how}, rows, asked, environment.agent)
-        episodes, asked, more = played.lines[name], played.asked[name], played.columns
+        _check_first(node, session, played.episodes())
+        records, more = agent_records(played, name, version), played.columns
     else:
         started = encode_prompts(node, model, prompts, parents, data, environment.tools)
         episodes = _step_environment(how, rows, asked, started, environment)
-    _check_first(node, session, episodes)
-    records = episode_records(episodes, asked, newest_allowed_version(node, frame, session, model))
-    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, [record.versions for record in records])
+        _check_first(node, session, episodes)
+        records = episode_records(episodes, asked, version)
+    _note_sampled(node, frame, session, ids, records)
     table = episode_table(kind, records, rows, ids, session, model.model.name, node.span)
     return table_output(node, parents, ids, replace(table, columns={**table.columns, **more}), count)
 
@@ -81,23 +88,20 @@ def _run_players(
     models = dict(zip(node.attr("players"), node.attr("models"), strict=True))
     by_model = {name: _action_sampling(node, frame, session, session.models[name], ids) for name in {*models.values()}}
     sampling, more = {player: by_model[model] for player, model in models.items()}, dict[str, Any]()
+    version = {name: newest_allowed_version(node, frame, session, how.model) for name, how in sampling.items()}
     if environment.agent is not None:
         played = play_agent(sampling, rows, repeat_items(prompts, count), environment.agent)
-        lines, begin, more = played.lines, played.asked, dict(played.columns)
+        _check_first(node, session, played.episodes())
+        records, more = {name: agent_records(played, name, version[name]) for name in sampling}, dict(played.columns)
     else:
         own = {name: [row.get(name, prompt) for row, prompt in zip(data, prompts, strict=True)] for name in models}
         started = {name: encode_prompts(node, how.model, own[name], parents, data) for name, how in sampling.items()}
         begin = {name: repeat_items(given, count) for name, given in own.items()}
         lines = play_players(sampling, rows, begin, started, environment)
-    _check_first(node, session, [part for parts in zip(*lines.values(), strict=True) for part in parts])
-    records = {
-        player: episode_records(
-            parts, begin[player], newest_allowed_version(node, frame, session, sampling[player].model)
-        )
-        for player, parts in lines.items()
-    }
+        _check_first(node, session, [part for parts in zip(*lines.values(), strict=True) for part in parts])
+        records = {name: episode_records(parts, begin[name], version[name]) for name, parts in lines.items()}
     first, *_ = records
-    session.notes.add_note(frame.step, "sampled", node.attr("key"), ids, [one.versions for one in records[first]])
+    _note_sampled(node, frame, session, ids, records[first])
     table = episode_table(table_type(node), records[first], rows, ids, session, models[first], node.span)
     more |= {
         player_column(player, models[player]): [None] * len(ids) if player == first else of_player
@@ -111,6 +115,21 @@ def _action_sampling(
 ) -> ActionSampling:
     weights, version = weights_to_sample_with(node, frame, session, model)
     return ActionSampling(node, frame, session, model, weights, version, ids)
+
+
+def _note_sampled(
+    node: Node, frame: Frame, session: Session, ids: Sequence[RowId], records: Sequence[EpisodeRecord]
+) -> None:
+    """Note the versions of episodes, and of all their lines where these are kept."""
+    several = [record.branches for record in records]
+    lines = [line for of_row in several for line in of_row]
+    session.notes.add_note(
+        frame.step,
+        "sampled",
+        node.attr("key"),
+        (*ids, *branch_ids(ids, several)),
+        [record.versions for record in (*records, *lines)],
+    )
 
 
 def _check_first(node: Node, session: Session, episodes: Sequence[GrowingEpisode]) -> None:

@@ -23,7 +23,7 @@ from rlgraph.backends.worker.columns import column_tensor, finite_numbers, funct
 from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
 from rlgraph.backends.worker.compose import run_compose_texts
 from rlgraph.backends.worker.draws import run_uniform
-from rlgraph.backends.worker.episode_tables import run_player
+from rlgraph.backends.worker.episode_tables import run_branch, run_player
 from rlgraph.backends.worker.episodes import run_interact
 from rlgraph.backends.worker.expected_lengths import run_expect_lengths, run_learn_lengths
 from rlgraph.backends.worker.pairing import run_pairs
@@ -331,6 +331,7 @@ WORK: dict[str, Work] = {
     "generate": run_generate,
     "interact": run_interact,
     "player": run_player,
+    "branch": run_branch,
     "logprobs": run_scoring,
     "entropy": run_scoring,
     "distribution": run_scoring,

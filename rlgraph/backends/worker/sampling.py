@@ -103,8 +103,10 @@ def repeat_items(items: Sequence[Any], count: int) -> tuple[Any, ...]:
     return tuple(item for item in items for _ in range(count))
 
 
-def table_output(node: Node, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int) -> NodeOutput:
-    """Return the table, and the rows of the axes that it brings."""
+def table_output(
+    node: Node, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int | np.ndarray
+) -> NodeOutput:
+    """Return the table, and the rows of the axes that it brings. count: the rows in each row of the parents."""
     kind, rows = table_type(node), list[Rows]()
     if kind.axis.key != parents.axis.key:
         parent = np.repeat(np.arange(parents.size), count)

@@ -91,3 +91,14 @@ def first_runs(runs: Runs, count: int) -> Runs:
         if taken or not first:
             first.append((version, taken))
     return tuple(first)
+
+
+def runs_behind(runs: Runs, count: int) -> Runs:
+    """Return which versions made the tokens behind the first ones."""
+    behind: list[tuple[int, int]] = []
+    for version, tokens in runs:
+        left = max(0, tokens - count)
+        count -= tokens - left
+        if left:
+            behind.append((version, left))
+    return tuple(behind)

@@ -413,7 +413,7 @@ class _TaskList:
             share = (drawn if node.attr("replace") else min(drawn, axis)) / max(1.0, axis)
             for name, value in zip(node.inputs[1:], node.outputs, strict=True):
                 self.copy_axis_sizes(self.types[name], value.type, share)
-        elif node.op in ("pick", "player"):
+        elif node.op in ("pick", "player", "branch"):
             self.copy_axis_sizes(self.types[node.inputs[0]], node.outputs[0].type, 1.0)
         elif node.op == "pairs":
             pairs = axis_of(node.outputs[0].type)

@@ -37,6 +37,8 @@ def _graph(graph: Graph, generated: dict[str, Node], compared: set[str]) -> Grap
         op = NODES[node.op]
         if op.generates:
             generated[node.name] = node
+        elif op.nests and node.inputs[0] in generated:
+            generated[node.name] = generated[node.inputs[0]]
         elif op.chooses is not None:
             pairs = zip(inputs_chosen_from(node), node.outputs, strict=True)
             generated.update({value.name: generated[name] for name, value in pairs if name in generated})
