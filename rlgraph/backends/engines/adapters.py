@@ -1,7 +1,8 @@
 """Low-rank adapters of a Hugging Face model in memory, and their files.
 
-A linear layer that has one keeps its class and its weight, and adds to its output what its two small layers, `lora_A`
-and `lora_B`, compute. In narrow models the small layers are float32, as PEFT has them.
+A linear layer that has one keeps its weight, and adds to its output what its two small layers, `lora_A` and `lora_B`,
+compute. In narrow models the small layers are float32, as PEFT has them, and the sum is rounded once
+(`add_in_product`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def attach_adapters(model: PreTrainedModel, adapters: Adapters, kind: ModelKind)
         layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
         layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
+        if wide != layer.weight.dtype:
+            layer.__class__ = _NARROW.get(type(layer), type(layer))
         first, _ = adapter_matrix_names(name)
         with torch.no_grad():
             layer.lora_A.weight.copy_(initial_lora_a(first, (adapters.rank, inputs), adapters.seed))
@@ -79,6 +82,7 @@ def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
             del module.lora_A, module.lora_B, module.lora_scale
             for key in [key for key, hook in module._forward_hooks.items() if hook is _add_adapter]:
                 del module._forward_hooks[key]
+            module.__class__ = next((plain for plain, own in _NARROW.items() if own is type(module)), type(module))
     return copied
 
 
@@ -128,11 +132,50 @@ def _is_inside(name: str) -> bool:
     return name.endswith((".lora_A", ".lora_B"))
 
 
-def _add_adapter(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """The forward hook of a layer that has an adapter: it adds the adapter's product to the output."""
+def _add_adapter(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    """The forward hook of a layer that has an adapter: it adds the adapter's product to an output without it."""
+    if getattr(layer, "adds_adapter", False):
+        return None
     small = _product(layer.lora_B, _product(layer.lora_A, inputs[0]))
     adapted: Tensor = output + small * layer.lora_scale
     return adapted
+
+
+def add_in_product(addend: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+    """Return x W' + scale * addend, added up as wide as the product is and rounded once.
+
+    The output of a bfloat16 matrix has 8 binary places. What an update of a usual size adds to one that is rounded
+    already is mostly less than half of a place, and always lost; where both are rounded together it is there in the
+    mean. x: [..., inputs]. weight: [outputs, inputs]. addend: [..., outputs].
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    total = torch.addmm(addend.reshape(len(rows), -1), rows, weight.t(), beta=scale)
+    return total.view(addend.shape)
+
+
+def product_with_adapter(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output of a layer that has an adapter. weight: [outputs, inputs], in the dtype of the product."""
+    small = _product(layer.lora_B, _product(layer.lora_A, x))
+    total = add_in_product(small, x, weight, layer.lora_scale)
+    return total if bias is None else total + bias
+
+
+class _Linear(nn.Linear):
+    adds_adapter = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        return product_with_adapter(self, input, self.weight, self.bias)
+
+
+class _Conv1D(Conv1D):
+    adds_adapter = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product_with_adapter(self, x, self.weight.t(), self.bias)
+
+
+_NARROW: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Conv1D}
+"""The plain linear layers, and what they are in a narrow model where they have an adapter."""
 
 
 def _product(small: Any, x: Tensor) -> Tensor:

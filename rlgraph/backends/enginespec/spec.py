@@ -143,7 +143,7 @@ class EngineSpec:
     """Why it cannot hold the adapters of some models apart."""
     adapter_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For a way, the dtypes of weights in which it is not exact, each with what is lost, as it goes on after them:
-    `which round all of a step away`."""
+    `which round all of a step away`. Only who asks for such a way gets it, with a warning (W0518)."""
     adapter_ranks: tuple[int, ...] = ()
     """Adapters beside the weights have room of one of these ranks, the lowest that is enough; empty: of their own
     rank."""
@@ -258,14 +258,21 @@ class EngineSpec:
         return tuple(way for way in self.adapters if not self.adapter_problems(way, shape, dtype, kind))
 
     def adapter_problems(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
+        """Return why it does not hold a model's adapters exactly in a way; empty where it does."""
+        rounding = self.adapter_rounding(way, dtype, kind)
+        return self.adapter_faults(way, shape) or ((rounding,) if rounding else ())
+
+    def adapter_faults(self, way: str, shape: Shape) -> Sequence[str]:
         """Return why it cannot hold a model's adapters in a way that a schedule names; empty where it can."""
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
-        if way == "apart" and (faults := self.separate_adapter_faults(shape)):
-            return faults
+        return self.separate_adapter_faults(shape) if way == "apart" else ()
+
+    def adapter_rounding(self, way: str, dtype: str, kind: DeviceKind) -> str:
+        """Return what is lost of adapters that are held in a way beside weights of a dtype; empty where it is exact."""
         stored = self.memory.cpu_dtype if kind == "cpu" and self.memory.cpu_dtype else dtype
-        rounding = self.adapter_dtypes.get(way, {}).get(stored)
-        return (f"has adapters {way} in weights of {stored}, {rounding}",) if rounding else ()
+        lost = self.adapter_dtypes.get(way, {}).get(stored)
+        return f"has adapters {way} in weights of {stored}, {lost}" if lost else ""
 
     def gather_choices(self, split: Mesh, chosen: str = "") -> Sequence[str]:
         """Return the ways among which there is a choice on a mesh, the first one empty. chosen: the way that a

@@ -25,6 +25,7 @@ from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
 from rlgraph.passes.cost.peak_memory import Peak, pool_peaks
 from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.placement.adapter_errors import adapter_warnings
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     PlacementChoice,
@@ -212,13 +213,15 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
 
 
 def plan_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
-    """Return warnings about parts of a schedule that the chosen plan does not use, and about what is
-    assumed: shapes, tails of lengths."""
+    """Return warnings about parts of a schedule that the chosen plan does not use or that round away what is learned,
+    and about what is assumed: shapes, tails of lengths."""
     program, assumed = choice.question.program, choice.question.assumed_shapes
+    kinds = dict.fromkeys(island.device.kind for island in choice.question.cluster.islands)
     return (
         *assumed_shape_warnings(program, assumed),
         *assumed_tail_warnings(choice.question.workload),
         *unused_schedule_warnings(program, choice.plan, schedule),
+        *adapter_warnings(program, schedule, choice.question.shapes, kinds),
     )
 
 

@@ -27,6 +27,7 @@ from rlgraph.ir.graph import Constant, ConstructorCall, Model, Program, plain_co
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.program_work import model_operations, user_code_usage
+from rlgraph.passes.placement.adapter_errors import adapter_warnings
 from rlgraph.passes.placement.admission_order import length_predictors
 from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.passes.placement.sleeping import sleeping_warnings, with_sleeping_models
@@ -57,6 +58,7 @@ def place_program(program: Program, schedule: Schedule, folders: SearchFolders, 
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
     warnings += unused_schedule_warnings(program, plan, schedule)
     warnings += sleeping_warnings(plan, schedule)
+    warnings += adapter_warnings(program, schedule, shapes, (machine.kind,))
     return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in broken_engines())))
 
 

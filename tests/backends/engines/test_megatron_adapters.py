@@ -121,6 +121,37 @@ def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, folder: 
         assert same(found.asleep, found.states[1]) and found.second == 0
 
 
+def added(mesh: Mesh, spec: ModelSpec, lr: float) -> list[tuple[float, float]]:
+    """Which share of an update of B is in the output of two layers, one split by outputs and one by inputs, and the
+    standard error of that."""
+    from rlgraph.backends.engines.megatron.opening import open_rank
+
+    model = open_rank(spec, Rank(mesh, dist.get_rank())).model
+    generator, found = torch.Generator().manual_seed(0), []
+    for name in ("self_attention.linear_proj", "mlp.linear_fc2"):
+        layer = model.get_submodule(f"decoder.layers.0.{name}")
+        x = torch.randn(4000, 1, layer.weight.shape[1], generator=generator).to(layer.weight)
+        [pair] = layer.adapters.values()
+        with torch.no_grad():
+            before = layer(x)[0].double()
+            pair.lora_B.copy_(torch.randn(pair.lora_B.shape, generator=generator).sign() * lr)
+            wanted = 2 * (x.double() @ pair.lora_A.double().T @ pair.lora_B.double().T)
+            change = layer(x)[0].double() - before
+        size = wanted.square().sum()
+        kept = (change * wanted).sum() / size
+        found.append((float(kept), float(((change - kept * wanted) * wanted).square().sum().sqrt() / size)))
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float64", 1e-9), ("float32", 1e-4), ("bfloat16", 0.04)])
+def test_what_an_update_adds_is_in_the_output(ranks: Ranks, folder: Path, dtype: str, error: float) -> None:
+    """As in transformers' layers: in bfloat16 in the mean."""
+    spec = replace(spec_of(folder, "tied"), dtype=dtype)
+    for found in ranks.run(MESHES["tp1"], added, spec, 1e-3):
+        for kept, off in found:
+            assert off < error and kept == pytest.approx(1.0, abs=max(5 * off, 1e-9))
+
+
 def shared(mesh: Mesh, spec: ModelSpec, task: Task) -> dict[str, bool]:
     """What is so of a model, of one on its base that is trained, and of a copy of that."""
     from rlgraph.backends.engines.megatron.opening import open_rank

@@ -73,30 +73,41 @@ def whole(model: nn.Module, merged: MergedAdapters) -> nn.Module:
     return found
 
 
-def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
-    """Of one step of AdamW, in which B has moved by the learning rate: why vLLM merges into float32 alone."""
+@pytest.mark.parametrize("step", [1e-5, 1e-4, 1e-3])
+def test_narrow_weights_have_an_update_in_the_mean(step: float) -> None:
+    """Of one step of AdamW, in which B has moved by the learning rate, and which is in none of them to the nearest at
+    1e-5. The mean is right within 5 of its standard errors, and each is next to
+    its sum."""
     lora = Adapters(8, 16.0)
     trainer = TransformersEngine.open(ModelSpec("causal_lm", source("qwen2"), "bfloat16", adapters=lora))
     shape, split = replace(shape_of_model(trainer.model), adapters=lora), make_mesh(tp=1)
     places = layout(shape, split, 0)
-    lost = {}
-    for dtype, step in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 1e-3)):
+    for dtype in (torch.float32, torch.bfloat16):
         own = {name: each.to(dtype) for name, each in filled(places, ModelWeights(trainer.model)).items()}
+        plain = {name: each.clone() for name, each in own.items()}
         merged = MergedAdapters(lora, replicated_layout(shape, split, 0), own, places)
+        assert all(torch.equal(each, plain[name]) for name, each in own.items())
         generator = torch.Generator().manual_seed(0)
         for name, each in merged.tensors.items():
             if ".lora_B." in name:
                 each.copy_(torch.randn(each.shape, generator=generator).sign() * step)
         merged.apply_new_adapters()
-        wanted = missed = 0.0
-        for live, base, b, a in merged._parts:
+        found = {name: each.clone() for name, each in own.items()}
+        merged.apply_new_adapters()
+        assert all(torch.equal(each, found[name]) for name, each in own.items())
+        kept = wanted = noise = nearest = 0.0
+        for live, base, b, a, _ in merged._parts:
             change = merged.scale * b.double() @ a.double()
-            wanted += float(change.square().sum())
-            missed += float((live.double() - base.double() - change).square().sum())
-        lost[dtype, step] = (missed / wanted) ** 0.5
-    assert lost[torch.float32, 1e-5] < 0.01
-    assert lost[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.01)
-    assert lost[torch.bfloat16, 1e-3] == pytest.approx(0.64, abs=0.02)
-    both = {"float32": ("merged", "apart"), "bfloat16": ("apart",)}
+            total = base.double() + change
+            got, off = live.double() - base.double(), live.double() - total
+            assert (off.abs() <= total.abs().clamp(min=1e-30) * (2.0**-7 if dtype == torch.bfloat16 else 1e-6)).all()
+            kept, wanted = kept + float((got * change).sum()), wanted + float(change.square().sum())
+            noise += float((off * change).square().sum())
+            nearest += float(((total.to(dtype).double() - base.double()) * change).sum())
+        assert abs(kept / wanted - 1) < (5 * noise**0.5 / wanted if dtype == torch.bfloat16 else 0.01)
+        if dtype == torch.bfloat16:
+            assert 5 * noise**0.5 / wanted < 0.8
+            assert nearest / wanted < (0.05 if step == 1e-5 else 1.2)
+    both = {"float32": ("merged", "apart"), "bfloat16": ("merged",)}
     assert {dtype: SPEC.adapter_ways(shape, dtype, "gpu") for dtype in both} == both
     assert SPEC.adapter_ways(shape, "bfloat16", "cpu") == ("merged", "apart")

@@ -3,8 +3,8 @@ transformers that are fused in them, so that both engines have the same numbers,
 
 Ranks that split a model by columns have tokens of their own between layers. A layer whose outputs they split multiplies
 these with A, gathers what is between A and B, a few numbers a token, and multiplies it with its rows of B. One whose
-inputs they split multiplies with its columns of A, adds up over the ranks what is between, and multiplies its own
-tokens with B.
+inputs they split multiplies its columns of A and all of B with its part of the inputs, before ranks add up their
+outputs. Either product is added within that of the layer, so that both are rounded once (`add_in_product`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, cast
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
     gather_from_sequence_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.adapters import adapter_dtype, check_start, initial_lora_a, load_adapter
+from rlgraph.backends.engines.adapters import adapter_dtype, add_in_product, check_start, initial_lora_a, load_adapter
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.megatron.layout import SplitLinear, adapted_linears, layers_without_adapters
 from rlgraph.backends.engines.weights import WeightSource
@@ -65,13 +66,25 @@ def _attach(layer: Any, linear: SplitLinear, adapters: Adapters) -> None:
     adapted = adapters.adapted_layers(linear.modules)
     kind = _InputSplitAdapters if linear.splits_inputs else _OutputSplitAdapters
     layer.adapters = kind(layer, linear, adapted, adapters)
-    layer.register_forward_hook(_add_adapters)
+    layer.__class__ = _InputSplitLinear if linear.splits_inputs else _OutputSplitLinear
 
 
-def _add_adapters(layer: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-    """The forward hook of a layer that has adapters: it adds their products to the output."""
-    output, bias = outputs
-    return output + layer.adapters(inputs[0]), bias
+class _OutputSplitLinear(ColumnParallelLinear):  # type: ignore[misc]
+    def _forward_impl(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, sequence_parallel: bool, tp_group: Any, **_: Any
+    ) -> Tensor:
+        """Return what Megatron's own does for a weight that is not trained, with the adapters' products."""
+        x = input
+        if sequence_parallel:
+            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=tp_group)
+        output = add_in_product(self.adapters(input), x, weight)
+        return output if bias is None else output + bias
+
+
+class _InputSplitLinear(RowParallelLinear):  # type: ignore[misc]
+    def _forward_impl(self, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
+        """Return this rank's part of the sum, with the adapter's product of its inputs."""
+        return add_in_product(self.adapters(input), input, weight)
 
 
 def _with_gradient(embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -88,7 +101,7 @@ class _Factors(nn.Module):
         # A rank may have no rows of B, and nothing to train of it.
         self.lora_B = nn.Parameter(torch.zeros(outputs, rank, dtype=dtype, device=device), requires_grad=outputs > 0)
         whole, part = (self.lora_B, self.lora_A) if splits_inputs else (self.lora_A, self.lora_B)
-        # Each rank has gradients of its own tokens: they are added up in the end.
+        # Each rank has gradients of its own tokens, or of its own inputs: they are added up in the end.
         whole.sequence_parallel = split  # type: ignore[attr-defined]
         set_tensor_model_parallel_attributes(part, True, int(splits_inputs), 1)
 
@@ -144,14 +157,12 @@ class _InputSplitAdapters(nn.ModuleDict):
         super().__init__(
             {module.rpartition(".")[2]: _Factors(outputs, inputs, adapters.rank, layer.weight, split, True)}
         )
-        self._scale, self._split, self._group = adapters.scale, split, layer.tp_group
+        self._scale = adapters.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [tokens of this rank, 1, outputs]. x: [tokens, 1, inputs of this rank]."""
+        """Return this rank's part of the sum, [tokens, 1, outputs]. x: [tokens, 1, inputs of this rank]."""
         (factors,) = cast(Sequence[_Factors], list(self.values()))
         between = nn.functional.linear(x, factors.lora_A.to(x.dtype)) * self._scale
-        if self._split:
-            between = reduce_scatter_to_sequence_parallel_region(between, group=self._group)
         return nn.functional.linear(between, factors.lora_B.to(x.dtype))
 
 

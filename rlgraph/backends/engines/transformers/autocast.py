@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rlgraph.backends.engines.adapters import product_with_adapter
+
 NARROW = torch.bfloat16
 
 
@@ -84,18 +86,39 @@ class _UseBfloat16Copy(torch.autograd.Function):
 class _Linear(nn.Linear):
     narrow: Bfloat16Copy
 
+    @property
+    def adds_adapter(self) -> bool:
+        """Whether its own product has that of its adapter, so that both are rounded once."""
+        return _adds_adapter(self)
+
     def forward(self, input: Tensor) -> Tensor:
-        return _apply(input, self.weight, self.bias, self.narrow, False)
+        return _apply(self, input, self.weight, self.bias, self.narrow, False)
 
 
 class _Conv1D(Conv1D):
     narrow: Bfloat16Copy
 
+    @property
+    def adds_adapter(self) -> bool:
+        """Whether its own product has that of its adapter, so that both are rounded once."""
+        return _adds_adapter(self)
+
     def forward(self, x: Tensor) -> Tensor:
-        return _apply(x, self.weight, self.bias, self.narrow, True)
+        return _apply(self, x, self.weight, self.bias, self.narrow, True)
 
 
-def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Bfloat16Copy, transposed: bool) -> Tensor:
+def _adds_adapter(layer: nn.Module) -> bool:
+    return hasattr(layer, "lora_A") and torch.is_autocast_enabled(next(layer.parameters()).device.type)
+
+
+def _apply(
+    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Bfloat16Copy, transposed: bool
+) -> Tensor:
+    if _adds_adapter(layer):
+        copy = narrow.get_copy(weight)
+        return product_with_adapter(
+            layer, x, copy.t() if transposed else copy, None if bias is None else bias.to(NARROW)
+        )
     if torch.is_autocast_enabled(x.device.type):
         copy = narrow.get_copy(weight)
         differentiated = torch.is_grad_enabled() and weight.requires_grad

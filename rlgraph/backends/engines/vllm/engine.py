@@ -87,17 +87,15 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
 
 
 def _adapting(spec: ModelSpec, source: VllmModelSource, wanted: str) -> str:
-    """Return how adapters are held: as wanted, else in the first way that is exact. Raises EngineError where there is
-    none."""
+    """Return how adapters are held: as wanted, else in the first way that is exact. Raises EngineError where it cannot
+    hold them so."""
     if spec.adapters is None:
         return ""
     device: DeviceKind = "cpu" if has_no_gpu() else "gpu"
     ways = SPEC.adapter_ways(source.shape, spec.dtype, device)
-    if (wanted or ways) and (not wanted or wanted in ways):
-        return wanted or ways[0]
-    tried = [wanted] if wanted else SPEC.adapters
-    reasons = [text for way in tried for text in SPEC.adapter_problems(way, source.shape, spec.dtype, device)]
-    raise EngineError(f"the engine vllm {', and '.join(reasons)}")
+    if faults := SPEC.adapter_faults(wanted, source.shape):
+        raise EngineError(f"the engine vllm {', and '.join(faults)}")
+    return wanted or ways[0]
 
 
 class VllmEngine(CallSampler):
