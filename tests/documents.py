@@ -210,11 +210,18 @@ def small(text: str, files: dict[str, str]) -> str:
     ):
         text = re.sub(
             rf"^({kind} +\w+ *= *)(\w+\((?:[^()]|\([^()]*\))*\))",
-            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + TINY_FORMS.get(m[2].partition("(")[0], tiny),
+            lambda m, tiny=tiny: m[0] if _brought(m[2], files) else m[1] + _tiny_form(m[2], tiny),
             text,
             flags=re.MULTILINE,
         )
     return text
+
+
+def _tiny_form(call: str, tiny: str) -> str:
+    """What takes the place of a call of a constructor: what its options mean for the program stays."""
+    form = TINY_FORMS.get(call.partition("(")[0], tiny)
+    branches = re.search(r", branches=\w+", call)
+    return form.replace(", workers", f"{branches[0]}, workers") if branches else form
 
 
 def used(text: str) -> dict[str, str]:

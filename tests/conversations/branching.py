@@ -104,7 +104,7 @@ def program(
     branches: str = "all",
     more: str = "",
     client: str = PLAIN,
-    shape: str = SHAPE,
+    shape: str = f"{SHAPE}, initializer_range=0.3",
     dtype: str = "float64",
 ) -> str:
     """The text of a program whose agent does in each row what the row says. more: declarations besides."""
@@ -116,7 +116,7 @@ def program(
     # One episode at a time: what is sampled together is the same in each run.
     options = f'workers=1, branches={branches}, returns=["reward", "made", "chances", "total"]'
     return f"""algorithm t
-model actor = causal_lm(random("qwen2", {shape}, initializer_range=0.3, max_position_embeddings=2048, tokenizer="small"),
+model actor = causal_lm(random("qwen2", {shape}, max_position_embeddings=2048, tokenizer="small"),
                         dtype="{dtype}")
 model ref = frozen(actor)
 {more}data rows = jsonl("rows.jsonl", batch={len(does)}, shuffle=false)

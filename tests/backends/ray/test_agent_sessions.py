@@ -18,11 +18,14 @@ import ray.cloudpickle
 from scheduled import compiled
 
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
+from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker import agent_episodes
 from rlgraph.backends.worker.agent_play import AgentPlay
 from rlgraph.backends.worker.session import Settings
+from tests.conversations.branching import program
 from tests.waits import NEVER
 
 # Actors cannot import what pytest imports.
@@ -124,3 +127,21 @@ def test_sixty_four_sessions_are_answered_at_once(cluster: None, tmp_path: Path)
     assert (step.metrics["finished"], step.metrics["died"], step.metrics["stalled"]) == (62, 1, 1)
     assert step.metrics["turns"] == 2 * 62 + 2 and beside.most > 1
     assert 0 < step.metrics["off"] < 1e-5 and step.metrics["lost"] == 0 and step.metrics["drifted"] < 1e-3
+
+
+@pytest.mark.long
+def test_lines_of_an_agent_are_what_their_replay_is(cluster: None, tmp_path: Path) -> None:
+    """Sampled by vLLM in another process than the one that learns, and read again by transformers."""
+    shape = "hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1"
+    shape += ", initializer_range=0.1"
+    text, rows = program(tmp_path, shape=shape, dtype="float32"), tmp_path / "rows"
+    made = compiled(text, {}, SCHEDULE, tmp_path)
+    settings = Settings(folder=tmp_path, record=rows)
+    with claim_folder(rows, "t", 0), closing(RayBackend(made.program, made.plan, settings, seconds=NEVER)) as backend:
+        steps = list(backend.run_steps(2))
+    with closing(LocalBackend(made.program, Settings(folder=tmp_path, replay=rows))) as local:
+        replayed = list(local.run_steps(2))
+    for step, again in zip(steps, replayed, strict=True):
+        assert again.metrics == pytest.approx(step.metrics, rel=0, abs=1e-4)
+        assert step.metrics["told"] == 0 and step.metrics["turns"] == step.metrics["requests"] == 32
+    assert 0 < steps[0].metrics["off"] < 1e-5 and steps[0].metrics["same"] < 1e-4
