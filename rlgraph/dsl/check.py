@@ -20,9 +20,9 @@ from rlgraph.dsl.loss_checks import row_choice_errors
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
-from rlgraph.dsl.schedules import count_steps
 from rlgraph.dsl.scope import ExternalName, InvalidName, Meaning, ModelName, StatementError, StateName
 from rlgraph.dsl.shared_statements import merge_repeated, write_out_statements
+from rlgraph.dsl.step_numbers import count_steps
 from rlgraph.dsl.use import Read, resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
 from rlgraph.ir.graph import ConstructorCall, External, Program

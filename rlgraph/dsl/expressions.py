@@ -19,7 +19,6 @@ from rlgraph.dsl.random_numbers import emit_uniform
 from rlgraph.dsl.remembered_rows import buffer_of_index, emit_recall
 from rlgraph.dsl.row_call import emit_prefix, emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
-from rlgraph.dsl.schedules import schedule_value
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
@@ -32,6 +31,7 @@ from rlgraph.dsl.scope import (
     describe_meaning,
 )
 from rlgraph.dsl.signatures import METHODS, RATES
+from rlgraph.dsl.step_numbers import schedule_value
 from rlgraph.dsl.texts import text_expr
 from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES

@@ -11,7 +11,6 @@ from rlgraph.dsl.names import axis_named, model_named, names_used
 from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, next_state_value, unique_name
 from rlgraph.dsl.pairs import drop_pairs
 from rlgraph.dsl.reports import emit_report
-from rlgraph.dsl.schedules import computed_options
 from rlgraph.dsl.scope import (
     ExternalName,
     InvalidName,
@@ -23,6 +22,7 @@ from rlgraph.dsl.scope import (
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.step_numbers import computed_options
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
     Constant,
