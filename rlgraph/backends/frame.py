@@ -7,7 +7,7 @@ rows, so that no order of slices can mix rows up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -219,16 +219,18 @@ class Frame:
         for name in names:
             self.values[name] = concat_entries([part.values[name] for part in parts])
 
-    def assemble_slices(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
-        """Put together what slices of an axis made; `names` maps the slices' values to this frame's.
+    def assemble_slices(
+        self, parts: Sequence[tuple[Frame, Places]], axes: Collection[str], names: Mapping[str, str]
+    ) -> None:
+        """Put together what slices of axes made; `names` maps the slices' values to this frame's.
 
-        A value that lies outside the axis is the last slice's.
+        A value that lies outside of them is the last slice's.
         """
         order: Places = {}
         for inner, outer in names.items():
             kind = self.types[inner]
             value_axis = axis_of(kind)
-            if value_axis is None or not any(ancestor.key == axis for ancestor in value_axis.path_to_root()):
+            if value_axis is None or not any(ancestor.key in axes for ancestor in value_axis.path_to_root()):
                 self.values[outer] = parts[-1][0].values[inner]
                 continue
             for entry_axis in axes_of(kind):

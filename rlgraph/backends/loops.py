@@ -12,7 +12,7 @@ from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports, holds
 from rlgraph.ir.types import is_model
 from rlgraph.ops.node_op import LoopStepRule
-from rlgraph.ops.nodes import NODES
+from rlgraph.ops.nodes import NODES, sliced_axes
 
 
 def run_once(loop: Loop) -> Frame:
@@ -22,23 +22,34 @@ def run_once(loop: Loop) -> Frame:
 
 
 def run_minibatches(loop: Loop) -> Frame:
-    """Run the region for each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
+    """Run the region for each slice of an axis, and of those beside it, in every epoch. Exports are the rows
+    of the last epoch."""
     node, frame = loop.node, loop.frame
-    axis = node.attr("axis")
-    size = frame.row_count(axis)
+    axes = sliced_axes(node)
+    count = max(1, min(node.attr("parts"), frame.row_count(axes[0])))
     parts: list[tuple[Frame, Places]] = []
     for epoch in range(node.attr("epochs")):
-        order = list(range(size))
-        if node.attr("shuffle"):
-            frame.step.shuffling_rng(node.attr("key"), epoch).shuffle(order)
+        slices = [_slices(loop, axis, count, epoch) for axis in axes]
         parts = []
-        for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
-            body, places = frame.slice_rows(axis, np.sort(chosen), node.captured_values)
+        for number in range(count):
+            body, places = frame, Places()
+            for axis, of_axis in zip(axes, slices, strict=True):
+                body, chosen = body.slice_rows(axis, of_axis[number], node.captured_values)
+                places |= chosen
             parts.append((loop.run_body(body), places))
             if holds("stop", loop, body):
                 # Where a loop may end early nothing of it is used after it but what is carried.
                 return frame
-    return assemble_exports(node, frame, parts, axis)
+    return assemble_exports(node, frame, parts, *axes)
+
+
+def _slices(loop: Loop, axis: str, count: int, epoch: int) -> list[np.ndarray]:
+    """Return the rows of each slice of an axis, int64, in the order of the batch."""
+    node, order = loop.node, list(range(loop.frame.row_count(axis)))
+    if node.attr("shuffle"):
+        key = node.attr("key") if axis == node.attr("axis") else f"{node.attr('key')}.{axis}"
+        loop.frame.step.shuffling_rng(key, epoch).shuffle(order)
+    return [np.sort(chosen) for chosen in np.array_split(np.array(order, dtype=np.int64), count)]
 
 
 def run_if(loop: Loop) -> Frame:

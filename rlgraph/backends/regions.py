@@ -58,11 +58,11 @@ def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) ->
     return [frame.values[name] for name in region.outputs[: len(carried)]]
 
 
-def assemble_exports(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Frame:
-    """Return a frame with what a node exports, put together from the slices of an axis on which its region ran."""
+def assemble_exports(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], *axes: str) -> Frame:
+    """Return a frame with what a node exports, put together from the slices of axes on which its region ran."""
     joined = frame.child_frame()
     if node.exported_values:
-        joined.assemble_slices(parts, axis, {inner: value.name for inner, value in node.exported_values})
+        joined.assemble_slices(parts, axes, {inner: value.name for inner, value in node.exported_values})
     return joined
 
 

@@ -139,7 +139,7 @@ class _SampledValues:
                 self.tables[node.outputs[0].name] = key = str(node.attr("key"))
                 if node.inputs[1] in self.written:
                     self.judged[key] = self.written[node.inputs[1]]
-            elif node.op == "compose":
+            elif node.op in ("compose", "joined"):
                 named = [self.written[name] for name in node.inputs if name in self.written]
                 self.written.update({node.name: named[-1]} if named else {})
             elif op.scores or op.is_column or op.foreign and not op.part_of:

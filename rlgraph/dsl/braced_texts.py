@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlgraph.dsl import tree
 from rlgraph.dsl.constants import evaluate_constant
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.keys import evaluate_groups
 from rlgraph.dsl.mathematics import common_axis
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.scope import (
@@ -84,6 +85,32 @@ def user_message(context: Context, expr: tree.Call, hint: str) -> Ref:
     value = Value(unique_name(context, hint or "asked"), Tensor("any", texts.type.axis))
     emit_node(context, Node("compose", (texts.name,), (value,), attrs, span=expr.span))
     return Ref(value.name, Tensor("any", texts.type.axis), expr.span)
+
+
+def joined_texts(context: Context, expr: tree.Call, hint: str) -> Ref:
+    """Return `join(rollout.text, by=prompts, between="\\n")`: the texts of each group, in the order of its rows."""
+    example = '`join(rollout.text, by=prompts, between="\\n")`'
+    options = {option.name: option for option in expr.options}
+    if len(expr.args) != 1 or "by" not in options or options.keys() - {"by", "between"}:
+        raise context.statement_error("E0405", "`join` takes texts, `by=` and `between=`", expr.span, example)
+    texts = context.evaluate(expr.args[0])
+    if not isinstance(texts, Ref) or texts.type.dtype not in ("text", "any") or texts.type.axis is None:
+        message = f"`join` takes a text of each row or turn, and this is {describe_meaning(texts)}"
+        raise context.statement_error("E0866", message, expr.args[0].span, example)
+    between = "\n"
+    if "between" in options:
+        given = evaluate_constant(context, options["between"].value, context.block.scope)
+        if not isinstance(given, str):
+            raise context.statement_error("E0402", "`between` is a text", options["between"].value.span, example)
+        between = given
+    groups = evaluate_groups(context, options["by"].value, texts.type.axis)
+    if groups.within is None or groups.values or groups.within.inner:
+        message = "texts are joined for each row of a table, and this is a key"
+        raise context.statement_error("E0222", message, options["by"].value.span, example)
+    value = Value(unique_name(context, hint or "joined"), Tensor("text", groups.within))
+    attrs = (("between", between), ("axis", groups.within.key))
+    emit_node(context, Node("joined", (texts.name,), (value,), attrs, span=expr.span))
+    return Ref(value.name, Tensor("text", groups.within), expr.span)
 
 
 def plain_text_error(context: Context, expr: tree.Expr, meaning: Meaning) -> StatementError | None:

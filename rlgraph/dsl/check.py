@@ -23,6 +23,7 @@ from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.dsl.scope import ExternalName, InvalidName, Meaning, ModelName, StatementError, StateName
 from rlgraph.dsl.shared_statements import merge_repeated, write_out_statements
+from rlgraph.dsl.step_numbers import count_steps
 from rlgraph.dsl.use import Read, resolve_uses
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
 from rlgraph.ir.graph import ConstructorCall, External, Program
@@ -71,7 +72,7 @@ def check_program_and_schedule(
     if any(d.code != "E0803" for d in context.diagnostics):
         # Without the used file, the other errors cannot be known.
         raise ProgramError(sorted_diagnostics(context.diagnostics))
-    program = _program(context, write_out_statements(file, context), source, changes or {})
+    program = _program(context, count_steps(write_out_statements(file, context)), source, changes or {})
     context.diagnostics = merge_repeated(context.diagnostics)
     # A value that seems unused may be used in a statement that is wrong: warnings wait until there are no errors.
     _raise_errors(context.diagnostics)

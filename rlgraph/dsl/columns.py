@@ -495,6 +495,7 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "encode": _UseWalk._encode,
     "length": _UseWalk._length,
     "compose": _UseWalk._compose,
+    "joined": _UseWalk._compose,
     "row": _UseWalk._row,
     "prefix": _UseWalk._prefix,
     "lookup": _UseWalk._lookup,

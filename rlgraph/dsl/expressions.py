@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.braced_texts import compose_text, user_message
+from rlgraph.dsl.braced_texts import compose_text, joined_texts, user_message
 from rlgraph.dsl.branches import branch_table, is_branch_of
 from rlgraph.dsl.context import ColumnSource, Context
 from rlgraph.dsl.expand_def import expand_call
@@ -31,7 +31,8 @@ from rlgraph.dsl.scope import (
     TableValue,
     describe_meaning,
 )
-from rlgraph.dsl.signatures import METHODS
+from rlgraph.dsl.signatures import METHODS, RATES
+from rlgraph.dsl.step_numbers import schedule_value
 from rlgraph.dsl.texts import text_expr
 from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
@@ -205,6 +206,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(meaning, DefName):
         context.used.add(name)
         return expand_call(context, expr, meaning, hint)
+    if name in RATES:
+        return schedule_value(context, expr)
     if isinstance(meaning, ExternalName) and meaning.outside.kind == "func":
         context.used.add(name)
         return emit_function_call(context, expr, meaning.outside, hint)
@@ -213,6 +216,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_pick(context, expr, hint) if name == "pick" else emit_encode(context, expr, hint)
     if name == "user":
         return user_message(context, expr, hint)
+    if name == "join":
+        return joined_texts(context, expr, hint)
     if name == "row":
         return emit_row(context, expr, hint)
     if name == "prefix":
@@ -240,4 +245,5 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     functions = [*BUILT_IN]
     functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, ExternalName))]
     hint = OTHER_NAMES.get(name.lower()) or did_you_mean(name, functions)
+    context.block.scope[name] = InvalidName()
     raise context.statement_error("E0201", f"no function is called `{name}`", expr.func.span, hint)

@@ -16,6 +16,7 @@ from rlgraph.dsl.scope import (
     describe_meaning,
 )
 from rlgraph.dsl.values import missing_value_error
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Expr, Ref
 from rlgraph.ir.types import Axis, Tensor, inner_of_two_axes
 
@@ -95,6 +96,10 @@ def _named_groups(context: Context, syntax: tree.Expr, source: Axis) -> KeyValue
         return _key(context, syntax, meaning)
     if syntax.id in AXES and syntax.id not in context.block.scope:
         return KeyValue(_axis_around(context, syntax, source))
+    if meaning is None and syntax.id not in context.block.later:
+        rows = [axis.name for axis in source.path_to_root() if not axis.inner]
+        hint = did_you_mean(syntax.id, rows) or f"its rows lie in {', '.join(f'`{name}`' for name in rows)}"
+        raise context.statement_error("E0201", f"nothing is called `{syntax.id}`", syntax.span, hint)
     return KeyValue(axis_named(context, syntax))
 
 

@@ -13,7 +13,7 @@ from rlgraph.errors import Diagnostic, Related
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
-from rlgraph.ops.nodes import inputs_chosen_from, unit_seen_by_node, user_code_of
+from rlgraph.ops.nodes import inputs_chosen_from, sliced_axes, unit_seen_by_node, user_code_of
 from rlgraph.ops.shared_base_models import changed_models, has_adapters
 from rlgraph.ops.tensor import key_of
 
@@ -79,27 +79,57 @@ def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Di
     for node in graph.walk():
         if NODES[node.op].loop != "slices" or node.attr("parts") == 1:
             continue
-        sliced = axis_by_key[str(node.attr("axis"))]
-        for inner in node.region.walk():
-            yield from _cut_function(inner, sliced)
-            for reduction in _reductions(inner):
-                group = axis_by_key[reduction.axis] if reduction.axis else None
-                if _is_by_key(reduction) and not (group and group.is_within(sliced)):
-                    yield Diagnostic(
-                        "W0505",
-                        f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the groups of "
-                        "equal keys",
-                        reduction.span,
-                        f"compute it above the loop, or group inside of a row: `by=key({sliced.name}, ...)`",
-                    )
-                elif group and group.key != sliced.key and sliced.is_within(group):
-                    yield Diagnostic(
-                        "W0505",
-                        f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the "
-                        f"groups of `{group.name}`",
-                        reduction.span,
-                        f"compute it above the loop, or write `minibatch {group.name}(...)`",
-                    )
+        for key in sliced_axes(node):
+            yield from _cut_groups(node, axis_by_key[key], axis_by_key)
+        yield from _whole_tables(node, axis_by_key)
+
+
+def _cut_groups(loop: Node, sliced: Axis, axis_by_key: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+    """Yield a warning for each statistic in a loop over slices of an axis that sees parts of groups."""
+    for inner in loop.region.walk():
+        yield from _cut_function(inner, sliced)
+        for reduction in _reductions(inner):
+            source = reduction.args[0].type.axis
+            if source is None or not source.is_within(sliced):
+                continue
+            group = axis_by_key[reduction.axis] if reduction.axis else None
+            if _is_by_key(reduction) and not (group and group.is_within(sliced)):
+                yield Diagnostic(
+                    "W0505",
+                    f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the groups of "
+                    "equal keys",
+                    reduction.span,
+                    f"compute it above the loop, or group inside of a row: `by=key({sliced.name}, ...)`",
+                )
+            elif group and group.key != sliced.key and sliced.is_within(group):
+                yield Diagnostic(
+                    "W0505",
+                    f"`minibatch` cuts along `{sliced.name}`, so this `{reduction.op}` sees parts of the "
+                    f"groups of `{group.name}`",
+                    reduction.span,
+                    f"compute it above the loop, or write `minibatch {group.name}(...)`",
+                )
+
+
+def _whole_tables(loop: Node, axis_by_key: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+    """Yield a warning for each table that a loop over slices trains on, and does not slice."""
+    keys = {*sliced_axes(loop)}
+    sliced = axis_by_key[str(loop.attr("axis"))]
+    for train in loop.region.walk():
+        for inner in train.region.nodes if NODES[train.op].trains else ():
+            axis = axis_of(inner.outputs[0].type) if NODES[inner.op].scores else None
+            if axis is None or keys & {above.key for above in axis.path_to_root()}:
+                continue
+            name = axis.row_axis.name
+            hint = f"slice it, too: `minibatch {sliced.name}(beside={name})`"
+            if sliced.is_within(axis.row_axis):
+                hint = f"write `minibatch {name}(...)`"
+            yield Diagnostic(
+                "W0512",
+                f"`minibatch` cuts along `{sliced.name}`, so each of its slices trains on all rows of `{name}`",
+                inner.span,
+                hint,
+            )
 
 
 def _is_by_key(reduction: Apply) -> bool:

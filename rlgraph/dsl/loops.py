@@ -22,6 +22,7 @@ from rlgraph.dsl.scope import (
     meaning_of,
 )
 from rlgraph.dsl.signatures import STATEMENTS
+from rlgraph.dsl.step_numbers import computed_options
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
     Constant,
@@ -49,12 +50,14 @@ def emit_train(context: Context, statement: tree.Train) -> None:
             "declare it without `frozen(...)`",
             (Related(model.span, "it is declared here"),),
         )
-    options = constants.evaluate_options(
-        context, STATEMENTS["train"], statement.options, statement.span, context.block.scope
-    )
+    constant, computed = computed_options(context, model.name, statement)
+    options = constants.evaluate_options(context, STATEMENTS["train"], constant, statement.span, context.block.scope)
     loss: list[str] = []
 
     def emit_train_body() -> None:
+        for name, value in computed.items():
+            handle = context.block.versions[model.name].name
+            emit_node(context, Node("setting", (handle, value), (), (("name", name),), span=statement.span))
         context.emit_body(statement.body)
         if len(context.block.minimized) != 1:
             if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
@@ -98,14 +101,22 @@ def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
             statement.table.span,
             "name the table that is sliced: `minibatch rollout(parts=4):`",
         )
+    beside = _beside(context, statement, axis)
     options = constants.evaluate_options(
-        context, STATEMENTS["minibatch"], statement.options, statement.span, context.block.scope
+        context,
+        STATEMENTS["minibatch"],
+        [option for option in statement.options if option.name != "beside"],
+        statement.span,
+        context.block.scope,
     )
     options |= {"axis": axis.key, "key": f"minibatch.{axis.key}"}
+    if beside:
+        options["beside"] = tuple(other.key for other in beside)
 
     def body() -> None:
-        reason = f"pairs rows that a slice of `{axis.name}` need not have both of: slice what they lie in"
-        drop_pairs(context, axis, reason, statement.span, whole=True)
+        for sliced in (axis, *beside):
+            reason = f"pairs rows that a slice of `{sliced.name}` need not have both of: slice what they lie in"
+            drop_pairs(context, sliced, reason, statement.span, whole=True)
         context.emit_body(statement.body)
 
     write_region(
@@ -118,6 +129,26 @@ def emit_minibatch(context: Context, statement: tree.Minibatch) -> None:
         defers=True,
         sliced=True,
     )
+
+
+def _beside(context: Context, statement: tree.Minibatch, axis: Axis) -> list[Axis]:
+    """Return the axes of the tables that `beside=` names: other ones than the sliced axis, and nothing that lies in it
+    or around it."""
+    found: list[Axis] = []
+    named = next((option.value for option in statement.options if option.name == "beside"), None)
+    for item in named.items if isinstance(named, tree.List) else (named,) if named else ():
+        other = axis_named(context, item) if isinstance(item, tree.Name) else None
+        if other is None:
+            message = f"`beside` takes tables, and `{item.span.covered_text}` is none"
+            hint = "name the table that is sliced, too: `beside=experts`, or several: `beside=[experts, old]`"
+            raise context.statement_error("E0221", message, item.span, hint)
+        near = next((one for one in (axis, *found) if one.is_within(other) or other.is_within(one)), None)
+        if near is not None:
+            message = f"the rows of `{item.span.covered_text}` and of `{near.name}` are the same, or lie in one another"
+            hint = "a slice has all that lies in its rows: leave it out here, or slice the outer table"
+            raise context.statement_error("E0221", message, item.span, hint)
+        found.append(other)
+    return found
 
 
 def emit_collect(context: Context, statement: tree.Collect) -> None:

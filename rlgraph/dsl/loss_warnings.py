@@ -113,7 +113,7 @@ class _Losses:
                 continue
             self.note_plain_node(inner)
             if isinstance(self.types.get(inner.inputs[0]), StateHandle) and self.model_name(inner) == self.model:
-                self.live.add(inner.outputs[0].name)
+                self.live.update(value.name for value in inner.outputs)
         self.warn_clipped_ratios(self.ratios.get(region.outputs[0], frozenset()))
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
             self.warnings.append(

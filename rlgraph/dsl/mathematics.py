@@ -222,7 +222,11 @@ def _grouped(
     """Return an operation on the entries that are there, in each group or in the whole batch."""
     target, key = grouping(groups)
     for arg, syntax in zip(args[1:], expr.args[1:], strict=False):
-        if arg.type.axis is not None and (target is None or not target.is_within(arg.type.axis)):
+        if (
+            not TENSOR[name].by_entry
+            and arg.type.axis is not None
+            and (target is None or not target.is_within(arg.type.axis))
+        ):
             where = f", or one for each row of `{target.name}`" if target else ""
             message = f"`{name}` takes one number here{where}, and this is {arg.type}"
             form = f"mean(x, by={target.name})" if target else "mean(x)"
@@ -240,7 +244,7 @@ def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | Non
     """Return `rank(x, by=prompts)` or `top(x, 2, by=prompts)`. Rows that lack a value are not ranked: they have no
     rank, and are none of the largest."""
     value_count = TENSOR[name].args
-    form = "x" if value_count == 1 else "x, 2"
+    form = "x" if value_count == 1 else "x, y" if TENSOR[name].by_entry else "x, 2"
     if len(expr.args) != value_count:
         raise context.statement_error(
             "E0405",
@@ -256,10 +260,21 @@ def _ranking(context: Context, expr: tree.Call, name: str, by: tree.Option | Non
         )
     for syntax in expr.args[1:]:
         args += evaluate_numbers(context, [syntax])
-        _check_whole_number(context, args[-1], syntax, name)
+        if TENSOR[name].by_entry:
+            _check_meets_entries(context, args[-1], source, syntax, name)
+        else:
+            _check_whole_number(context, args[-1], syntax, name)
     groups = evaluate_groups(context, by.value, source) if by else KeyValue(None)
     result = _grouped(context, expr, name, args, given, groups)
     return result if result.type.dtype == "bool" else _optional(result, given)
+
+
+def _check_meets_entries(context: Context, value: Expr, source: Axis, syntax: tree.Expr, name: str) -> None:
+    """Report an order that has not an entry for each entry of the value."""
+    if not source.is_within(value.type.axis):
+        message = f"`{name}` takes an order of the entries of [{source.label}], and this is {value.type}"
+        hint = f"reduce it to a value for each `{source.name}`, or name a column of `{source.row_axis.name}`"
+        raise context.statement_error("E0223", message, syntax.span, hint)
 
 
 def _check_whole_number(context: Context, value: Expr, syntax: tree.Expr, name: str) -> None:

@@ -11,6 +11,7 @@ from rlgraph.dsl.scope import (
     VOCABULARY,
     DefName,
     ExternalName,
+    InvalidName,
     LiteralConstant,
     Meaning,
     ModelName,
@@ -38,7 +39,20 @@ _COUNTED = {
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
 """The tensor operations that are functions."""
 
-_MAKING = {"pick", "encode", "row", "prefix", "interact", "uniform", "user", "valid", "otherwise", "key", "pairs"}
+_MAKING = {
+    "pick",
+    "encode",
+    "row",
+    "prefix",
+    "interact",
+    "uniform",
+    "user",
+    "join",
+    "valid",
+    "otherwise",
+    "key",
+    "pairs",
+}
 
 BUILT_IN = FUNCTIONS | _MAKING
 
@@ -104,6 +118,8 @@ def look_up_name(context: Context, expr: tree.Name) -> Meaning:
         message = f"`{expr.id}` is an axis inside a row, and no value"
         raise context.statement_error("E0215", message, expr.span, _COUNTED[expr.id])
     names = [*context.block.scope, *FUNCTIONS]
+    # Said once: further uses are passed over.
+    context.block.scope[expr.id] = InvalidName()
     raise context.statement_error("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 
 

@@ -19,6 +19,7 @@ from rlgraph.dsl.nodes import (
 from rlgraph.dsl.remembered_rows import check_pushed_key
 from rlgraph.dsl.scope import (
     ExternalName,
+    InvalidName,
     KeyValue,
     ModelName,
     NamedValues,
@@ -130,6 +131,7 @@ def emit_push(context: Context, statement: tree.Push) -> None:
     """Check `push replay(rollout, adv=adv)`."""
     meaning = context.block.scope.get(statement.buffer.id)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "buffer":
+        context.block.scope.setdefault(statement.buffer.id, InvalidName())
         raise context.statement_error(
             "E0605",
             f"`{statement.buffer.id}` is no buffer",

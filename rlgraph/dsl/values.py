@@ -16,6 +16,7 @@ from rlgraph.dsl.scope import (
     VocabularyValue,
     describe_meaning,
 )
+from rlgraph.errors import Span
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
@@ -91,8 +92,15 @@ def evaluate_optional(context: Context, expr: tree.Expr) -> Expr | OptionalValue
         message = f"one cannot calculate with {'a text' if value.type.dtype == 'text' else 'a choice of rows'}"
         if any(d.code == "E0304" and d.span.line == expr.span.line for d in context.diagnostics):
             raise StatementError  # One sum of several texts is one mistake.
-        raise context.statement_error("E0304", message, expr.span)
+        hint = 'texts stand behind one another in quotes: `"{prompts.prompt}{rollout.text}"`'
+        raise context.statement_error("E0304", message, expr.span, hint if _is_added(expr.span) else "")
     return value
+
+
+def _is_added(span: Span) -> bool:
+    """Return whether a `+` stands beside a piece of a line."""
+    line = span.source.line_text(span.line) if span.line else ""
+    return line[: span.column - 1].rstrip().endswith("+") or line[span.end_column - 1 :].lstrip().startswith("+")
 
 
 def evaluate_numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]:

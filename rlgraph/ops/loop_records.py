@@ -19,6 +19,7 @@ LOOPS = (
             Attribute("parts", "int", 1, 1, None, "slices", counts="part"),
             Attribute("epochs", "int", 1, 1, None, "passes over all slices", counts="epoch"),
             Attribute("shuffle", "bool", False, doc="each pass with other slices"),
+            Attribute("beside", "names", (), doc="other axes that are sliced, too", by="checker"),
             AXIS,
             KEY,
         ),

@@ -161,3 +161,8 @@ def sampling_node(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | 
 def _input(node: Node, kind: str) -> str:
     place = NODES[node.op].input_index(kind)
     return "" if place is None or place >= len(node.inputs) else node.inputs[place]
+
+
+def sliced_axes(loop: Node) -> tuple[str, ...]:
+    """Return the keys of the axes that a loop over slices cuts: its own, and those beside it."""
+    return (str(loop.attr("axis")), *(loop.attr("beside") or ()))

@@ -37,6 +37,7 @@ _OPTIMIZER = (
     Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
     Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
     *optimizer_attributes(),
+    Attribute("reset", "bool", False, doc="whether the optimizer forgets its moments first, and begins anew"),
 )
 _UPDATE = "an optimizer step needs the gradient of all its rows"
 
@@ -114,6 +115,18 @@ RECORDS = (
             Attribute("formats", "texts", doc="how each input is written; empty: as it is", by="checker"),
             Attribute("role", "text", None, doc="whose message the text is; none: it is a text", by="checker"),
             Attribute("system", "text", None, doc="the system's message before it", by="checker"),
+        ),
+        free=True,
+    ),
+    NodeOp(
+        "joined",
+        "tensor -> tensor",
+        "group",
+        "The texts of each group behind one another, in the order of its rows.",
+        "a text has what all rows of its group say",
+        attributes=(
+            Attribute("between", "text", doc="the text between two of them", by="checker"),
+            replace(AXIS, doc="the rows that have a text each"),
         ),
         free=True,
     ),
@@ -507,6 +520,16 @@ RECORDS = (
         updates=True,
         has_region=True,
         pure=False,
+    ),
+    NodeOp(
+        "setting",
+        "model tensor -> ",
+        "batch",
+        "An option of the optimizer step in whose region it stands, as a value.",
+        "an option is one number for the step",
+        attributes=(Attribute("name", "name", doc="the option", by="checker"),),
+        effect=True,
+        free=True,
     ),
     NodeOp(
         "accumulate",

@@ -259,6 +259,16 @@ def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
     return rank(x, index, size) < (broadcast_to_entries(k, index) if isinstance(k, Tensor) and k.dim() else k)
 
 
+def running(x: Tensor, y: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return for each entry the sum of `x` over the entries of its row from the one with the largest `y` down to this
+    one. Equals are in the order in which they are given."""
+    order = _in_rows(y.detach().argsort(stable=True, descending=True), index)
+    rows = torch.zeros_like(order) if index is None else index[order]
+    sums = torch.empty_like(x)
+    sums[order] = cumsum(x.detach()[order], rows)
+    return sums
+
+
 # Pairs
 
 
@@ -430,6 +440,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "not": torch.logical_not,
     "exp": torch.exp,
     "log": torch.log,
+    "cos": torch.cos,
     "log1p": torch.log1p,
     "expm1": torch.expm1,
     "sqrt": torch.sqrt,
@@ -471,6 +482,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "argmin": argmin,
     "rank": rank,
     "top": top,
+    "running": running,
     "other": other,
     "next": next_,
     "prev": prev,

@@ -59,6 +59,8 @@ class TensorOp:
     """Whether it also takes two texts, for which it does what `python` does."""
     reads_text: bool = False
     """Whether its first argument is a text, in a column."""
+    by_entry: bool = False
+    """Of a grouped operation: whether its second argument has an entry for each entry, and not for each group."""
     exact: bool = False
     """Whether equal arguments have results equal to the last digit, in any block and on any processor."""
     whole: bool = False
@@ -136,6 +138,7 @@ _ALL = (
     _sign("not", "not", 3, "bool", "`not a`", 1, gradient=False, inverse=True),
     TensorOp("exp", "elementwise", 1, "float", "e to the power of `x`", latex=r"\exp\left(#1\right)"),
     TensorOp("log", "elementwise", 1, "float", "natural logarithm", latex=r"\log\left(#1\right)"),
+    TensorOp("cos", "elementwise", 1, "float", "cosine of `x`, an angle in radians", latex=r"\cos\left(#1\right)"),
     TensorOp("log1p", "elementwise", 1, "float", "`log(1 + x)`, exact for a small `x`"),
     TensorOp("expm1", "elementwise", 1, "float", "`exp(x) - 1`, exact for a small `x`"),
     TensorOp("sqrt", "elementwise", 1, "float", "square root", latex=r"\sqrt{#1}"),
@@ -301,6 +304,16 @@ _ALL = (
         "whether it is one of the `k` largest: of exactly `k`, or of all where there are fewer",
         gradient=False,
         numbers="own",
+    ),
+    TensorOp(
+        "running",
+        "ranking",
+        2,
+        "float",
+        "sum of `x` along an order: over the entries from the one with the largest `y` down to this one; of equals the "
+        "first comes first",
+        gradient=False,
+        by_entry=True,
     ),
     TensorOp(
         "other", "pairing", 2, "same", "what the second row of a pair has", False, numbers="own", texts=True, exact=True

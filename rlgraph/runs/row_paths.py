@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, StateHandle, Table
-from rlgraph.ops.nodes import NODES, attribute_value, model_of, row_history, sampling_node, table_of
+from rlgraph.ops.nodes import NODES, attribute_value, model_of, row_history, sampling_node, sliced_axes, table_of
 
 LATE = "recent"
 """The name that a trace has for the node that drops rows which are too old."""
@@ -142,7 +142,7 @@ def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
     times = 1
     for loop in loops:
         if NODES[loop.op].loop == "slices":
-            if all(above.key != loop.attr("axis") for above in axis.path_to_root()):
+            if all(above.key not in sliced_axes(loop) for above in axis.path_to_root()):
                 return None
             times *= attribute_value(loop, "epochs")
     return times

@@ -26,6 +26,8 @@ step:
     report first = sum(first * rollout.length), firsts = count(first), seven = sum(top(score, 7) * rollout.length)
     report tokens = sum(rank(rollout.logprobs, by=rollout) * rollout.logprobs)
     report part = sum(top(score, 1 + min(rollout.length, by=prompts), by=prompts) * rollout.length)
+    report run = sum(running(rollout.length, score, by=prompts) * (1 + order)), run_all = sum(running(order, score) * over)
+    report run_key = sum(running(order, score, by=rollout.length) * over), run_some = mean(running(judged, score))
     keep rollout where top(score, most, by=prompts)
     train actor(lr=0.01, eps=0.01):
         now = actor.logprobs(rollout)
@@ -75,6 +77,31 @@ def test_numbers_by_hand(folder: Path) -> None:
     assert found["kept"] == 10 and found["gain"] == 5
     shortest = [min(lengths[row] for row in group) for group in groups]
     assert found["part"] == sum(lengths[row] for row in range(20) if place[row] < 1 + shortest[row // 4])
+
+
+def test_sums_along_an_order_by_hand(folder: Path) -> None:
+    seen = whole(folder)
+    ids = scored_ids(seen.table("rollout"))
+    score, lengths = [float(sum(row) % 2) for row in ids], [len(row) for row in ids]
+    there = [sum(row) % 3 > 0 for row in ids]
+    order = [at for start in range(0, 20, 4) for at in places(score[start : start + 4])]
+    over = places(score)
+
+    def upto(x: list[float], key: list[int]) -> list[float]:
+        return [sum(x[at] for at in range(20) if key[at] == key[own] and over[at] <= over[own]) for own in range(20)]
+
+    by_prompt, by_length = (
+        upto([*map(float, lengths)], [row // 4 for row in range(20)]),
+        upto([*map(float, order)], lengths),
+    )
+    assert seen.metrics["run"] == sum(a * (1 + b) for a, b in zip(by_prompt, order, strict=True))
+    everything = upto([*map(float, order)], [0] * 20)
+    assert seen.metrics["run_all"] == sum(a * b for a, b in zip(everything, over, strict=True))
+    assert seen.metrics["run_key"] == sum(a * b for a, b in zip(by_length, over, strict=True))
+    judged = upto([value * given for value, given in zip(score, there, strict=True)], [0] * 20)
+    assert seen.metrics["run_some"] == pytest.approx(
+        sum(v for v, given in zip(judged, there, strict=True) if given) / sum(there)
+    )
 
 
 @pytest.mark.parametrize("settings", SPLITS)

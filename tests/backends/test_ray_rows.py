@@ -302,5 +302,5 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
         if axis == "rollout":
             assert mine.row_count("prompts") == len(set(parents[own].tolist()))
     again = frame.child_frame()
-    again.assemble_slices(shares, axis, {"r": "r", **({"p": "p"} if axis == "prompts" else {})})
+    again.assemble_slices(shares, (axis,), {"r": "r", **({"p": "p"} if axis == "prompts" else {})})
     assert torch.equal(again.values["r"], frame.values["r"]) and torch.equal(again.values["p"], frame.values["p"])

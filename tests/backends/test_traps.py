@@ -141,6 +141,26 @@ def test_trap_5_the_cap_of_cispo_is_what_the_program_says(folder: Path) -> None:
     assert seen.metrics["c"] == pytest.approx(sum(min(r, 0.2) for r in ratio), abs=1e-11)
 
 
+def test_trap_6_a_ratio_and_its_logarithm_have_one_gradient_inside_of_the_mask_alone(folder: Path) -> None:
+    """DPPO's mask: verl's form is of log-probabilities times the ratio without a gradient, SkyRL's of the ratio."""
+    forms = {"ratio": "exp(now - mu)", "log": "detach(exp(now - mu)) * now", "cut": "min(exp(now - mu), 1.0)"}
+    lines = """    train actor(lr=0.0):
+        now = actor.logprobs(rollout, temperature=0.7)
+        inside = detach(exp(now - mu)) < 1.0
+        minimize mean(FORM * score)
+"""
+    norm = {
+        (form, mask): step(2, lines.replace("FORM", f"where(inside, {text}, {rest})"), folder).losses["actor"][0][1]
+        for form, text in forms.items()
+        for mask, rest in {"masked": "0.0", "whole": text}.items()
+    }
+    assert norm["ratio", "masked"] == pytest.approx(norm["log", "masked"], abs=1e-11)
+    assert norm["ratio", "whole"] == pytest.approx(norm["log", "whole"], abs=1e-11)
+    # A minimum has no gradient beyond its cap: where the mask is gone the forms part.
+    assert norm["cut", "masked"] == pytest.approx(norm["ratio", "masked"], abs=1e-11)
+    assert norm["cut", "whole"] != pytest.approx(norm["ratio", "whole"], abs=1e-6)
+
+
 def test_trap_7_k1_as_a_loss_is_warned_of(folder: Path) -> None:
     text = (
         HEAD
@@ -215,6 +235,30 @@ def test_trap_10_the_two_sides_of_a_ratio_are_named(folder: Path) -> None:
     assert seen.metrics["k"] == pytest.approx(sum(d) / len(d), abs=1e-12) == -seen.metrics["other"]
     assert seen.metrics["k3"] == pytest.approx(sum(math.exp(-x) + x - 1 for x in d) / len(d), abs=1e-11)
     assert seen.metrics["k2"] == pytest.approx(sum(x * x / 2 for x in d) / len(d), abs=1e-11)
+
+
+def test_trap_11_an_importance_weight_is_on_what_the_program_multiplies(folder: Path) -> None:
+    """swift weighs the KL term, too, others the policy's term alone."""
+    lines = (
+        "    w = min(exp(lp - mu), 2)\n    report one = mean(w * mu + k3(mu, lp)), both = mean(w * (mu + k3(mu, lp)))\n"
+    )
+    seen = step(2, lines, folder)
+    pairs = list(zip(seen.sampled[0].columns["logprobs"].tolist(), seen.values["lp"].tolist(), strict=True))
+    weights_, kl = [min(math.exp(q - p), 2) for p, q in pairs], [math.exp(q - p) + p - q - 1 for p, q in pairs]
+    one = sum(w * p + k for w, (p, _), k in zip(weights_, pairs, kl, strict=True)) / len(pairs)
+    both = sum(w * (p + k) for w, (p, _), k in zip(weights_, pairs, kl, strict=True)) / len(pairs)
+    assert (seen.metrics["one"], seen.metrics["both"]) == pytest.approx((one, both), abs=1e-11)
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_trap_17_a_soft_mean_is_of_the_rows_that_by_names(folder: Path, block: int | None) -> None:
+    """SPPO's log-mean-exp of rewards: of a prompt's answers, where verl takes the whole batch."""
+    lines = "    report own = mean(log(mean(exp(score), by=prompts))), all = log(mean(exp(score)))\n"
+    seen = step(2, lines, folder, block=block)
+    own = [math.log(sum(map(math.exp, group)) / 2) for group in groups(seen, 2)]
+    assert seen.metrics["own"] == pytest.approx(sum(own) / 5, abs=1e-11)
+    flat = [math.exp(score) for group in groups(seen, 2) for score in group]
+    assert seen.metrics["all"] == pytest.approx(math.log(sum(flat) / 10), abs=1e-11)
 
 
 @pytest.mark.parametrize("micro", [1, 100])

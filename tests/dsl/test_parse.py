@@ -186,7 +186,7 @@ def test_the_left_side_of_a_product_is_spanned_with_its_brackets() -> None:
     assert found.left.span.covered_text == "(a + b)"
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a\nb", "x = 3", "(", '"a', "step", "a +", "\0", "a if b else c", "#"])
+@pytest.mark.parametrize("text", ["", "a b", "a\nb", "x = 3", "(", '"a', "keep", "a +", "\0", "a if b else c", "#"])
 def test_what_is_no_expression(text: str) -> None:
     with pytest.raises(ProgramError):
         expr(text)

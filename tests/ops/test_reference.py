@@ -126,6 +126,17 @@ def test_rank_and_top(rows: Rows, k: int) -> None:
     expected, entries = sum(map(ranks, rows), []), sum(rows, [])
     assert REFERENCE["rank"](x, index, size).tolist() == expected
     assert REFERENCE["rank"](x, None, 1).tolist() == ranks(entries)
+    y = torch.tensor(entries[::-1], dtype=torch.float64)
+    for row, at in ((index, expected), (None, ranks(entries))):
+        sums = REFERENCE["running"](y, x, row, size).tolist()
+        rows = [0] * len(entries) if row is None else row.tolist()
+        assert sums == pytest.approx(
+            [
+                sum(y.tolist()[m] for m in range(len(rows)) if rows[m] == rows[n] and at[m] <= at[n])
+                for n in range(len(rows))
+            ],
+            abs=1e-9,
+        )
     assert REFERENCE["top"](x, k, index, size).tolist() == [place < k for place in expected]
     assert REFERENCE["top"](x, torch.full((size,), k), index, size).tolist() == [place < k for place in expected]
     assert REFERENCE["top"](x, torch.tensor(k), None, 1).sum().item() == min(k, len(entries))
@@ -359,7 +370,10 @@ PAIRS = torch.tensor([1, 2, -1, 3, -4]), torch.tensor([0, 0, 1, 2, 4])
 DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tensor]] = {
     **{op: lambda f, x, y: f(x, y) for op in ("add", "sub", "mul", "div", "mod", "minimum", "maximum")},
     "pow": lambda f, x, y: f(x.abs(), y) + f(x, 2) + f(2.0, y),
-    **{op: lambda f, x, y: f(x) for op in ("neg", "exp", "expm1", "abs", "sign", "floor", "ceil", "round", "sigmoid")},
+    **{
+        op: lambda f, x, y: f(x)
+        for op in ("neg", "exp", "cos", "expm1", "abs", "sign", "floor", "ceil", "round", "sigmoid")
+    },
     **{op: lambda f, x, y: f(x) for op in ("logsigmoid", "tanh", "relu", "float")},
     **{op: lambda f, x, y: f(x.abs()) for op in ("log", "log1p", "sqrt")},
     "clip": lambda f, x, y: f(x, -1.0, 1.0) + f(x, -y.abs(), y.abs()),
@@ -376,7 +390,7 @@ DIFFERENTIABLE: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Tens
 def test_every_differentiable_operation_is_checked() -> None:
     rest = {op.name for op in TENSOR.values()} - DIFFERENTIABLE.keys()
     floats = {name for name in rest if TENSOR[name].dtype in ("same", "float")}
-    assert floats == {"floordiv", "detach", "number"}
+    assert floats == {"floordiv", "detach", "number", "running"}
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE)

@@ -95,7 +95,7 @@ class RowShards:
         joined, outputs = self.frame.child_frame(), self.node.outputs
         names = {value.name: value.name for value in outputs if axis_of(value.type) is not None}
         single = {value.name: parts[0][0].values[value.name] for value in outputs if value.name not in names}
-        joined.assemble_slices(parts, self.axis, names)
+        joined.assemble_slices(parts, (self.axis,), names)
         new_rows = [rows for key, rows in joined.rows.items() if key not in self.frame.rows]
         new_rows.sort(key=lambda rows: rows.axis.depth)
         return NodeOutput(single | {name: joined.values[name] for name in names}, new_rows, metrics, mismatches)

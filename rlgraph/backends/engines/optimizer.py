@@ -88,6 +88,8 @@ class Optimizer:
             self._torch.state.update(self._loaded)
             if not self._loaded:
                 self._count_moments(targets, options.optimizer.numbers_per_weight)
+        if options.reset:
+            forget_moments(self._torch)
         for group in self._torch.param_groups:
             group.update(lr=rate, **settings(options))
         try:
@@ -219,6 +221,14 @@ class Optimizer:
             )
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NonFiniteGradient(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+
+
+def forget_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Set moments and counts of updates to 0, as they are before the first update; their memory stays."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
 
 
 def _total_norm(gradients: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:

@@ -122,6 +122,8 @@ class TrainOptions:
     """The optimizer's settings; its defaults hold for those that are missing."""
     clip_norm: float | None = None
     """The global norm that the gradient is scaled down to; None or 0: it is not scaled."""
+    reset: bool = False
+    """Whether the optimizer forgets its moments, and its count of updates, before this one."""
 
     def __post_init__(self) -> None:
         _require(self.schedule in ("constant", "linear", "cosine"), f"no schedule is called {self.schedule!r}")

@@ -186,7 +186,8 @@ class _Lowering:
         function, source = reference.REFERENCE[expr.op], expr.args[0].type.axis
         assert source is not None
         target = next((axis for axis in source.path_to_root() if axis.key == expr.axis), None)
-        rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
+        meets = source if TENSOR[expr.op].by_entry else target
+        rest = [self.broadcast(arg, of.type.axis, meets) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
         index: fx.Node | None = None
         size: fx.Node | int = 1
         if target is not None:
@@ -198,6 +199,8 @@ class _Lowering:
         if chosen is None:
             return self.add_call(function, (args[0], *rest, index, size), hint)
         entries = self.add_call(reference.select_chosen, (args[0], chosen))
+        if TENSOR[expr.op].by_entry:
+            rest = [self.add_call(reference.select_chosen, (arg, chosen)) for arg in rest]
         index = None if index is None else self.add_call(reference.select_chosen, (index, chosen))
         return self.add_call(
             reference.scatter_chosen, (self.add_call(function, (entries, *rest, index, size)), chosen), hint
@@ -213,10 +216,13 @@ class _Lowering:
         outer = next((axis for axis in keyed.path_to_root() if axis.key == expr.axis), None)
         above = None if outer is None else self.index_to(keyed, outer, key)
         first = self.add_call(reference.first_of_equals, (key, above))
-        rest = [self.broadcast(arg, of.type.axis, keyed) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
+        meets = source if TENSOR[expr.op].by_entry else keyed
+        rest = [self.broadcast(arg, of.type.axis, meets) for arg, of in zip(args[1:], expr.args[1:], strict=False)]
         index, entries = self.broadcast(first, keyed, source), args[0]
         if chosen is not None:
             entries, index = (self.add_call(reference.select_chosen, (part, chosen)) for part in (entries, index))
+            if TENSOR[expr.op].by_entry:
+                rest = [self.add_call(reference.select_chosen, (arg, chosen)) for arg in rest]
         operands = (entries, *rest, index, self.row_count(keyed))
         is_ranking = TENSOR[expr.op].kind == "ranking"
         result = self.add_call(reference.REFERENCE[expr.op], operands, hint if is_ranking and chosen is None else None)

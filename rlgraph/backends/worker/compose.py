@@ -44,6 +44,23 @@ def run_compose_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
     )
 
 
+def run_join_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Return for each row of an axis the texts of what lies in it, in their order. Raises RunError for an entry that is
+    no text."""
+    inner, outer = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
+    assert inner and outer
+    texts: list[list[str]] = [[] for _ in range(frame.row_count(outer.key))]
+    groups = frame.ancestor_rows(inner.key, outer.key)
+    for place, (group, entry) in enumerate(zip(groups, frame.values[node.inputs[0]], strict=True)):
+        if not isinstance(entry, str):
+            row = frame.rows[inner.key].row_name(place) if inner.key in frame.rows else "an entry"
+            message = f"`{node.inputs[0]}` of {row} is {WORDS[value_kind(entry)]}: {entry!r:.60}, and no text to join"
+            hint = 'write a text in every row, or put the value into one: `"{prompts.level}"`'
+            raise RunError(Diagnostic("E0872", message, node.span, hint))
+        texts[group].append(entry)
+    return NodeOutput({node.outputs[0].name: [node.attr("between").join(group) for group in texts]})
+
+
 def _messages(node: Node, role: str, text: str) -> list[dict[str, str]]:
     """Return a text as a message, with the system's before it if there is one."""
     system = attribute_value(node, "system")

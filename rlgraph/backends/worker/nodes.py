@@ -21,7 +21,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.worker.buffers import run_buffer_push, run_buffer_recall, run_buffer_sample
 from rlgraph.backends.worker.columns import column_tensor, finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
-from rlgraph.backends.worker.compose import run_compose_texts
+from rlgraph.backends.worker.compose import run_compose_texts, run_join_texts
 from rlgraph.backends.worker.draws import run_uniform
 from rlgraph.backends.worker.episode_tables import run_branch, run_player
 from rlgraph.backends.worker.episodes import run_interact
@@ -327,6 +327,7 @@ WORK: dict[str, Work] = {
     "prefix": cut_rows,
     "column": run_column,
     "compose": run_compose_texts,
+    "joined": run_join_texts,
     "length": run_length,
     "generate": run_generate,
     "interact": run_interact,

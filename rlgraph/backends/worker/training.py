@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,8 @@ def run_train(node: Node, frame: Frame, session: Session, *, idle: bool = False)
     state = session.models[model]
     state.odd.clear()
     with _updating(node, model, frame, session):
-        state.engine.train_step(gathered.micro_batch_numbers, gathered.micro_batch, _options(node), state.updates)
+        options = _options(node, frame)
+        state.engine.train_step(gathered.micro_batch_numbers, gathered.micro_batch, options, state.updates)
     made = gathered.node_output(model)
     return replace(made, metrics={**made.metrics, **_skipped_metrics(model, frame, session)})
 
@@ -79,7 +81,7 @@ def run_fused_trainings(
     outputs = []
     for node, frame, state, body in zip(nodes, frames, states, bodies, strict=True):
         with _updating(node, body.model, frame, session):
-            cast(FusesPipelines, state.engine).apply_gradients(_options(node), state.updates)
+            cast(FusesPipelines, state.engine).apply_gradients(_options(node, frame), state.updates)
         output = body.node_output(body.model)
         outputs.append(replace(output, metrics={**output.metrics, **_skipped_metrics(body.model, frame, session)}))
     return outputs
@@ -112,7 +114,7 @@ def run_apply_gradients(node: Node, frame: Frame, session: Session, *, idle: boo
     state = session.models[model]
     state.gathers = None
     with _updating(node, model, frame, session):
-        cast(AccumulatesGradients, state.engine).apply_gradients(_options(node), state.updates, float(scale))
+        cast(AccumulatesGradients, state.engine).apply_gradients(_options(node, frame), state.updates, float(scale))
     return NodeOutput({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
 
 
@@ -275,7 +277,7 @@ def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tupl
 def _straight(session: Session, region: Graph, frame: Frame) -> None:
     """Run a micro-batch, which is one block: its nodes run one after the other; the model has answered already."""
     for inner in region.nodes:
-        if NODES[inner.op].scores:
+        if NODES[inner.op].scores or inner.op == "setting":
             continue
         made = run_node(inner, frame, session)
         for rows in made.rows:
@@ -307,13 +309,16 @@ def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.nd
     return [np.sort(block.numpy()) for block in blocks] or [np.arange(0)]
 
 
-def _options(node: Node) -> TrainOptions:
-    """Return the options of an optimizer step."""
-    rate = node.attr("lr")
+def _options(node: Node, frame: Frame) -> TrainOptions:
+    """Return the options of an optimizer step, those that the program computes among them."""
+    computed = {name: _computed(node, name, value, frame) for name, value in _settings(node).items()}
+    rate = computed.get("lr", node.attr("lr"))
+    given = optimizer_settings_of(node)
     common: dict[str, Any] = {
         "optimizer": optimizer_of(node),
-        "settings": optimizer_settings_of(node),
-        "clip_norm": node.attr("clip_norm"),
+        "settings": given | {name: value for name, value in computed.items() if name in given},
+        "clip_norm": computed.get("clip_norm", node.attr("clip_norm")),
+        "reset": bool(computed.get("reset", node.attr("reset"))),
     }
     if not isinstance(rate, ConstructorCall):
         return TrainOptions(lr=float(rate), **common)
@@ -326,3 +331,26 @@ def _options(node: Node) -> TrainOptions:
         final_lr=rate.option("final", 0.0),
         **common,
     )
+
+
+def _settings(node: Node) -> dict[str, str]:
+    """Return the options that the program computes, and the name of the value of each."""
+    return {
+        inner.attr("name"): inner.inputs[1]
+        for region in node.regions
+        for inner in region.nodes
+        if inner.op == "setting"
+    }
+
+
+def _computed(node: Node, name: str, value: str, frame: Frame) -> float:
+    """Return an option that the program has computed; raise EngineError where the optimizer cannot take it."""
+    number = float(frame.values[value])
+    declared = next(attribute for attribute in NODES[node.op].attributes if attribute.name == name)
+    low, high = declared.low, declared.high
+    if math.isfinite(number) and (low is None or number >= low) and (high is None or number <= high):
+        return number
+    bounds = " and ".join(
+        f"{word} {bound:g}" for word, bound in (("at least", low), ("at most", high)) if bound is not None
+    )
+    raise EngineError(f"`{name}` is {bounds or 'finite'}, and this step computes {number:g}")

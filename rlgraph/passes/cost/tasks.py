@@ -22,6 +22,7 @@ from rlgraph.ops.nodes import (
     inputs_read,
     pairs_beside,
     rows_per_input,
+    sliced_axes,
     user_code_of,
 )
 from rlgraph.ops.program_work import BESIDE, other_players_models
@@ -164,7 +165,8 @@ class _TaskList:
         if op.loop == "slices":
             parts = min(node.attr("parts"), max(1, round(self.row_count(node.attr("axis"), scope))))
             times, epochs = times * parts * node.attr("epochs"), epochs * node.attr("epochs")
-            shares[node.attr("axis")] = shares.get(node.attr("axis"), 1.0) / parts
+            for axis in sliced_axes(node):
+                shares[axis] = shares.get(axis, 1.0) / parts
         elif op.on_steps:
             times /= op.on_steps.period(node.attr("steps"))
         elif op.loop == "rounds":

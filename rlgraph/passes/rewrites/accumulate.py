@@ -144,6 +144,8 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
         raise _Waits(late[node.inputs[0]])
     if micro is None:
         raise _Waits(node.attr("why"))
+    if any(inner.op == "setting" for inner in node.region.nodes):
+        raise _Waits("an option of its optimizer is computed")
     for _, value in node.exported_values:
         axis = axis_of(value.type)
         if axis is None or not axis.is_within(axes_by_key[micro]):

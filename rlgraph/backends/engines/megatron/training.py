@@ -21,7 +21,7 @@ from rlgraph.backends.engines.errors import NonFiniteGradient, PartialUpdate
 from rlgraph.backends.engines.megatron.groups import warm_up_dp_groups
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
 from rlgraph.backends.engines.megatron.weight_gather import WeightGather
-from rlgraph.backends.engines.optimizer import adamw_settings
+from rlgraph.backends.engines.optimizer import adamw_settings, forget_moments
 from rlgraph.backends.engines.records import TrainOptions
 
 BUCKET: int | None = None
@@ -120,6 +120,9 @@ class Trainer:
         # All groups get the same decay: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
             group.update(lr=rate, **adamw_settings(options))
+        if options.reset:
+            for optimizer in self._inner_optimizers():
+                forget_moments(optimizer)
         # The weights that it writes may still be travelling.
         self.wait_for_weights()
         try:
@@ -133,12 +136,15 @@ class Trainer:
 
     def optimizer_tensors(self) -> Iterator[torch.Tensor]:
         """Yield what the optimizer keeps: moments, and the wide copies of narrow weights."""
+        for inner in self._inner_optimizers():
+            yield from (weight for group in inner.param_groups for weight in group["params"])
+            yield from (value for state in inner.state.values() for value in state.values() if torch.is_tensor(value))
+
+    def _inner_optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        """Yield torch's optimizers, of which a rank without weights of a kind has none."""
         for optimizer in getattr(self._adam, "chained_optimizers", [self._adam]):
-            if (inner := optimizer.optimizer) is not None:
-                yield from (weight for group in inner.param_groups for weight in group["params"])
-                yield from (
-                    value for state in inner.state.values() for value in state.values() if torch.is_tensor(value)
-                )
+            if optimizer.optimizer is not None:
+                yield optimizer.optimizer
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         """Return the buffers of gradients."""
