@@ -5,7 +5,8 @@
     python benchmarks/zoo_on_ray.py --mesh tp=2   # Megatron's two processes share weights; with dp=2 they share rows
 
 Five steps of a model of 64 numbers a token with random weights, in float32, whose rows are recorded; then the same
-program with these rows in this process. vLLM samples, Megatron does all else. A line is printed of
+program with these rows in this process. vLLM samples, and transformers from mixtures of models; Megatron does all else.
+A line is printed of
 
     engines       who works in the processes of Ray
     metrics       by how much any metric of any step differs between the two, at most: of the largest that it is
@@ -45,7 +46,7 @@ from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 from rlgraph.ir.plan import HOST
-from rlgraph.ops.program_work import model_operations
+from rlgraph.ops.program_work import model_operations, shared_work
 from tests.backends.enginespec.packages import installed
 from tests.backends.tiny import data_folder
 
@@ -192,7 +193,9 @@ def compiled(name: str, text: str, mesh: str, data: Path) -> rlgraph.Compiled:
     schedule = [f"schedule {name}", "pool learn = 2 devices"]
     schedule.append(f"place {', '.join(pools['learn'])} on learn(engine=megatron, {mesh})")
     if pools["play"]:
-        schedule += ["pool play = 1 devices", f"place {', '.join(pools['play'])} on play(engine=vllm)"]
+        # Two vLLM engines have no common logits.
+        sampler = "transformers" if any(shared.mixes for shared in shared_work(program)) else "vllm"
+        schedule += ["pool play = 1 devices", f"place {', '.join(pools['play'])} on play(engine={sampler})"]
     return rlgraph.compile(path, set=weights, schedule="\n".join(schedule) + "\n", name=path.name)
 
 

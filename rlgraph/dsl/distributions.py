@@ -85,7 +85,7 @@ def kept_share(
     q = name_distribution(context, expr, model, table, temperature).expr
     zero = Const(0.0, Tensor("float"))
     is_kept = Apply("gt", (kept, zero), Tensor("bool", kept.type.axis), None, expr.span)
-    return _emit(context, expr, Apply("where", (is_kept, q, zero), kept.type, None, expr.span))
+    return emit_reduction(context, expr, Apply("where", (is_kept, q, zero), kept.type, None, expr.span))
 
 
 def refuse_other_operation(context: Context, name: str, args: Sequence[Expr], span: Span) -> None:
@@ -113,14 +113,14 @@ def reduce_vocabulary(
     if name == "min":
         # The smallest is the largest of the negated values.
         negated = Apply("neg", (value,), value.type, None, expr.span)
-        largest = _emit(context, expr, negated, "max")
+        largest = emit_reduction(context, expr, negated, "max")
         return Apply("neg", (largest,), largest.type, None, expr.span)
     if name == "sum" and isinstance(value, Ref) and (whole := context.phase.distributions[value.name].kept_sum):
         return Ref(whole, Tensor("float", value.type.axis.parent if value.type.axis else None), expr.span)
-    return _emit(context, expr, value, name)
+    return emit_reduction(context, expr, value, name)
 
 
-def _emit(context: Context, expr: tree.Call, value: Expr, reduce: str = "sum") -> Expr:
+def emit_reduction(context: Context, expr: tree.Call, value: Expr, reduce: str = "sum") -> Expr:
     """Emit what reduces a formula over the vocabulary, and return its value."""
     value = _with_named_numbers(context, value)
     sources = _sources(context, value, expr)

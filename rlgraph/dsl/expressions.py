@@ -12,6 +12,7 @@ from rlgraph.dsl.expand_def import expand_call
 from rlgraph.dsl.keys import key_expr
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise_expr, unary_expr, valid_expr
 from rlgraph.dsl.method_calls import evaluate_method_call
+from rlgraph.dsl.mixtures import call_mixture, mixture_of, names_mixture
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up_name
 from rlgraph.dsl.nodes import emit_node, materialize, unique_name
 from rlgraph.dsl.pairs import emit_pairs
@@ -38,7 +39,7 @@ from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import OLDEST, SAID, TURN_TOKENS, Tensor, has_parts, players_of
+from rlgraph.ir.types import MIXED, OLDEST, SAID, TURN_TOKENS, Tensor, has_parts, players_of
 from rlgraph.ops import TENSOR
 
 
@@ -57,7 +58,7 @@ def evaluate_expression(context: Context, expr: tree.Expr, hint: str = "") -> Me
     if isinstance(expr, tree.Unary):
         return unary_expr(context, expr)
     if isinstance(expr, tree.Binary):
-        return binary_expr(context, expr)
+        return mixture_of(context, expr) if names_mixture(context, expr) else binary_expr(context, expr)
     if isinstance(expr, tree.Attribute):
         return _attribute(context, expr)
     if isinstance(expr, tree.Index):
@@ -158,7 +159,7 @@ def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> 
 
 def _is_hidden(name: str) -> bool:
     """Return whether a column is not for programs to name."""
-    return name in (OLDEST, SAID, TURN_TOKENS) or has_parts(name)
+    return name in (MIXED, OLDEST, SAID, TURN_TOKENS) or has_parts(name)
 
 
 def _column_value(context: Context, table: TableValue, name: str, kind: Tensor, span: Span) -> Ref:
@@ -198,6 +199,8 @@ def _lookup(context: Context, expr: tree.Index, hint: str) -> Meaning:
 
 def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(expr.func, tree.Attribute):
+        if names_mixture(context, expr.func.base):
+            return call_mixture(context, expr, hint)
         return evaluate_method_call(context, expr, hint)
     if not isinstance(expr.func, tree.Name):
         raise context.statement_error("E0206", "this cannot be called", expr.func.span)

@@ -115,6 +115,13 @@ class ModelName:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureValue:
+    """A geometric mixture of models: the product of their distributions raised to weights, scaled to 1."""
+
+    weights: tuple[tuple[Model, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalName:
     """The name of something outside the program: data, a function, an environment, a buffer."""
 
@@ -161,6 +168,7 @@ Meaning = (
     | LiteralConstant
     | TableValue
     | ModelName
+    | MixtureValue
     | ExternalName
     | StateName
     | DefName
@@ -216,6 +224,8 @@ def describe_meaning(meaning: Meaning) -> str:
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):
         return "a model"
+    if isinstance(meaning, MixtureValue):
+        return "a mixture of models"
     if isinstance(meaning, ExternalName):
         return {"data": "a data source", "func": "a function", "env": "an environment", "buffer": "a buffer"}[
             meaning.outside.kind

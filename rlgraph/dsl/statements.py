@@ -21,6 +21,7 @@ from rlgraph.dsl.scope import (
     ExternalName,
     InvalidName,
     KeyValue,
+    MixtureValue,
     ModelName,
     NamedValues,
     OptionalValue,
@@ -64,7 +65,9 @@ def emit_assign(context: Context, statement: tree.Assign) -> None:
     context.phase.assigned.setdefault(target, statement.target_span)
     meaning = context.evaluate(statement.value, target)
     meaning = materialize_meaning(context, meaning, target)
-    if not isinstance(meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue, VocabularyValue)):
+    if not isinstance(
+        meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue, VocabularyValue, MixtureValue)
+    ):
         hint = "write it where rows are grouped: `by=key(...)`" if isinstance(meaning, KeyValue) else ""
         raise context.statement_error(
             "E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span, hint

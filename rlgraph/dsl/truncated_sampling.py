@@ -11,6 +11,7 @@ from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.types import StateHandle, Table, Type
 from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
+from rlgraph.ops.nodes import mixture_weights
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0}
 """Options of a sampler that leave tokens out, with the value at which they leave out none."""
@@ -145,7 +146,8 @@ class _RatioWalk(FactWalk[_Facts]):
 
     def model_sampled_table(self, node: Node, table: str) -> bool:
         model, sampler = (self.types[model_of(reader)] for reader in (node, self.samplers[table]))
-        return isinstance(model, StateHandle) and isinstance(sampler, StateHandle) and model.name == sampler.name
+        same = isinstance(model, StateHandle) and isinstance(sampler, StateHandle) and model.name == sampler.name
+        return same and not mixture_weights(self.samplers[table])
 
     def facts_of_apply(self, expr: Apply, args: list[_Facts]) -> _Facts:
         if expr.type.dtype == "bool":

@@ -101,6 +101,9 @@ SAID = "_said"
 """The column of what was said in each episode, as messages and calls of tools: functions are given it, programs do not
 name it."""
 
+MIXED = "_mixed"
+"""The column of rows that a mixture of models has sampled: their log-probabilities are of no single model."""
+
 PLAYER = "_player_"
 """How the columns of players' parts of episodes begin, which programs do not name: `_player_black@rival` is what
 `rival` does as `black`."""

@@ -111,7 +111,20 @@ def prompt_column_of(node: Node) -> str:
 
 def expected_lengths_of(node: Node) -> str:
     """Return the name of the expected lengths of the rows of a node that generates; "" where a plan asks for none."""
-    return node.inputs[2] if NODES[node.op].streams and len(node.inputs) > 2 else ""
+    before = 2 + len(mixed_models(node))
+    return node.inputs[before] if NODES[node.op].streams and len(node.inputs) > before else ""
+
+
+def mixed_models(node: Node) -> tuple[str, ...]:
+    """Return the names of the weights of other models with which a node samples from a mixture."""
+    count = len(attribute_value(node, "models")) if mixture_weights(node) else 0
+    return node.inputs[2 : 1 + count] if count else ()
+
+
+def mixture_weights(node: Node) -> tuple[float, ...]:
+    """Return the weights of the models of a mixture from which a node samples; none where it is one model."""
+    weights: tuple[float, ...] = node.attr("weights", ())
+    return weights
 
 
 def concurrent_batches(node: Node, missing: float) -> int:

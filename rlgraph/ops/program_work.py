@@ -9,6 +9,7 @@ from typing import cast
 from rlgraph.ir.graph import External, Graph, Node, Program
 from rlgraph.ir.types import StateHandle, Type, is_model
 from rlgraph.ops import NODES, model_of, models_beside, placement_operation, user_code_of
+from rlgraph.ops.nodes import mixture_weights
 
 BESIDE = next(name for name, op in NODES.items() if op.joint)
 """The operation of a model that is read beside another one."""
@@ -26,12 +27,14 @@ def model_operations(program: Program) -> dict[str, set[str]]:
 @dataclass(frozen=True, slots=True)
 class SharedWork:
     """Work that the same processes have to do, since one node needs several models at once: a sum over the vocabulary
-    reads distributions, which do not travel, and the turns of players follow one another."""
+    or a mixture reads distributions, which do not travel, and the turns of players follow one another."""
 
     work: tuple[tuple[str, str], ...]
     """Models with their operations."""
     sums: bool
     """Whether distributions are read together, which only some engines do."""
+    mixes: bool
+    """Whether rows are sampled from such distributions, which even fewer do."""
     node: Node = field(compare=False)
     """A node that needs the models."""
 
@@ -56,8 +59,9 @@ def shared_work(program: Program) -> list[SharedWork]:
             meeting = [other for other in result if not {*other.work}.isdisjoint(work)]
             result = [other for other in result if other not in meeting]
             merged = [*(piece for other in meeting for piece in other.work), *work]
-            sums = bool(beside) or any(other.sums for other in meeting)
-            result.append(SharedWork(tuple(dict.fromkeys(merged)), sums, node))
+            mixes = bool(mixture_weights(node)) or any(other.mixes for other in meeting)
+            sums = mixes or bool(beside) or any(other.sums for other in meeting)
+            result.append(SharedWork(tuple(dict.fromkeys(merged)), sums, mixes, node))
     return result
 
 

@@ -31,7 +31,7 @@ _LAG = (
 _TABLE = Attribute("table", "name", doc="the table, as the program calls it", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
 UNITS = ("row", "group", "batch")
-OVER_VOCABULARY = ("sum", "mean", "max")
+OVER_VOCABULARY = ("sum", "mean", "max", "logsumexp")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
 _OPTIMIZER = (
     Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
@@ -141,7 +141,7 @@ RECORDS = (
     ),
     NodeOp(
         "generate",
-        "model table|tensor tensor* -> table",
+        "model table|tensor model|tensor* -> table",
         "row",
         "Rows that a model samples from each prompt.",
         attributes=(
@@ -158,6 +158,8 @@ RECORDS = (
                 "experts that its routers chose for them; `free`: routers choose anew",
                 names=lambda: ("free", "replay"),
             ),
+            Attribute("models", "names", (), doc="of a mixture, in order", by="checker"),
+            Attribute("weights", "any", (), doc="of their logits in the mixture", by="checker"),
             _PROMPT,
             KEY,
             *_LAG,

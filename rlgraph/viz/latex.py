@@ -137,7 +137,7 @@ class _Formulas:
         names: dict[str, Type] = {name: Tensor("float") for name in probabilities}
         summand = self.expression(LineReader(formula, {}, names).read_expression())
         word = attribute_value(node, "reduce")
-        operator = TENSOR[word].latex or rf"\operatorname*{{{word}}}"
+        operator = TENSOR[word].latex if word in TENSOR and TENSOR[word].latex else rf"\operatorname*{{{word}}}"
         written = rf"{operator}_{{v}} {_bracketed(summand)}"
         self.unnamed = outside
         return written

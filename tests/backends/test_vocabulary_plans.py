@@ -11,7 +11,7 @@ from scheduled import apart, compiled, debug_metrics, together
 from tiny import ALGORITHMS, STUDENT_AND_TEACHER, compile_text, data_folder, run_text, shipped, weights
 
 import rlgraph
-from rlgraph.errors import ProgramError
+from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.plan import ModelHolding
 
 CAUSAL = 'causal_lm({}, dtype="float64")'
@@ -100,6 +100,64 @@ def test_likeliest_tokens_travel(folder: Path) -> None:
         assert debug_metrics(made, folder, 3) == expected
         for found, right in zip(debug_metrics(made, folder, 3, block=2), expected, strict=True):
             assert found == pytest.approx(right, abs=1e-10)
+
+
+MIXED = f"""
+algorithm mixed
+{STUDENT_AND_TEACHER}param b = 0.3
+step:
+    rival = actor**(1 - b) * teacher**b
+    rollout = rival.generate(prompts, n=2, max_tokens=5, temperature=0.8)
+    far = max(abs(rollout.logprobs - rival.logprobs(rollout)))
+    p = rival.distribution(rollout)
+    whole = mean(sum(p, vocab))
+    sharp = mean((actor**1.5 / teacher**0.5).logprobs(rollout))
+    train actor(lr=0.02, eps=1e-2):
+        minimize -mean(rival.logprobs(rollout))
+    report far = far, whole = whole, sharp = sharp, length = mean(rollout.length)
+"""
+
+
+def test_a_mixture_samples_where_both_models_are(folder: Path) -> None:
+    """It has the log-probabilities that it sampled with, and where nothing is said it is put together."""
+    expected = metrics(MIXED, folder, CHANGES)
+    assert all(step["far"] < 1e-12 and step["whole"] == pytest.approx(1, abs=1e-12) for step in expected)
+    alone = "pool learn = 1 devices\npool play = 1 devices\nplace actor.train on learn(engine=transformers)\n"
+    alone += "place actor.generate on play(engine=transformers)\n"
+    for schedule in (together(compile_text(MIXED, CHANGES)), alone):
+        made = compiled(MIXED, CHANGES, schedule, folder)
+        roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+        assert roles["teacher", "generate"] == roles["actor", "generate"]
+        assert debug_metrics(made, folder, 3) == expected
+        assert not any("mismatch" in name for step in expected for name in step)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "code"),
+    [
+        ("pool a = 1 devices\npool b = 1 devices\nplace actor.generate on a\nplace teacher.generate on b\n", "E0317"),
+        ("pool a = 1 devices\nplace actor.generate, teacher.generate on a(engine=vllm)\n", "E0318"),
+    ],
+)
+def test_models_that_cannot_be_mixed(folder: Path, schedule: str, code: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        compiled(MIXED, CHANGES, schedule, folder)
+    [found] = [diagnostic for diagnostic in caught.value.diagnostics if diagnostic.code == code]
+    assert "to sample from a mixture" in found.message and found.span.line and "engine=transformers" in found.hint
+
+
+def test_a_search_puts_a_mixture_together() -> None:
+    made = rlgraph.compile(ALGORITHMS / "nash_md.rlf", {"base": '"Qwen/Qwen2.5-0.5B"'}, cluster="1x8:h100-80gb")
+    roles = {(role.model, role.operation): role.group for role in made.plan.roles}
+    assert roles["actor", "generate"] == roles["ref", "generate"]
+    assert made.plan.group(roles["ref", "generate"]).engine == "transformers"
+
+
+def test_a_mixture_of_models_with_other_tokens(folder: Path) -> None:
+    other = weights(5).replace("abcd>", "abcde")
+    changes = {**CHANGES, "teacher": f"frozen({CAUSAL.format(other)})"}
+    with pytest.raises(RunError, match="E0893"):
+        metrics(MIXED, folder, changes)
 
 
 def test_a_teacher_that_follows_the_student(folder: Path) -> None:

@@ -5,6 +5,8 @@ lw, ll  log-probabilities of the tokens of the preferred answer and of the other
 
 from __future__ import annotations
 
+import math
+
 import torch
 from formulas import Model, Row, Step, begin, frozen_logprobs, frozen_score, mean, token_mean
 from torch import Tensor
@@ -114,6 +116,41 @@ def xpo(
         loss = loss + alpha * known - log_sigmoid(beta * margins[-1])
     step.trained("actor", actor.train(loss / len(new), lr))
     step.metrics = {"wins": mean([float(won) for won in wins]), "margin": shares(margins)[0], "reward": mean(score)}
+    return step
+
+
+def nash_md(
+    actor: Model,
+    ref: Model,
+    reward: Model,
+    mine: list[Row],
+    other: list[Row],
+    rival: list[float],
+    *,
+    b: float,
+    tau: float,
+    lr: float,
+) -> Step:
+    """arXiv 2312.00886, section 7.1: -(P(y > y') - 1/2 - tau log(p(y) / ref(y))) log p(y), where y' is of the mixture
+    p^(1 - b) ref^b / Z at each token; P is the sigmoid of the difference of two scores. rival: what the sampler says of
+    the tokens of y', which has to be that mixture's log-probability."""
+    begin(actor)
+    step, loss, said = Step(), torch.zeros(()), list[float]()
+    with torch.no_grad():
+        for row in other:
+            mixed = (1 - b) * actor.net.lm_head(actor.hidden(row)) + b * ref.net.lm_head(ref.hidden(row))
+            table = mixed - torch.log(sum(torch.exp(mixed[:, v]) for v in range(mixed.shape[1])))[:, None]
+            said += [table[t - 1, y].item() for t, y in enumerate(row.tokens) if row.written[t]]
+    assert len(said) == len(rival) and max(abs(x - y) for x, y in zip(said, rival, strict=True)) < 1e-9
+    scores = [frozen_score(reward, row) for row in mine]
+    wins = [1 / (1 + math.exp(frozen_score(reward, row) - score)) for row, score in zip(other, scores, strict=True)]
+    gaps = []
+    for row, win in zip(mine, wins, strict=True):
+        now, known = actor.logprobs(row), frozen_logprobs(ref, row)
+        loss = loss - (win - 0.5) * sum(now) + tau * sum((x.item() - k) * x for x, k in zip(now, known, strict=True))
+        gaps.append(sum(x.item() - k for x, k in zip(now, known, strict=True)))
+    step.trained("actor", actor.train(loss / len(mine), lr))
+    step.metrics = {"win": mean(wins), "kl": mean(gaps), "reward": mean(scores)}
     return step
 
 

@@ -76,3 +76,13 @@ def test_kto(folder: Path) -> None:
         drifts.append(step.metrics["drift"])
         liked += labels
     assert any(liked) and not all(liked) and max(drifts) > 0 == min(drifts), "the estimate is used, and cut"
+
+
+def test_nash_md(folder: Path) -> None:
+    changes = {**ACTOR, **JUDGE, "prompts": source("prompts", 7), "rate": "0.02", "limit": "5", "b": "0.3"}
+    replay = Replay(shipped("nash_md"), folder, changes)
+    for seen in replay.steps:
+        mine, other = (rows_of(seen.table(name)) for name in ("mine", "other"))
+        rival = seen.table("other").columns["logprobs"].tolist()
+        models = (replay.models[name] for name in ("actor", "ref", "reward"))
+        replay.same(seen, preference_formulas.nash_md(*models, mine, other, rival, b=0.3, tau=0.1, lr=0.02))

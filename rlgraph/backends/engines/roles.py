@@ -121,6 +121,12 @@ class Generates(HasWeights, Protocol):
         ...
 
 
+class MixesModels(Generates, Protocol):
+    """The role of an engine that `mixes`. Its `generate` takes a `mixture: Sequence[tuple[Any, float]]`: engines of
+    several models in its process, itself the first one, with weights. A token is sampled from the softmax of the
+    weighted sum of their logits, and its log-probability is that of this distribution."""
+
+
 class LimitsCache(Generates, Protocol):
     """The role of an engine whose spec has the setting `kv_bytes`."""
 

@@ -68,8 +68,15 @@ def reduce_vocabulary(
     kept: Sequence[Tensor] = (),
     first: int = 0,
 ) -> list[Tensor]:
-    """Return for each formula its `sum`, `mean` or `max` over the vocabulary, float [M], as the word beside it says;
-    the other arguments are those of `vocabulary_sums`."""
+    """Return for each formula its `sum`, `mean`, `max` or `logsumexp` over the vocabulary, float [M], as the word
+    beside it says; the other arguments are those of `vocabulary_sums`."""
+    if any(word == "logsumexp" for _, word in formulas):
+        return [
+            _log_sum_of_exponentials(formula, logits, group, kept, first)
+            if word == "logsumexp"
+            else reduce_vocabulary([(formula, word)], logits, group, kept, first)[0]
+            for formula, word in formulas
+        ]
     words = [word for _, word in formulas]
     added = [formula for formula, word in formulas if word != "max"]
     largest = [formula for formula, word in formulas if word == "max"]
@@ -82,6 +89,17 @@ def reduce_vocabulary(
     if group is not None:
         dist.all_reduce(columns, group=group)
     return [result / columns if word == "mean" else result for result, word in zip(results, words, strict=True)]
+
+
+def _log_sum_of_exponentials(
+    formula: str, logits: Sequence[Tensor], group: dist.ProcessGroup | None, kept: Sequence[Tensor], first: int
+) -> Tensor:
+    """Return log sum exp of a formula over the vocabulary, float [M]; its largest value is taken off first."""
+    with torch.no_grad():
+        [largest] = _maxima([read_formula(formula)], logits, group, kept, first)
+    taken_off = f"exp({formula} - x{len(logits) + len(kept)})"
+    [total] = vocabulary_sums([taken_off], logits, group, [*kept, largest[:, None]], first)
+    return total.log() + largest
 
 
 def vocabulary_sums(

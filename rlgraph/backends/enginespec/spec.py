@@ -123,6 +123,8 @@ class EngineSpec:
     joint_axes: tuple[str, ...] | None = None
     """The axes along which models may be spread that a sum over the vocabulary reads together; None: it reads none
     together."""
+    mixes: bool = False
+    """It samples from mixtures of several models in its process, which are spread along `joint_axes`."""
     unsplit_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By axis those of its operations for which no replica can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
@@ -320,9 +322,10 @@ class EngineSpec:
         """Whether it can generate with a model."""
         return "generate" in self.operations
 
-    def reads_jointly(self, axes: Iterable[str]) -> bool:
-        """Return whether it has sums over the vocabulary of several models that are split along these axes."""
-        return self.joint_axes is not None and set(axes) <= set(self.joint_axes)
+    def reads_jointly(self, axes: Iterable[str], mixes: bool = False) -> bool:
+        """Return whether it has sums over the vocabulary of several models that are split along these axes, and samples
+        from mixtures of them where these are asked for."""
+        return self.joint_axes is not None and set(axes) <= set(self.joint_axes) and (self.mixes or not mixes)
 
     def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
         """Return whether it computes in a dtype, on a kind of device or on any."""

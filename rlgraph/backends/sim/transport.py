@@ -42,7 +42,7 @@ from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import StateHandle
-from rlgraph.ops.nodes import NODES, attribute_value, inputs_read, model_of, rows_per_input, user_code_of
+from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
@@ -167,7 +167,7 @@ class SimTransport:
     def other_players_seconds(self, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
         """Return the seconds of the players of episodes besides the first one, each in a sequence of its own, as a part
         of its order; nothing for work without players."""
-        if not NODES[order.node.op].foreign or not (models := attribute_value(order.node, "models")):
+        if not (models := order.node.attr("models", ())):
             return {}
         shared = shard_fake_rows(made.values[order.node.name], order)
         seconds = [

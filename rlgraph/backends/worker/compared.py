@@ -9,7 +9,7 @@ from rlgraph.backends.mismatch import Mismatch
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import Table
+from rlgraph.ir.types import MIXED, Table
 from rlgraph.ops.nodes import attribute_value
 
 
@@ -28,7 +28,7 @@ def compare_with_sampler(node: Node, frame: Frame, session: Session, logprobs: T
     assert isinstance(table, TableData) and isinstance(kind, Table)
     # Greedy decoding has its log-probabilities at temperature 1.
     sampled_at, asked_at = kind.temperature or 1, attribute_value(node, "temperature") or 1
-    if not kind.sampled or table.owner != model or sampled_at != asked_at:
+    if not kind.sampled or MIXED in table.columns or table.owner != model or sampled_at != asked_at:
         return ()
     known = table.columns["logprobs"]
     if known.shape != logprobs.shape:

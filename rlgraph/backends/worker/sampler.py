@@ -135,6 +135,8 @@ class Sampler:
     """How the rows come among those of other work."""
     expected: Sequence[float] | None = None
     """For each row that is asked the tokens that its answers are expected to have."""
+    mixture: Sequence[tuple[Any, float]] = ()
+    """The engines of a mixture and their weights; none: the model alone samples."""
     ended: Sequence[bool] = ()
     """For each row that is asked whether it has ended already, so that its answers are empty; none: no row has."""
 
@@ -193,6 +195,8 @@ class Sampler:
         # Only one that admits knows `admission`.
         engine_options |= {} if self.admission is None else {"admission": self.admission}
         engine_options |= {} if self.expected is None else {"expected": self.expected}
+        # Only one that mixes knows `mixture`.
+        engine_options |= {"mixture": self.mixture} if self.mixture else {}
         if len(sizes) == 1 and not (self.admission and self.admission.may_be_given_up):
             parts = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **engine_options))])
         else:

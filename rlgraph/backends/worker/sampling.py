@@ -21,10 +21,11 @@ from rlgraph.backends.worker.sampling_inputs import (
     rows_to_answer,
     tokens_to_go_on_from,
 )
-from rlgraph.backends.worker.session import Session
+from rlgraph.backends.worker.session import Session, SessionModel
+from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import OLDEST, TURN_TOKENS, Axis, Table
-from rlgraph.ops.nodes import expected_lengths_of, model_work_of, rows_per_input
+from rlgraph.ir.types import MIXED, OLDEST, TURN_TOKENS, Axis, Table
+from rlgraph.ops.nodes import expected_lengths_of, mixed_models, mixture_weights, model_work_of, rows_per_input
 
 
 def run_generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -51,7 +52,8 @@ def run_generate_in_parts(
     expected = frame.values[expected_lengths_of(node)] if expected_lengths_of(node) else None
     how = sampling_options(node, model), weights, version, weight_refresh(node, frame), frame.admission, expected
     ended = () if begun is None else tuple(ended_rows(node, frame, session))
-    sampler = Sampler(node, frame.step, session, model, None, count, *how, ended)
+    mixture = _mixture(node, frame, session, model)
+    sampler = Sampler(node, frame.step, session, model, None, count, *how, mixture, ended)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     for number, rows, made, runs in sampler.sample_parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]
@@ -62,11 +64,29 @@ def run_generate_in_parts(
             "finished": made.finished,
             **version_columns(runs, kind),
         }
+        if mixture:
+            columns[MIXED] = torch.ones(len(rows), dtype=torch.bool)
         session.notes.add_note(frame.step, "sampled", node.attr("key"), row_ids, runs)
         asked = repeat_items(data[start:stop], answers), repeat_items(prompts[start:stop], answers)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
         yield number, part, table_output(node, part, row_ids, table, answers)
+
+
+def _mixture(node: Node, frame: Frame, session: Session, model: SessionModel) -> list[tuple[Any, float]]:
+    """Return the engines of a mixture, that of the node's own model first, and their weights; none where it is no
+    mixture. Raises RunError where their tokenizers differ."""
+    weights = mixture_weights(node)
+    if not weights:
+        return []
+    others = [session.models[frame.values[name]] for name in mixed_models(node)]
+    known = model.engine.codec.tokenizer.get_vocab()
+    odd = next((other for other in others if other.engine.codec.tokenizer.get_vocab() != known), None)
+    if odd is not None:
+        message = f"`{odd.model.name}` and `{model.model.name}` split texts into other tokens: they have no mixture"
+        hint = "take models of one family, with one tokenizer"
+        raise RunError(Diagnostic("E0893", message, node.span, hint))
+    return [(state.engine, weight) for state, weight in zip((model, *others), weights, strict=True)]
 
 
 def sampled_token_count(node: Node, made: NodeOutput) -> int:

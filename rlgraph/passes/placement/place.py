@@ -170,8 +170,9 @@ class _Placer:
             for spec in engines_by_preference(operation)
             if wanted <= set(spec.axes) and spec.supports(operation, wanted)
         ]
-        if any(shared.sums and (model.name, operation) in shared.work for shared in self.shared):
-            able = [name for name in able if spec_of(name).reads_jointly(wanted)] or able
+        for shared in self.shared:
+            if shared.sums and (model.name, operation) in shared.work:
+                able = [name for name in able if spec_of(name).reads_jointly(wanted, shared.mixes)] or able
         if model.name in replayed_models(self.program):
             able = [name for name in able if spec_of(name).replays_routes] or able
         usable = (name for name in able if name in self.installed and self.can_hold_model(model, name, split))

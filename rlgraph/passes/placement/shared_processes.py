@@ -41,21 +41,23 @@ def shared_process_errors(
             continue
         shown = quoted_list([f"{model}.{done}" for model, done in shared.work], "and")
         span = _line(shared, schedule) or program.model(shared.models[-1]).span
-        able = [spec for spec in engines_by_preference("train") if spec.joint_axes is not None]
+        able = [spec for spec in engines_by_preference("train") if spec.reads_jointly((), shared.mixes)]
+        why = "to sample from a mixture" if shared.mixes else "for a sum over the vocabulary"
         hint = f"`place {work} on {groups[0].pool}(engine={able[0].name})`" if able else ""
         vocabularies = {
             model: shape.vocab for model in shared.models if isinstance(shape := (shapes or {}).get(model), Shape)
         }
         if len({*vocabularies.values()}) > 1:
             heads = ", ".join(f"`{model}` has {size}" for model, size in vocabularies.items())
-            message = f"a sum over the vocabulary is of models with as many outputs, and {heads}"
+            what = "a mixture" if shared.mixes else "a sum over the vocabulary"
+            message = f"{what} is of models with as many outputs, and {heads}"
             yield Diagnostic("E0318", message, span, "take models of one family with one `vocab_size`")
         elif len(groups) > 1:
-            message = f"{shown} read models together, for a sum over the vocabulary, and are placed apart"
+            message = f"{shown} read models together, {why}, and are placed apart"
             yield Diagnostic("E0317", message, span, hint)
-        elif not spec_of(groups[0].engine).reads_jointly(groups[0].mesh.split_axes):
+        elif not spec_of(groups[0].engine).reads_jointly(groups[0].mesh.split_axes, shared.mixes):
             engine = groups[0].engine
-            message = f"{shown} read models together, for a sum over the vocabulary: `{engine}` cannot, split so"
+            message = f"{shown} read models together, {why}: `{engine}` cannot, split so"
             yield Diagnostic("E0318", message, span, hint)
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from rlgraph.ir.graph import Graph, Node, Program, with_region
 from rlgraph.ir.step_edges import oldest_weights_age_versions
 from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
+from rlgraph.ops.nodes import mixture_weights
 
 
 def reuse_logprobs(program: Program) -> Program:
@@ -59,5 +60,6 @@ def _same_logprobs(node: Node, sampler: Node) -> bool:
     return (
         model_of(sampler) == model_of(node)
         and attribute_value(sampler, "temperature") == attribute_value(node, "temperature")
+        and not mixture_weights(sampler)
         and not oldest_weights_age_versions(sampler)
     )

@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start_token
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
-from rlgraph.backends.engines.transformers.cache import make_cache
-from rlgraph.backends.engines.transformers.network import Network
+from rlgraph.backends.engines.transformers.mixture import Decodes
 from rlgraph.backends.engines.transformers.pause import RefreshBarrier
 from rlgraph.backends.engines.transformers.routing import LastRoutes
 
@@ -57,7 +56,7 @@ class _Rows:
 
 
 def generate(
-    network: Network,
+    network: Decodes,
     prompts: Sequences,
     n: int,
     sampling: Sampling,
@@ -139,7 +138,7 @@ def _split_by_length(rows: Tensor, lengths: Tensor) -> list[Tensor]:
 
 @torch.inference_mode()
 def _decode(
-    network: Network,
+    network: Decodes,
     prompts: Sequences,
     rows: Tensor,
     n: int,
@@ -225,10 +224,10 @@ def _decode(
     return _Rows(tokens, logprobs, lengths, finished, versions, routes)
 
 
-def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, DynamicCache]:
+def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, Any]:
     """Return the logits after rows that end in the same column, and the cache that so many tokens may follow. ids:
     int64 [N, T]; mask: bool [N, T], False at padding."""
-    ragged, cache = not bool(mask.all()), make_cache(network.model.config, room)
+    ragged, cache = not bool(mask.all()), network.make_cache(room)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(ids.shape[1])[None]
     seen = mask.to(network.device) if ragged else None
     return network.decode_step(ids.to(network.device), cache, positions.to(network.device), seen), cache

@@ -38,6 +38,7 @@ from rlgraph.backends.engines.transformers.head import Head, wide_dtype
 from rlgraph.backends.engines.transformers.joint_sums import KeptReader, answer_sums, distinct_others
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
+from rlgraph.backends.engines.transformers.mixture import MixtureNetwork
 from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.norm import use_manual_norm_gradients
@@ -201,9 +202,11 @@ class TransformersEngine(RankWeights, ScoringMixin):
         weights: State | None = None,
         refresh: WeightRefresh | None = None,
         expected: Sequence[float] | None = None,
+        mixture: Sequence[tuple[Any, float]] = (),
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
-        prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
+        prompt the tokens of its responses; rows that have as many are sampled together, and those with most first.
+        mixture: as in `MixesModels`."""
         self._require("generate")
         if sampling.keeps_routes and self._network.routing is None:
             raise NoRoutes(f"{type(self.model).__name__} has no routers of experts that could be replayed")
@@ -211,7 +214,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         ends = SpecialTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.temporary_weights(weights):
             return generate(
-                self._network,
+                self._mixed(mixture) if mixture else self._network,
                 prompts,
                 n,
                 sampling,
@@ -225,6 +228,11 @@ class TransformersEngine(RankWeights, ScoringMixin):
                 expected=expected,
                 meter=self.meter,
             )
+
+    def _mixed(self, mixture: Sequence[tuple[Any, float]]) -> MixtureNetwork:
+        """Return the network of a mixture of this model and others."""
+        engines = [self._engine_beside(OtherModel(engine, None)) or self for engine, _ in mixture]
+        return MixtureNetwork([engine._network for engine in engines], [weight for _, weight in mixture])
 
     def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
         """Return the answers of some operations for the same rows, from one pass."""
@@ -269,10 +277,10 @@ class TransformersEngine(RankWeights, ScoringMixin):
         if engine is None and not self._reader.is_sharded:
             return None
         if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
-            raise EngineError("models in one sum over the vocabulary are those of one process, without `fsdp`")
+            raise EngineError("models that are read together are those of one process, without `fsdp`")
         ranks = [of._split.size if of._split else 1 for of in (self, engine)]
         if ranks[0] != ranks[1]:
-            raise EngineError(f"models in one sum over the vocabulary are split alike, not over {ranks} ranks")
+            raise EngineError(f"models that are read together are split alike, not over {ranks} ranks")
         return engine
 
     def train_step(

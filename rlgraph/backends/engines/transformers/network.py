@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlgraph.backends.engines.errors import EngineError
@@ -178,6 +178,10 @@ class Network:
     def all_logits(self, ids: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary at every position, [N, T, V]."""
         return self._gathered(self.all_outputs(ids))
+
+    def make_cache(self, room: int) -> DynamicCache:
+        """Return the cache of rows whose prompts so many tokens may follow."""
+        return make_cache(self.model.config, room)
 
     @cached_property
     @torch.no_grad()

@@ -48,6 +48,7 @@ SPEC = EngineSpec(
     axes=("dp", "fsdp", "tp"),
     misfits={"tp": _tp_misfits},
     joint_axes=("dp", "tp"),
+    mixes=True,
     # Generating would gather all parameters for each token.
     unsplit_operations={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,

@@ -76,6 +76,11 @@ class Component:
         return self.shared is not None and self.shared.sums
 
     @property
+    def mixes(self) -> bool:
+        """Whether rows are sampled from a mixture of it and others."""
+        return self.shared is not None and self.shared.mixes
+
+    @property
     def receives_weights(self) -> bool:
         """Whether its weights come from the component that trains them."""
         return self.trained and self.work != "train"

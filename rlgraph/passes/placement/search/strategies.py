@@ -133,7 +133,11 @@ class Strategies:
                 # What a schedule says of the engine is kept, and refused where the plan is made.
                 is_said = pin is not None and pin.engine is not None
                 can_do &= not component.replays_routes or is_said or spec_of(engine).replays_routes
-                can_do &= not component.sums_jointly or is_said or spec_of(engine).reads_jointly(split.split_axes)
+                can_do &= (
+                    not component.sums_jointly
+                    or is_said
+                    or spec_of(engine).reads_jointly(split.split_axes, component.mixes)
+                )
                 rooms = [part.device_count for part in island.parts or (island,)]
                 if can_do and split.rank_count <= min(rooms):
                     deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
@@ -183,7 +187,7 @@ class Strategies:
                 capable &= config.optimizer.name in spec.optimizers
             capable &= spec.autocast or not config.autocast
             capable &= not component.replays_routes or spec.replays_routes
-            capable &= not component.sums_jointly or spec.reads_jointly(())
+            capable &= not component.sums_jointly or spec.reads_jointly((), component.mixes)
             if config.shape.adapters and spec.adapters:
                 capable &= bool(spec.adapter_ways(config.shape, config.dtype, kind))
             if available and capable and legal_replica_meshes(config.shape, spec.name, config.kind, 1, pinned):
