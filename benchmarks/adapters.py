@@ -16,8 +16,8 @@ of the same tokens, before and after. Of a row are printed
 
 The last lines are what is not done, or warned of: matrices that W + B A is stored in to the nearest, and an output that
 is rounded before the adapter's product is added, as vLLM's own LoRA has it on a GPU (here on a CPU, by torch). vLLM
-itself computes in float32 on a CPU. What `kept` says of one engine is what its trainer or its sampler computes with: trainer
-and sampler agree where both keep the same.
+itself computes in float32 on a CPU; its merged
+matrices of bfloat16 are read by transformers here.
 """
 
 from __future__ import annotations
