@@ -343,6 +343,7 @@ def _call(name: str, count: int) -> str:
         "discount": "x, decay",
         "accumulate": "x, decay",
         "top": "x, k",
+        "running": "x, y",
     }
     return f"`{name}({names.get(name, 'x' if count == 1 else 'a, b')})`"
 

@@ -24,8 +24,15 @@ def changed_options(node: Node, but: Iterable[str] = ()) -> str:
     attributes = {
         attribute.name: attribute for attribute in NODES[node.op].attributes if attribute.type not in _ELSEWHERE
     }
-    shown = [(name, value) for name, value in node.attrs if name in attributes and name not in but]
-    return _shown((name, value) for name, value in shown if value != attributes[name].default)
+    computed = {
+        inner.attr("name"): inner.inputs[1]
+        for region in node.regions
+        for inner in region.nodes
+        if inner.op == "setting"
+    }
+    shown = [(name, value) for name, value in node.attrs if name in attributes and name not in (*but, *computed)]
+    constant = _shown((name, value) for name, value in shown if value != attributes[name].default)
+    return ", ".join([*(f"{name}={value}" for name, value in computed.items()), *([constant] if constant else [])])
 
 
 def _shown(pairs: Iterable[tuple[str, Constant]]) -> str:

@@ -19,9 +19,10 @@ step:
     score   = spread(rollout)
     minibatch prompts(parts=3, OPTIONS):
         rows  = taught.length * 2
+        own   = rollout.length * 3
         train actor(lr=0.0, eps={EPS}):
             minimize mean(-actor.logprobs(rollout) * score) + mean(-actor.logprobs(taught) * taught.length)
-    report sum = sum(rows)
+    report sum = sum(rows * taught.length), own = sum(own * rollout.length)
 """
 
 
@@ -49,7 +50,8 @@ def test_each_slice_has_a_part_of_both(folder: Path, micro: int) -> None:
     counts = [sum(flags) for flags in taught.scored]
     tokens = [sum(flags) for flags in sampled.scored]
     scores = torch.cat(seen.scores).tolist()
-    assert seen.metrics["sum"] == 2 * sum(counts), "rows of the table beside are put together again"
+    assert seen.metrics["sum"] == 2 * sum(count**2 for count in counts), "rows beside are put together again"
+    assert seen.metrics["own"] == 3 * sum(count**2 for count in tokens)
     mine = sampled.columns["logprobs"].split(tokens)
     # The weights stay (lr=0).
     for part, (prompts, experts) in enumerate(zip(cut(5), cut(7), strict=True)):
