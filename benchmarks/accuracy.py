@@ -116,7 +116,11 @@ def predicted(experiment: Experiment) -> float:
         (engine, kind): replace(each, **experiment.differs) if engine == measured else each
         for (engine, kind), each in constants.rates.items()
     }
-    predictor = Predictor(plan, model_configs(made), cluster, replace(constants, rates=rates))
+    configs = {
+        name: replace(config, autocast=experiment.products) if experiment.products else config
+        for name, config in model_configs(made).items()
+    }
+    predictor = Predictor(plan, configs, cluster, replace(constants, rates=rates))
     if experiment.work == "generates":
         # Rows of the next step, with the same weights, would be sampled beside these.
         backend = SimBackend(made.program, plan, predictor, lengths)

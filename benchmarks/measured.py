@@ -55,16 +55,24 @@ moments and weights that leave the devices, weights that come. NeMo-RL's is 17.2
 Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for it."""
 
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
-    ("megatron", r"april2021|2104\.04473", {"memory": 0.45, "hides": 0.0}),
+    ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52}),
     ("transformers", r"26 November 2026", {"logit": 71}),
+    ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
 )
 """Engines, sources that have measured them as they are not here, and what differs.
 
 Megatron's attention was written out in 2021: beside what else goes to memory (about 34 bytes for each number of a
 token's hidden state, arXiv 2205.05198) there were as many bytes of scores, or more (2,048 tokens of 4 bytes in a head
-for each 128 numbers: 64). And ranks waited for all that they exchanged. Its loss reads and writes about 52 bytes for
-each logit (`vocab_parallel_cross_entropy`, as its source says). Ours was torch's when our rows were measured."""
+for each 128 numbers: 64), of which none was skipped, and norms were on all tensor ranks. And ranks waited for all that
+they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fitted to FH09, FH15, FA07 and FA11), and
+of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
+and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Ours was torch's when
+our rows were measured."""
+
+SERVED: Mapping[str, float] = {"begin": 8e-3}
+"""What differs where a server is asked over HTTP, which reads, splits into tokens and answers each request: fitted to
+VP04, VP08, VP12 and VP16, whose answers have four tokens."""
 
 SPREAD = 3
 """Of whole steps, how many times their mean length the answers are that 1 of 100 exceeds: rows do not say."""
@@ -200,6 +208,8 @@ class Experiment:
     """Constants of the engine that stands in which are others for the row's own."""
     beside: float = 0.0
     """Seconds of the row's system that no plan here has."""
+    products: str = ""
+    """The dtype of products before the head, where it is another one than the weights'."""
 
 
 def express(row: Row) -> Experiment:
@@ -234,9 +244,19 @@ class _Facts:
 
     def model(self) -> str:
         dtype = self.row.cells["dtype"].lower()
-        if dtype not in ("", "bf16", "fp16", "bfloat16", "float16"):
+        if dtype not in ("", "bf16", "fp16", "bfloat16", "float16") and not self.products:
             raise Inexpressible(f"its numbers are {dtype}, and models here have bfloat16 on such a device")
         return f'model actor = causal_lm({self.source}, dtype="bfloat16")'
+
+    @property
+    def served(self) -> bool:
+        """Whether rows went to a server and came back over HTTP."""
+        return bool(re.search(r"\bto a server\b", self.row.cells["notes"]))
+
+    @property
+    def products(self) -> str:
+        """The dtype of products before the head, where it is another one than the weights'."""
+        return "float8" if self.row.phase == "train" and self.row.cells["dtype"].lower() == "fp8" else ""
 
     def place(self, does: str, *engines: str) -> tuple[str, str]:
         """A schedule with one pool, and which engine of these stands in for the row's."""
@@ -251,7 +271,8 @@ class _Facts:
         """How a schedule says the row's split. Raises Inexpressible."""
         if self.ep > 1 and engine != "megatron":
             raise Inexpressible(f"its experts are split over devices (ep), which {engine} does not do here")
-        if self.pp > 1 and "interleaved" in self.row.cells["notes"]:
+        chunks = self.row.noted(r"\b(\d+) chunks a stage") or 1
+        if self.pp > 1 and chunks == 1 and "interleaved" in self.row.cells["notes"]:
             raise Inexpressible("its pipeline is interleaved, and it does not say in how many parts")
         if self.dp % self.ep:
             raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
@@ -263,7 +284,7 @@ class _Facts:
         yield from (f"{name}={size}" for name, size in sizes.items() if size > 1)
         if self.pp > 1 and engine == "megatron":
             # Whose pipeline is interleaved says so.
-            yield "chunks=1"
+            yield f"chunks={chunks}"
 
     def group(self, phase: str) -> str:
         """What the row says of its phase belongs to it, but what a value is of."""
@@ -337,6 +358,7 @@ step:
         facts.row.number("micro_batch") * (facts.prompt + facts.response),
         facts.recompute,
         differs=(dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row),
+        products=facts.products,
     )
 
 
@@ -384,7 +406,7 @@ step:
         facts.seconds(tokens),
         facts.group(phase),
         engine,
-        differs=STANDS_IN[facts.row.engine][1] if engine else {},
+        differs=(STANDS_IN[facts.row.engine][1] if engine else {}) | (SERVED if facts.served else {}),
     )
 
 

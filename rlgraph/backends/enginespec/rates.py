@@ -25,6 +25,9 @@ class Rates:
     """Seconds of each micro-batch, or of each decoding step."""
     layer: float = 0.0
     """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
+    experts: float = 0.0
+    """Seconds of each layer with experts of each micro-batch, or of each decoding step, beside those of `layer`: rows
+    are sorted by expert, and where experts are on several devices the host waits until it knows how many each gets."""
     row: float = 0.0
     """Seconds of each row; for `generate`, of each row in each decoding step."""
     begin: float = 0.0
@@ -44,8 +47,8 @@ class Rates:
     hides: float = 0.0
     """Share of the bytes that ranks exchange which travel while they compute: nobody waits for these."""
     attention: float = 1.0
-    """The time of the attention's products, those that a causal mask hides counted as well, relative to other products:
-    kernels skip what is hidden, and are slower at the rest."""
+    """The time of its attention, relative to what kernels that the device has for it would take, if these reached the
+    share `compute` of their own rate."""
     reduce: float = 0.0
     """Seconds of each sum over tensor-parallel ranks beside what the link takes: until all of them have arrived."""
     crowd: float = 0.0

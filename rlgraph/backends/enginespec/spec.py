@@ -218,6 +218,8 @@ class EngineSpec:
     memory: EngineMemory = field(default=EngineMemory())
     rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
     """Its rates by kind of device and of work, where none were measured."""
+    plain_attention: bool = False
+    """Its attention is computed by kernels that run on every GPU (FlashAttention 2), not by the fastest for each."""
     absorbs_latent: bool = False
     """Where keys and values are made of a few numbers a token, generated tokens attend to these numbers, and no keys or
     values of earlier tokens are made again."""

@@ -24,7 +24,7 @@ class Device:
     memory: int
     """Bytes."""
     flops: tuple[tuple[str, float], ...]
-    """Peak dense FLOP/s by dtype: `bfloat16`, `float32`, `float64`."""
+    """Peak dense FLOP/s by dtype: `float8`, `bfloat16`, `float32`, `float64`."""
     bandwidth: float
     """Bytes per second from and to its own memory."""
     link: float
@@ -41,6 +41,12 @@ class Device:
     """The share of its memory's bandwidth that a long copy reaches."""
     host_memory: float = inf
     """Its share of the host's memory in bytes; the node's devices together have all of it."""
+    attention: float = 0.5
+    """The rate of causal attention, relative to that of the largest matrix products, that the fastest kernels for this
+    device reach; what the mask hides is not counted as work. With 0.5 attention takes as long as such products that
+    hide nothing."""
+    plain_attention: float = 0.5
+    """The same for kernels that run on every device (FlashAttention 2)."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -48,9 +54,10 @@ class Device:
         return cpu_or_gpu(self.name)
 
     def peak_flops(self, dtype: str) -> float:
-        """Return the peak FLOP/s at a dtype, or those of float32 where the dtype has no rate of its own."""
+        """Return the peak FLOP/s at a dtype, or those of the next wider dtype that has a rate of its own."""
         rates = dict(self.flops)
-        return rates.get(dtype) or rates["float32"]
+        wider = ("bfloat16", "float32") if dtype == "float8" else ("float32",)
+        return next(rates[name] for name in (dtype, *wider) if rates.get(name))
 
     def matmul_flops(self, dtype: str) -> float:
         """Return the FLOP/s that the largest matrix products reach at a dtype."""
@@ -252,4 +259,6 @@ def _weakest(devices: Sequence[Device]) -> Device:
         min(device.host for device in devices),
         max(device.price for device in devices),
         host_memory=min(device.host_memory for device in devices),
+        attention=min(device.attention for device in devices),
+        plain_attention=min(device.plain_attention for device in devices),
     )

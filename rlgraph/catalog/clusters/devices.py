@@ -13,7 +13,7 @@ from typing import Any
 from rlgraph.catalog.clusters.cluster import Device
 from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 
-DTYPES = ("bfloat16", "float32", "float64")
+DTYPES = ("float8", "bfloat16", "float32", "float64")
 
 FIELDS: Mapping[str, QuantityKind] = {
     **dict.fromkeys(DTYPES, "rate"),
@@ -26,15 +26,17 @@ FIELDS: Mapping[str, QuantityKind] = {
     "price": "price",
     "dense": "share",
     "stream": "share",
+    "attention": "share",
+    "plain_attention": "share",
     "link_latency": "time",
     "network_latency": "time",
 }
 """The fields of a device, and the kind of quantity of each."""
 
-SHARES = {"dense": 0.8, "stream": 0.9}
+SHARES = {"dense": 0.8, "stream": 0.9, "attention": 0.6, "plain_attention": 0.6}
 """Defaults of a device that does not give these fields: those of most devices in the table."""
 
-OPTIONAL = ("bfloat16", "float64", "host_memory", *SHARES)
+OPTIONAL = ("float8", "bfloat16", "float64", "host_memory", *SHARES)
 """Fields that may be left out. Then the rate is that of float32, the host has as much memory as its devices, and a
 share is that of `SHARES`."""
 

@@ -93,10 +93,12 @@ def activation_bytes(
     return Activations(kept_bytes, working, layer.non_layer_bytes() + masked * layer.mask_bytes(), head)
 
 
-def saved_layer_bytes_per_token(shape: Shape, itemsize: int, tp: int = 1) -> float:
-    """Return what one layer keeps of one token on a rank, with fused norms."""
+def saved_layer_bytes_per_token(shape: Shape, itemsize: int, tp: int = 1, splits_tokens: bool = False) -> float:
+    """Return what one layer keeps of one token on a rank, with fused norms. splits_tokens: as in `activation_bytes`."""
     token = Tokens(1.0, 1.0, 1.0, 0.0)
-    return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
+    return activation_bytes(
+        shape, "causal_lm", token, itemsize=itemsize, tp=tp, splits_tokens=splits_tokens and tp > 1
+    ).layer
 
 
 def forward_peak_bytes(

@@ -90,11 +90,15 @@ def prefill_cost(
         read = Tokens(
             prompts + repeats, read.tokens + repeats * tokens, read.squares + repeats * squares, prompts + repeats
         )
-    peak = deployment.island.device.matmul_flops(config.product_dtype) * rates.compute
+    device = deployment.island.device
+    peak = device.matmul_flops(config.product_dtype) * rates.compute
     inner, _ = deployment.tp_and_pp_links(constants)
     size = read.tokens * shape.hidden * config.item_bytes
     calls = max(1.0, read.tokens / at_once)
-    flops = work.forward_flops(shape, config.kind, read) - (1 - rates.attention) * work.attention_flops(shape, read)
+    flops = work.weight_flops(shape, read) + work.head_flops(shape, config.kind, read)
+    # Kernels skip the half that a causal mask hides.
+    attended = rates.attention * work.attention_flops(shape, read) / 2 / deployment.attention_rate
+    kernels = device.matmul_flops(config.attention_dtype) * rates.compute
     adapted = _adapted_matrices(config, deployment)
     if adapted:
         flops += work.adapter_flops(shape, read)
@@ -105,15 +109,24 @@ def prefill_cost(
         * read.tokens
         * saved_layer_bytes_per_token(shape, config.item_bytes, deployment.tp)
     )
+    # Few tokens of a chunk go to one expert, whose weights take as long to read as its products.
+    ranks = max(deployment.tp, deployment.whole_expert_rank_count)
+    moved += calls * work.expert_parameter_count(shape) * config.item_bytes / ranks
     return Cost(
-        compute=flops / deployment.tp / peak,
-        memory=moved / (deployment.island.device.stream_bandwidth * rates.memory),
+        compute=(flops / peak + attended / kernels) / deployment.tp,
+        memory=moved / (device.stream_bandwidth * rates.memory),
         communication=2
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
         + rates.begin * prompts * batch.samples
-        + calls * (rates.block + rates.layer * shape.layers + rates.adapted * adapted),
+        + calls
+        * (
+            rates.block
+            + rates.layer * shape.layers
+            + rates.experts * shape.expert_layer_count
+            + rates.adapted * adapted
+        ),
     )
 
 
@@ -228,7 +241,7 @@ class DecodeStepCost:
             * shape.layers
             * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
-        self.overhead = rates.block + rates.layer * shape.layers
+        self.overhead = rates.block + rates.layer * shape.layers + rates.experts * shape.expert_layer_count
         if adapted := _adapted_matrices(config, deployment):
             self.weights += work.adapter_parameter_count(shape) * config.item_bytes / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (

@@ -45,6 +45,11 @@ class ModelConfig:
         return self.autocast or self.dtype
 
     @property
+    def attention_dtype(self) -> str:
+        """Return the dtype of attention: that of products, but no narrower than the weights' where that is float8."""
+        return self.dtype if self.product_dtype == "float8" else self.product_dtype
+
+    @property
     def narrow_copy_bytes(self) -> int:
         """Return the bytes of the copies of its matrices in the dtype of their products."""
         return work.layer_matrix_parameters(self.shape) * ITEM_BYTES[self.autocast] if self.autocast else 0
@@ -123,6 +128,13 @@ class Deployment:
         """Return whether an optimizer keeps its state in the host's memory, and not in the device's. What is called a
         CPU's device memory is the host's memory already."""
         return self.optimizer == "host" and not self.on_cpu
+
+    @property
+    def attention_rate(self) -> float:
+        """Return the rate of causal attention relative to that of the largest products, what the mask hides not
+        counted."""
+        device = self.island.device
+        return device.plain_attention if self.engine_spec.plain_attention else device.attention
 
     @property
     def on_cpu(self) -> bool:

@@ -131,7 +131,9 @@ def contention_slowdown(deployment: Deployment, rates: Rates) -> float:
 class _Row:
     """What a row of some batches takes, on average."""
 
-    layers_flops: float
+    weight_flops: float
+    attention_flops: float
+    """Those that a causal mask hides counted as well."""
     head_flops: float
     tokens: float
     scored: float
@@ -158,18 +160,20 @@ def _row(
 ) -> _Row:
     """Return what an average row takes: cached because many splits are fed the same."""
     rows_of_all = total_rows(batches) or 1.0
-    layers = heads = tokens = scored = squares = blocks = longest = 0.0
+    layers = attention = heads = tokens = scored = squares = blocks = longest = 0.0
     for batch in batches:
         part = batch.rows / rows_of_all
         row_blocks, row = batch.micro_batches_per_row(budget, packs, shares)
         # The backward pass recomputes the layers, and of a head the logits that are not kept.
         again = recomputed_head_share(shape, model, row.scored / row_blocks, tp, tiles)
         head_once = work.head_flops(shape, model, row)
-        layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
+        weight_flops, head_flops = work.weight_flops(shape, row) + work.adapter_flops(shape, row), head_once
+        attention_flops = work.attention_flops(shape, row)
         if kind == "train":
-            layers_flops, head_flops = work.training_flops(shape, model, row, recompute)
+            weight_flops, attention_flops, head_flops = work.training_flops(shape, model, row, recompute)
             head_flops += again * head_once
-        layers += part * layers_flops
+        layers += part * weight_flops
+        attention += part * attention_flops
         heads += part * head_flops
         tokens += part * row.tokens
         scored += part * row.scored
@@ -177,7 +181,7 @@ def _row(
         blocks += part * row_blocks
         if packs:
             longest = max(longest, batch.prompt.mean + batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0)))
-    return _Row(layers, heads, tokens, scored, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
+    return _Row(layers, attention, heads, tokens, scored, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
 
 
 def latency_model(
@@ -208,11 +212,11 @@ def latency_model(
         * apart
         * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
     )
+    routed, sparse = 0.0, layers * shape.expert_layer_count / shape.layers
     if deployment.ep > 1:
-        # A token goes to each of its experts and comes back, forward and backward.
+        # A token goes to each of its experts and comes back, forward and backward; nothing can be computed meanwhile.
         among = deployment.expert_link(constants)
-        sparse = layers * shape.expert_layer_count / shape.layers
-        sent += sparse * reduces * among.all_to_all_bandwidth_seconds(size * shape.experts_per_token, deployment.ep)
+        routed = sparse * reduces * among.all_to_all_bandwidth_seconds(size * shape.experts_per_token, deployment.ep)
         rounds += sparse * reduces * among.all_to_all_latency_seconds(deployment.ep)
     if deployment.cp > 1:
         # Keys and values of all tokens arrive, and their gradients go back.
@@ -228,7 +232,10 @@ def latency_model(
         both = 1 if kind == "forward" else 2
         on, hop = both * size / stage_link.bandwidth, both * stage_link.latency
         sent, rounds = sent + deployment.chunks_per_stage * on, rounds + deployment.chunks_per_stage * hop
-    products = row.layers_flops / deployment.pp / device.matmul_flops(config.product_dtype)
+    products = row.weight_flops / deployment.pp / device.matmul_flops(config.product_dtype)
+    # Kernels skip the half that a causal mask hides.
+    attended = rates.attention * row.attention_flops / 2 / deployment.attention_rate
+    products += attended / deployment.pp / device.matmul_flops(config.attention_dtype)
     products += row.head_flops / device.matmul_flops(config.dtype)
     compute = products / deployment.tp / deployment.cp / rates.compute
     moved = (
@@ -236,7 +243,9 @@ def latency_model(
         * constants.traffic
         * layers
         * tokens
-        * saved_layer_bytes_per_token(shape, config.item_bytes, deployment.tp)
+        * saved_layer_bytes_per_token(
+            shape, config.item_bytes, deployment.tp, deployment.engine_spec.memory.splits_tokens
+        )
     )
     if deployment.engine_spec.keeps_attention_scores(deployment.attention):
         moved += (
@@ -247,10 +256,19 @@ def latency_model(
     memory = moved / (device.stream_bandwidth * rates.memory)
     slower = contention_slowdown(deployment, rates)
     waits = 1 - rates.hides
-    row_cost = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).scaled(slower)
+    row_cost = Cost(compute, memory, sent * waits + routed, overhead=rates.row + rates.token * tokens * layers).scaled(
+        slower
+    )
     # Each chunk of a stage's layers is a separate pass.
     passing = rates.block * deployment.chunks_per_stage
-    block = Cost(communication=rounds, overhead=passing + rates.layer * layers).scaled(slower)
+    # Few tokens of a micro-batch go to one expert: its weights take as long to read as its products, and so do
+    # gradients that are added up.
+    read = work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
+    read *= passes * config.item_bytes + (2 * WIDE if kind == "train" else 0)
+    launched = passing + rates.layer * layers + rates.experts * sparse
+    block = Cost(
+        memory=read / (device.stream_bandwidth * rates.memory), communication=rounds, overhead=launched
+    ).scaled(slower)
     once = 0.0
     if deployment.fsdp > 1:
         # The next layer's parameters are gathered while this one works.

@@ -188,7 +188,12 @@ def forward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
 
 def layers_flops(shape: Shape, work: Tokens) -> float:
     """Return the part of `forward_flops` in the layers."""
-    return 2 * _weights(shape) * work.tokens + attention_flops(shape, work)
+    return weight_flops(shape, work) + attention_flops(shape, work)
+
+
+def weight_flops(shape: Shape, work: Tokens) -> float:
+    """Return the part of `layers_flops` in products with weights."""
+    return 2.0 * _weights(shape) * work.tokens
 
 
 def attention_flops(shape: Shape, work: Tokens) -> float:
@@ -211,17 +216,17 @@ def backward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
     return 2 * forward_flops(shape, kind, work) + attention_flops(shape, work) / 2
 
 
-def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = False) -> tuple[float, float]:
-    """Return the FLOPs of a forward and a backward pass, of the layers and of the head. A product has a gradient of
-    its input and one of its weights; where only adapters are trained, the latter exists for adapters alone. again:
-    layers are recomputed."""
+def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = False) -> tuple[float, float, float]:
+    """Return the FLOPs of a forward and a backward pass: of the weights of the layers, of attention (as
+    `backward_flops` has it), and of the head. A product has a gradient of its input and one of its weights; where only
+    adapters are trained, the latter exists for adapters alone. again: layers are recomputed."""
     passes = 4.0 if again else 3.0
-    layers, head = passes * layers_flops(shape, work), 3 * head_flops(shape, kind, work)
+    layers, head = passes * weight_flops(shape, work), 3 * head_flops(shape, kind, work)
     if shape.adapters:
-        layers -= 2 * _weights(shape) * work.tokens
+        layers -= weight_flops(shape, work)
         layers += passes * adapter_flops(shape, work)
         head -= head_flops(shape, kind, work) if kind == "causal_lm" else 0
-    return layers, head
+    return layers, (passes + 0.5) * attention_flops(shape, work), head
 
 
 def adapter_flops(shape: Shape, work: Tokens) -> float:

@@ -55,7 +55,8 @@ def test_layers_multiply_at_the_rate_of_their_products_and_the_head_at_its_own()
 
     wide, narrow, whole = map(compute_s, (plain, replace(plain, autocast="bfloat16"), replace(plain, dtype="bfloat16")))
     rows = batch.micro_batches_per_row(2048, deployment.packs_rows, deployment.prefix_sharing)[1]
-    layers, head = work.training_flops(plain.shape, "causal_lm", rows)
+    layers, attention, head = work.training_flops(plain.shape, "causal_lm", rows)
+    layers += attention / 2 / deployment.attention_rate
     share = layers / (layers + head)
     assert whole < narrow < wide
     assert narrow == pytest.approx(share * whole + (1 - share) * wide)

@@ -102,8 +102,10 @@ SPEC = EngineSpec(
     # are counted (docs/why/gpu.md); of reading, one of three passes is assumed.
     rates={
         "gpu": {
-            "train": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, logit=175, update=5e-3, hides=0.6),
-            "forward": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=5e-5, logit=58, hides=0.6),
+            "train": Rates(
+                0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, experts=3.6e-3, logit=175, update=5e-3, hides=0.6
+            ),
+            "forward": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=5e-5, experts=1.2e-3, logit=58, hides=0.6),
         },
         "cpu": {
             "train": Rates(0.4, 0.5, call=5e-3, block=8e-3, layer=2e-3, update=1e-2),

@@ -57,6 +57,7 @@ SPEC = EngineSpec(
     every_model=True,
     autocast=True,
     packs=True,
+    plain_attention=True,
     prefix_sharing=SHARES,
     attention={
         "sdpa": AttentionKind(),

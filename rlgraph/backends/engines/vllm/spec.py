@@ -85,7 +85,15 @@ SPEC = EngineSpec(
     rates={
         "gpu": {
             "generate": Rates(
-                0.75, 0.95, adapted=2.5e-5, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6
+                0.68,
+                0.95,
+                adapted=2.5e-5,
+                call=0.02,
+                layer=2.3e-5,
+                experts=2e-5,
+                row=4.9e-5,
+                reduce=4.4e-6,
+                attention=0.85,
             )
         },
         "cpu": {
