@@ -73,7 +73,7 @@ def summary_records(compiled: Compilation) -> Iterator[dict[str, Any]]:
 def _placement(plan: Plan) -> Iterator[str]:
     """Yield a line for each pool with its groups, and for the weights that have to be synchronized."""
     for pool in plan.pools:
-        if pool.name != HOST:
+        if pool.name != HOST or pool.cpus:
             yield f"{pool_size_text(pool)} in `{pool.name}`"
             groups = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in groups])
@@ -136,7 +136,7 @@ def _streamed(compiled: Compilation) -> Iterator[str]:
 
 def _does(group: Group, plan: Plan) -> str:
     """Return a group's work as `actor.train, critic`: a model by its name alone if all its work is here."""
-    shown = [*group.code]
+    shown = ["data, functions, mathematics"] if group.name == HOST else [*group.code]
     for model in group.models:
         roles = [role for role in plan.roles if role.model == model]
         operations = [role.operation for role in roles if role.group == group.name]

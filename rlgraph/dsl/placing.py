@@ -14,6 +14,7 @@ from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.errors import Related, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, make_mesh
+from rlgraph.ir.plan import HOST
 from rlgraph.ir.schedule import PlacedWork, PlacementLine, PoolLine
 from rlgraph.ops import MODEL_OPERATIONS, NODES
 from rlgraph.ops.program_work import agents, model_operations, user_code_usage
@@ -238,7 +239,11 @@ class PlaceChecker(Reporter):
             return
         declared = (Related(pool.span, "it is declared here"),)
         for work in works:
-            if pool.cpus and work.model in self.uses:
+            if pool.name == HOST and work.model in self.code and work.model not in self.agents:
+                message = f"the cpus of `{HOST}` do mathematics, and `{work.model}` is the user's Python"
+                hint = "leave it out: one process of the host calls it; or give it a pool: `pool judges = 8 cpus`"
+                self.report("E0416", message, work.span, hint, declared)
+            elif pool.cpus and work.model in self.uses:
                 hint = f"place `{work.model}` on a pool of devices"
                 message = f"`{pool.name}` has cpus, on which functions run: `{work.model}` is a model"
                 self.report("E0916", message, work.span, hint, declared)

@@ -118,12 +118,12 @@ class _Checker(PlaceChecker):
             first = self.pools.get(line.name)
             related = (Related(first.span, "the first one"),) if first else ()
             raise self.statement_error("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
-        if line.name == HOST:
+        if line.name == HOST and line.unit != "cpus":
             raise self.statement_error(
                 "E0902",
-                f"`{HOST}` is the process that reads data and calls functions: no pool is called so",
+                f"`{HOST}` reads data, calls functions and does the mathematics between models: it has no devices",
                 line.name_span,
-                "choose another name",
+                f"choose another name, or say how many processes it has: `pool {HOST} = 4 cpus`",
             )
         count = constants.evaluate_constant(self, line.count, self.scope)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:

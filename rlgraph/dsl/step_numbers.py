@@ -13,11 +13,11 @@ from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
 from rlgraph.dsl.nodes import materialize
-from rlgraph.dsl.scope import Const, LiteralConstant, Meaning, StateName, describe_meaning
+from rlgraph.dsl.scope import LiteralConstant, Meaning, StateName, describe_meaning
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, STATEMENTS
 from rlgraph.dsl.values import evaluate_number
 from rlgraph.errors import NO_SPAN
-from rlgraph.ir.graph import Apply
+from rlgraph.ir.graph import Apply, Const
 from rlgraph.ir.types import Tensor
 
 STEP = "step"

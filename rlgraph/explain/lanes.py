@@ -102,7 +102,7 @@ class _LanesBuilder:
     def pool_lane(self, pool: Pool) -> PoolLane:
         """Return the lane of a pool."""
         if pool.name == HOST:
-            return PoolLane(HOST, "1 process")
+            return PoolLane(HOST, pool_size_text(pool))
         note = pool_size_text(pool)
         if self.plan.cluster and pool.devices:
             last = pool.first + pool.devices - 1

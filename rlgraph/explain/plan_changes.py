@@ -170,7 +170,7 @@ def _cluster(side: _Side) -> dict[str, str]:
 
 
 def _pools(side: _Side) -> dict[str, str]:
-    return {pool.name: side.devices(pool) for pool in side.plan.pools if pool.name != HOST}
+    return {pool.name: side.devices(pool) for pool in side.plan.pools if pool.name != HOST or pool.cpus}
 
 
 def _streams(plan: Plan) -> dict[str, str]:

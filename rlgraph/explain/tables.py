@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from rlgraph.errors import count_phrase
-from rlgraph.ir.plan import Pool
+from rlgraph.ir.plan import HOST, Pool
 
 
 def align_columns(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -17,8 +17,15 @@ def align_columns(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
+def process_count_text(count: int) -> str:
+    """Return a number of processes in words."""
+    return f"{count:,} process{'es' * (count != 1)}"
+
+
 def pool_size_text(pool: Pool) -> str:
-    """Return the size of a pool in words: `8 devices`, `64 cpus`."""
+    """Return the size of a pool in words: `8 devices`, `64 cpus`; of the host `1 process`."""
+    if pool.name == HOST:
+        return process_count_text(pool.cpus or 1)
     return count_phrase(pool.cpus, "cpu") if pool.cpus else count_phrase(pool.devices, "device")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import RlgraphError
 from rlgraph.explain.tables import percent_text, pool_size_text
-from rlgraph.ir.plan import HOST
 from rlgraph.ops import model_work_of
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.viz.boxes import Role
@@ -58,8 +57,7 @@ def time_plan(sim: Simulation) -> TimePlan:
     lanes = tuple(
         (
             pool.name,
-            f"{'1 process' if pool.name == HOST else pool_size_text(pool)}, "
-            f"{percent_text(time.busy, time.busy + time.idle)} busy",
+            f"{pool_size_text(pool)}, {percent_text(time.busy, time.busy + time.idle)} busy",
         )
         for pool, time in zip(sim.plan.pools, sim.pools, strict=True)
     )

@@ -12,7 +12,7 @@ from rlgraph.catalog.clusters.topology import tensor_sites_of_devices, topology_
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import count_phrase
-from rlgraph.explain.tables import align_columns
+from rlgraph.explain.tables import align_columns, process_count_text
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -179,7 +179,7 @@ def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
     """Return the ranks of each replica (copy) as `4 copies: 0-1 | 2-3 | 4-5 | 6-7`: the ranks of each; those of copies
     of one rank are one list."""
     if group.name == HOST:
-        return "1 process"
+        return process_count_text(group.mesh.rank_count)
     count = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
     if all(len(copy) == 1 for copy in copies):
         return f"{count}: {_ranks([rank for copy in copies for rank in copy])}"

@@ -14,7 +14,7 @@ LARGEST = 1 << 20
 
 HOST = "host"
 """The name of the pool and the group that do what needs no model: data, functions, mathematics, states. It is one
-process without a device."""
+process without a device, or several for the cpus that a schedule gives it, which share mathematics on rows."""
 
 
 CODE = "python"
@@ -31,7 +31,7 @@ class Pool:
     first: int = 0
     """The number of its first device in the cluster; the others follow."""
     cpus: int = 0
-    """The cpus of a pool for functions and environments, which has no devices."""
+    """The cpus of a pool for functions and environments, or of the host, which has no devices."""
 
     @property
     def concurrent_requests(self) -> int:
@@ -204,7 +204,7 @@ class Plan:
         """Return whether parts of a pool work independently: its cpus, or replicas that take blocks when they are
         free."""
         groups = [group for group in self.groups if group.pool == pool.name]
-        return any(group.code or (self.free and group.mesh.axis_size("dp") > 1) for group in groups)
+        return any(group.code or (self.free and group.models and group.mesh.axis_size("dp") > 1) for group in groups)
 
     def group_for(self, model: str, operation: str, code: str) -> Group:
         """Return the group that does a node's work, with a model or the user's code; the host does all else."""
@@ -251,12 +251,17 @@ class Plan:
         return next(holdings, ModelHolding(model, group))
 
     def one_rank_plan(self, engine: str) -> Plan:
-        """Return the plan with one rank of an engine for each group, so that it can run in one process."""
+        """Return the plan with one rank of an engine for each group, so that it can run in one process. Processes of
+        the host need nobody else, and are as many objects there."""
         groups = tuple(
-            replace(group, engine=engine if group.models else group.engine, mesh=make_mesh(), devices=group.devices[:1])
+            group
+            if group.name == HOST
+            else replace(
+                group, engine=engine if group.models else group.engine, mesh=make_mesh(), devices=group.devices[:1]
+            )
             for group in self.groups
         )
-        pools = tuple(replace(pool, cpus=min(1, pool.cpus)) for pool in self.pools)
+        pools = tuple(pool if pool.name == HOST else replace(pool, cpus=min(1, pool.cpus)) for pool in self.pools)
         return replace(self, pools=pools, groups=groups, fused=())
 
     def syncs(self) -> tuple[tuple[str, str, str], ...]:

@@ -139,6 +139,12 @@ def user_code_of(node: Node) -> str:
     return str(node.attr(name)) if name else ""
 
 
+def works_on_shares(node: Node) -> bool:
+    """Return whether several processes of the host can each do a node's work on some of its rows: it is mathematics by
+    row or by group, which needs nothing but its inputs."""
+    return NODES[node.op].has_body and node.unit is not None and node.unit.axis is not None
+
+
 def inputs_read(node: Node) -> tuple[str, ...]:
     """Return the inputs that a node reads; rows that are only chosen from are not read."""
     chooses = NODES[node.op].chooses

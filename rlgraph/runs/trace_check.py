@@ -356,8 +356,8 @@ class _Checker:
                 granted = "it goes on with its batch, which has not ended"
                 self.add_fault(step, [row], f"was trained on for `{model}`", granted)
             elif row not in candidate_set:
-                sampled = self.made.get((training.source, row))
-                granted = f"it belongs to step {sampled[0]}" if sampled else f"`{training.source}` never sampled it"
+                made = self.made.get((training.source, row))
+                granted = f"it belongs to step {made[0]}" if made else f"`{training.source}` never sampled it"
                 self.add_fault(step, [row], f"was trained on for `{model}`", granted)
             else:
                 if training.times is not None and count != training.times:

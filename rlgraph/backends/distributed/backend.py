@@ -24,9 +24,9 @@ from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, StepRunner
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.plan import Group, Plan, TailMove
+from rlgraph.ir.plan import HOST, Group, Plan, TailMove
 from rlgraph.ir.types import Type
-from rlgraph.ops.nodes import NODES, model_of, models_beside, placement_operation, user_code_of
+from rlgraph.ops.nodes import NODES, model_of, models_beside, placement_operation, user_code_of, works_on_shares
 from rlgraph.ops.program_work import other_players_models
 
 HANDS = 2
@@ -148,15 +148,20 @@ class DistributedBackend(StepRunner):
                 assert node.id is not None
                 return NodeOutput({node.name: table.select_column(node.id)})
         if op.weighs:
-            return NodeOutput(
-                {node.name: list(self.transport.row_loads(NodeRequest(node, frame, self._group(node, frame))))}
-            )
+            return NodeOutput({node.name: list(self.transport.row_loads(self._request_without_model(node, frame)))})
         if op.chooses is not None:
             return select_rows(node, frame, self.choose_rows(node, frame))
-        return self.transport.run_request(NodeRequest(node, frame, self._group(node, frame)))
+        return self.transport.run_request(self._request_without_model(node, frame))
 
     def choose_rows(self, node: Node, frame: Frame) -> np.ndarray:
-        return self.transport.choose_rows(NodeRequest(node, frame, self._group(node, frame)))
+        return self.transport.choose_rows(self._request_without_model(node, frame))
+
+    def _request_without_model(self, node: Node, frame: Frame) -> NodeRequest:
+        """Return the request for a node that needs no weights. Of several processes of the host the first does all but
+        mathematics on the rows of a unit, which all of them share."""
+        group = self._group(node, frame)
+        alone = group.name == HOST and group.mesh.rank_count > 1 and not works_on_shares(node)
+        return NodeRequest(node, frame, group, copy=0 if alone else None)
 
     def run_fused_trainings(self, nodes: Sequence[Node], frame: Frame) -> Sequence[NodeOutput]:
         """Do the work of trainings that share a pipeline, all of one group."""

@@ -68,7 +68,7 @@ def start_processes(
             group,
             rank,
             settings,
-            outside_names_to_open(program, plan, group),
+            outside_names_to_open(program, plan, group, rank),
             seconds,
             hard=seats.get((group.name, rank)),
         )
@@ -84,15 +84,15 @@ def start_processes(
     return processes
 
 
-def outside_names_to_open(program: Program, plan: Plan, group: Group) -> frozenset[str]:
-    """Return the names of what the processes of a group open from outside the program: the code that is placed on the
-    group; where models act, the environments without a pool of their own; on the host everything else without a
-    pool."""
+def outside_names_to_open(program: Program, plan: Plan, group: Group, rank: int) -> frozenset[str]:
+    """Return the names of what a process of a group opens from outside the program: the code that is placed on the
+    group; where models act, the environments without a pool of their own; the first of the host everything else
+    without a pool."""
     if group.code:
         return frozenset(group.code)
     free = [outside for outside in program.outside if plan.group_of_code(outside.name) is None]
     if group.name == HOST:
-        return frozenset(outside.name for outside in free)
+        return frozenset() if rank else frozenset(outside.name for outside in free)
     acted_in = {user_code_of(node) for _, node in program.walk() if NODES[node.op].uses_model}
     return frozenset(outside.name for outside in free if outside.name in acted_in)
 
@@ -281,7 +281,8 @@ def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: f
     from ray.util.placement_group import placement_group
 
     for pool in plan.pools:
-        if size := pool.devices or pool.cpus:
+        # The host's processes are where the run was started, and reserve nothing.
+        if (size := pool.devices or pool.cpus) and pool.name != HOST:
             resource = kind if pool.devices else "CPU"
             groups[pool.name] = placement_group([{resource: 1} for _ in range(size)], strategy="PACK")
     end = time.monotonic() + seconds

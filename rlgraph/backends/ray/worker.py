@@ -158,7 +158,8 @@ class Worker(RankRows):
         """Load the models of this rank, some with reversed stages, and return, for the controller, the names of the
         values without rows that live here."""
         spec = self.spec
-        torch.set_num_threads(spec.settings.threads)
+        shares = spec.group.mesh.rank_count if spec.group.name == HOST else 1
+        torch.set_num_threads(max(1, spec.settings.threads // shares))
         opener = engine_opener.EngineOpener(
             spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned
         )
@@ -177,7 +178,7 @@ class Worker(RankRows):
                 split=spec.group.mesh.replica_size > 1,
             )
         self.session.progress = self._count_work
-        if spec.group.name != HOST:
+        if spec.group.name != HOST or spec.rank:
             return []
         models = {model.name for model in spec.program.models}
         values = {name: value for name, value in self.session.first.items() if name not in models}

@@ -42,7 +42,15 @@ from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import StateHandle
-from rlgraph.ops.nodes import NODES, inputs_read, model_of, rows_per_input, user_code_of
+from rlgraph.ops.nodes import (
+    NODES,
+    attribute_value,
+    inputs_read,
+    model_of,
+    rows_per_input,
+    user_code_of,
+    works_on_shares,
+)
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
@@ -440,5 +448,7 @@ class SimTransport:
             rows = row_and_token_counts(node, frame, made)[0]
             if self.plan.group_of_code(user_code_of(node)) is None:
                 rows = ceil(rows / self.program.worker_count(user_code_of(node)))
+            if order.copy is None and works_on_shares(node):
+                rows = ceil(rows / order.group.mesh.rank_count)
             return self.log.predictor.host_work_cost(node.op, rows)
         return self.log.predictor.work_cost(model, node.op, batches, order.replica_count)

@@ -77,6 +77,8 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     from the search leaves out unused pools."""
     diagnostics, reserved = [], {pool.name for pool in plan.pools}
     for pool in schedule.pools:
+        if pool.name == HOST:
+            continue
         used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
         size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
         if len(used) == size:

@@ -47,6 +47,8 @@ class Task:
     """The user function or environment that it calls."""
     workers: int = 1
     """Processes over which its calls are spread, where the code has no pool of its own."""
+    shared: bool = False
+    """Whether processes of the host share its rows."""
     turns: int = 0
     """How often an environment may answer each row."""
     reads: tuple[ReadValue, ...] = ()

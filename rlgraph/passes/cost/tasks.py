@@ -24,6 +24,7 @@ from rlgraph.ops.nodes import (
     rows_per_input,
     sliced_axes,
     user_code_of,
+    works_on_shares,
 )
 from rlgraph.ops.program_work import BESIDE, other_players_models
 from rlgraph.passes.cost.batch import Batch
@@ -236,9 +237,8 @@ class _TaskList:
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
             ]
             rows = max((self.row_count(axis.row_axis.key, scope) for axis in axes), default=1.0)
-            task = replace(
-                task, rows=rows, code=user_code_of(node), workers=self.program.worker_count(user_code_of(node))
-            )
+            workers = self.program.worker_count(user_code_of(node))
+            task = replace(task, rows=rows, code=user_code_of(node), workers=workers, shared=works_on_shares(node))
         self.listed.append(replace(task, reads=tuple(self.values_to_fetch(node, self.maker_of_node(node), scope))))
         return len(self.listed) - 1
 

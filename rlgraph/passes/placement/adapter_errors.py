@@ -39,7 +39,9 @@ def adapter_warnings(
     kinds: of the devices that there are."""
     warnings = []
     for line in schedule.placements:
-        for name in dict.fromkeys(work.model for work in line.work) if line.adapters and line.engine else ():
+        if line.engine is None or not line.adapters:
+            continue
+        for name in dict.fromkeys(work.model for work in line.work):
             spec, shape, dtype = spec_of(line.engine), shapes.get(name), program.dtype_of_model(program.model(name))
             lost = [text for kind in kinds if (text := spec.adapter_rounding(line.adapters, dtype, kind))]
             if lost and isinstance(shape, Shape):

@@ -103,7 +103,7 @@ class _Placer:
         self.program, self.schedule, self.machine = program, schedule, machine
         self.shapes, self.installed = shapes, installed
         self.pools = {pool.name: pool.devices for pool in schedule.pools if pool.devices} or {"all": machine.devices}
-        self.cpus = {pool.name: pool.cpus for pool in schedule.pools if pool.cpus}
+        self.cpus = {pool.name: pool.cpus for pool in schedule.pools if pool.cpus and pool.name != HOST}
         self.work = {
             model: sorted(done, key=MODEL_OPERATIONS.index) for model, done in model_operations(program).items()
         }
@@ -308,7 +308,9 @@ class _Placer:
             # A model that only takes another's weights, or only gives them, is where the other one is.
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
-        host = Group(HOST, HOST, HOST, make_mesh(), ())
+        processes = next((pool.cpus for pool in self.schedule.pools if pool.name == HOST), 1)
+        cpus = processes if processes > 1 else 0
+        host = Group(HOST, HOST, HOST, make_mesh(dp=processes), tuple(range(cpus)))
         keys = {name: key for key, name in names.items()}
         groups = [self.make_group(name, key, roles, owners) for name, key in keys.items()]
         groups = [replace(group, devices=self.devices_of_ranks(group, owners, keys)) for group in groups]
@@ -316,7 +318,7 @@ class _Placer:
         plan = Plan(
             self.program.name,
             (
-                Pool(HOST, 0),
+                Pool(HOST, 0, cpus=cpus),
                 *(Pool(name, devices) for name, devices in self.pools.items()),
                 *(Pool(name, 0, cpus=cpus) for name, cpus in self.cpus.items()),
             ),

@@ -11,6 +11,7 @@ from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.errors import Diagnostic, ProgramError, quoted_list
 from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import HOST
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
@@ -132,7 +133,7 @@ def without_device_pools(schedule: Schedule) -> Schedule:
 
 def make_problem(question: PlacementQuery) -> PlacementProblem:
     """Return the problem of a question: the step's work and the components of its models."""
-    cpus = [pool for pool in question.schedule.pools if pool.cpus]
+    cpus = [pool for pool in question.schedule.pools if pool.cpus and pool.name != HOST]
     placed = {
         work.model: (number, pool.cpus)
         for number, pool in enumerate(cpus)
@@ -142,6 +143,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     }
     phase = main_phase(question.program)
     step = tuple(phase_tasks(question.program, phase, question.workload, placed, question.streamed_tables))
+    processes = next((pool.cpus for pool in question.schedule.pools if pool.name == HOST), 1)
+    step = tuple(replace(task, workers=processes) if task.shared else task for task in step)
     parts = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))
     for component in parts:

@@ -9,6 +9,7 @@ from typing import Any
 from rlgraph.backends.enginespec.registry import engine, engines_by_name
 from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
+from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Role
 from rlgraph.ops.program_work import model_operations, user_code_usage
 from rlgraph.passes.placement.admission_order import admission_faults, unknown_admission_names
@@ -177,8 +178,12 @@ def _pools(plan: Plan, devices: object) -> Iterator[Problem]:
 
 def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Problem]:
     if group.name == HOST:
-        if group.devices or group.mesh.rank_count != 1:
+        pool = next(pool for pool in plan.pools if pool.name == HOST)
+        if not pool.cpus and (group.devices or group.mesh.rank_count != 1):
             yield (*at, "devices"), "E0956", f"`{HOST}` is one process without a device", 'write `"devices": ""`'
+        elif pool.cpus and (group.devices != tuple(range(pool.cpus)) or group.mesh != make_mesh(dp=pool.cpus)):
+            message = f"`{HOST}` has {pool.cpus} cpus, and not a process for each of them"
+            yield (*at, "devices"), "E0956", message, f"a mesh of dp={pool.cpus}, on devices 0 to {pool.cpus - 1}"
         return
     pool = next(pool for pool in plan.pools if pool.name == group.pool)
     if group.mesh.rank_count != len(group.devices):

@@ -49,7 +49,7 @@ def _contents(file: PlanFile) -> dict[str, dict[str, Any]]:
     return {
         "program": {"name": file.program.name, **{f"--set {name}": value for name, value in file.origin.set.items()}},
         "cluster": dict(_flat(file.sections.get("cluster", {}))),
-        "pools": {pool.name: _pool(pool) for pool in plan.pools if pool.name != HOST},
+        "pools": {pool.name: _pool(pool) for pool in plan.pools if pool.name != HOST or pool.cpus},
         "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
         "groups": {
             group.name: f"{_group(group)} on {format_ranges(group.devices)}: {', '.join(group.models + group.code)}"

@@ -249,7 +249,7 @@ class _SplitHead:
         weight, first = output_weight_rows(self.model, self.shape.vocab)
         heads, states = [self, *(head for head, _ in beside)], [hidden, *(other for _, other in beside)]
 
-        def sums_of_chunk(*parts: Tensor) -> tuple[Tensor, ...]:
+        def sums_of_chunk(*parts: Tensor) -> list[Tensor]:
             logits = [head.logits(part, temperature) for head, part in zip(heads, parts, strict=False)]
             numbers = [part.to(logits[0].device, logits[0].dtype) for part in parts[len(heads) :]]
             return reduce_vocabulary([formula], logits, self.group, numbers, first)
