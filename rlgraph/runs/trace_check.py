@@ -168,8 +168,8 @@ class _Checker:
                     again.difference_update(row[:3] for row, *_ in entries)
                     for training in trainings[step.phase]:
                         if training.source == key and training.takes_batches_as_ended:
-                            rows = self.waiting.setdefault(training.key, [])
-                            rows += [row for row, *_ in entries if _is_nested(row, node) == training.nested]
+                            queued = self.waiting.setdefault(training.key, [])
+                            queued += [row for row, *_ in entries if _is_nested(row, node) == training.nested]
                 self.check_ended_batches(number, step, ending, asked_now)
                 for collect, age_checks in carrying[step.phase] if not asked_now else ():
                     if collected_data(collect) in ending:

@@ -44,7 +44,6 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import (
     NODES,
-    attribute_value,
     inputs_read,
     model_of,
     rows_per_input,
