@@ -13,7 +13,8 @@ The rows that are measured against by themselves are those of `accuracy/measured
 a source or to none, which is then unseen. Any other file with their columns will do: id, model, gpu, phase, engine,
 value and unit have to be there; nodes, gpus, tp, pp, dp, ep, prompt_len, response_len, batch, micro_batch, dtype,
 source and notes may be. So may longest (at how many tokens answers are cut) and gen_tp (how weights are split while
-rows are sampled, of whole steps and of weights that travel).
+rows are sampled, of whole steps and of weights that travel). Notes may say `lag = 1`; devices beyond tp x pp x dp then
+sample. Training may have dtype fp8, and `5 chunks a stage` in its notes.
 """
 
 from __future__ import annotations

@@ -229,7 +229,10 @@ class _Facts:
         self.tp, self.pp = max(1, row.number("tp")), max(1, row.number("pp"))
         self.devices = row.number("gpus") or self.tp * self.pp * max(1, row.number("dp"))
         self.dp = row.number("dp") or max(1, self.devices // (self.tp * self.pp))
-        if self.tp * self.pp * self.dp != self.devices:
+        self.lag = row.noted(r"\blag\s*=?\s*(\d+)\b")
+        self.apart = max(0, self.devices - self.tp * self.pp * self.dp) if self.lag else 0
+        """Devices that sample, where they are others than those that train."""
+        if self.tp * self.pp * self.dp + self.apart != self.devices:
             raise Inexpressible(f"tp {self.tp} x pp {self.pp} x dp {self.dp} are not its {self.devices} devices")
         self.ep = max(1, row.number("ep"))
         nodes = row.number("nodes") or -(-self.devices // PER_NODE)
@@ -428,7 +431,7 @@ def _step(row: Row) -> Experiment:
     samples, parts = row.noted(r"\bn\s*=\s*(\d+)") or 1, row.noted(r"\b(\d+) updates") or 1
     longest = row.number("longest") or SPREAD * facts.response
     answers = _cut(facts.response, longest) if row.number("longest") else f"mean={facts.response},p99={longest}"
-    with_ref = "with a reference" in row.cells["notes"]
+    with_ref, lag = "with a reference" in row.cells["notes"], facts.lag
     begins, for_weight = BESIDE.get(row.engine, (0.0, 0.0))
     text = f"""algorithm measured
 
@@ -437,7 +440,7 @@ def _step(row: Row) -> Experiment:
 data prompts = jsonl("rows.jsonl", batch={facts.rows})
 func reward  = python("rlgraph.rewards:exact_match", over=row)
 
-step:
+step{f" async(lag={lag})" if lag else ""}:
     rollout = actor.generate(prompts, n={samples}, max_tokens={longest})
     score   = reward(rollout)
     adv     = (score - mean(score, by=prompts)) / (std(score, by=prompts) + 1e-6)
@@ -461,7 +464,7 @@ step:
         facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
         facts.group("step"),
         "" if row.engine in ("megatron+vllm", "megatron->vllm") else "megatron and vllm",
-        beside=begins + for_weight * parameter_count(facts.shape, "causal_lm"),
+        beside=0.0 if facts.apart else begins + for_weight * parameter_count(facts.shape, "causal_lm"),
     )
 
 
@@ -472,7 +475,16 @@ def _step_schedule(facts: _Facts, with_ref: bool) -> str:
         return ""
     split = ", ".join(("engine=megatron", *facts.split("megatron")))
     others = ", ref" if with_ref else ""
-    copies = facts.devices // sampling
+    copies = (facts.apart or facts.devices) // sampling
+    if facts.apart:
+        return f"""schedule measured
+
+pool learn = {facts.devices - facts.apart} devices
+pool play = {facts.apart} devices
+
+place actor.train, actor.logprobs{others} on learn({split})
+place actor.generate on play(engine=vllm, tp={sampling}, dp={copies})
+"""
     return f"""schedule measured
 
 pool all = {facts.devices} devices

@@ -73,6 +73,18 @@ def test_a_row_that_says_nothing_here_is_named_with_the_reason(tmp_path: Path, o
     assert "- B: " in page(found, left)
 
 
+STEP = f"{HEAD},gpus,dp,gen_tp,notes".replace("gpus,tp", "tp", 1)
+
+
+def test_lag_in_the_notes_of_a_row_is_lag_in_its_program(tmp_path: Path) -> None:
+    """Devices beyond those that train then sample."""
+    line = '{},meta-llama/Llama-3.1-8B,H100,1,step,megatron->vllm,100,1000,64,70,s,16,8,1,"n = 8, {}"'
+    here, apart = rows(tmp_path, STEP, line.format("A", "").replace(",16,8,", ",8,8,"), line.format("B", "lag = 1"))
+    assert "step:" in express(here).program
+    assert "step async(lag=1):" in express(apart).program
+    assert "pool learn = 8 devices" in express(apart).schedule and "pool play = 8 devices" in express(apart).schedule
+
+
 def test_rates_are_the_seconds_that_their_sources_derive() -> None:
     """Where the notes of a row say how long an iteration takes, by its source's own formula."""
     derived = 0
