@@ -73,8 +73,17 @@ def restrict_ranked(ranked: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _largest(logits: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest logits, [M, count], in order, and their tokens; where there are fewer tokens, -inf and -1."""
-    values, columns = logits.sort(dim=1, descending=True, stable=True)
+    """Return the largest logits, [M, count], in order, and their tokens; of equal ones the one with the smaller number
+    is first. Where there are fewer tokens, -inf and -1."""
+    values, columns = logits.topk(min(count + 1, logits.shape[1]), dim=1)
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order)
+    if values.shape[1] > count:
+        # Of some equal ones `topk` takes any.
+        tied = (values[:, count - 1] == values[:, count]).nonzero()[:, 0]
+        if tied.numel():
+            columns[tied] = logits[tied].sort(dim=1, descending=True, stable=True)[1][:, : count + 1]
     values, ids = values[:, :count], numbers[columns[:, :count]]
     missing = count - values.shape[1]
     if missing > 0:

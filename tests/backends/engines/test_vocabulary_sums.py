@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines import likeliest
 from rlgraph.backends.engines import vocabulary_sums as module
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.vocabulary_sums import vocabulary_sums
@@ -131,3 +132,13 @@ def test_trls_loss_of_gkd(beta: float, temperature: float) -> None:
     torch.testing.assert_close(sums.mean(), theirs, rtol=1e-12, atol=1e-12)
     [found], [right] = (torch.autograd.grad(loss, [student]) for loss in (sums.mean(), theirs))
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def test_the_largest_are_those_of_a_stable_sort() -> None:
+    """Also where several are equal, at the end of those that are kept and among them."""
+    for levels in (3, 50, 10**6):
+        drawn = torch.randint(levels, (40, 60), generator=torch.Generator().manual_seed(levels)).double()
+        for count in (1, 7, 59, 60, 64):
+            found, ids = likeliest._largest(drawn, torch.arange(100, 160), count)
+            values, columns = drawn.sort(dim=1, descending=True, stable=True)
+            assert torch.equal(found[:, :60], values[:, :count]) and torch.equal(ids[:, :60], columns[:, :count] + 100)
