@@ -5,6 +5,7 @@
     python benchmarks/controller.py --lag 1
     python benchmarks/controller.py --ranks
     python benchmarks/controller.py --ranks 257 1025 --block 64
+    python benchmarks/controller.py --rows 8192 --tokens 8192 --host 1 2
 
 With processes: GRPO on the toy task of peers/ with 2, 4 and 8 actors, half of which train and half generate, both with
 the transformers engine; the host process comes on top.
@@ -28,6 +29,15 @@ With `--ranks` (257, 1,025 and 4,097, where none are named): processes that answ
     calls     that the controller makes
     sent      kilobytes in them
     first     CPU seconds of the step in which the ways of the weights are planned, beyond those of another one
+
+With `--rows`: PPO's mathematics between models on so many rows of half to all of `--tokens`, by one process of the host
+or by several (`--host`), on Ray; models answer at once (`rows_between.py`).
+
+    adv s     seconds from the request for advantages and targets to their answers
+    math s    seconds of mathematics in it, of the process that takes longest
+    taking s  seconds in which the processes of the host unpack what they got, of the one that takes longest
+    packing s seconds in which others pack it
+    MB        that came to the processes of the host
 """
 
 from __future__ import annotations
@@ -60,6 +70,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="that are measured: 15, and 3 with `--ranks`")
     parser.add_argument("--lag", type=int, default=0, help="steps that the weights that generate are behind")
     parser.add_argument("--ranks", type=int, nargs="*", help="count so many processes that answer at once")
+    parser.add_argument("--rows", type=int, default=0, help="whose mathematics between models is measured")
+    parser.add_argument("--tokens", type=int, default=8192, help="of `--rows`: those of the longest one")
+    parser.add_argument("--host", type=int, nargs="*", default=[1, 2], help="of `--rows`: processes of the host")
     parser.add_argument("--block", type=int, default=0, help="of `--ranks`: rows that are streamed together")
     parser.add_argument("--out", default="", help="append the results to this file")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each result")
@@ -144,8 +157,29 @@ def tell(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
             file.write(json.dumps(found) + "\n")
 
 
+def between_models(options: argparse.Namespace) -> None:
+    """Each number of processes in a process of its own, so that Ray is started anew."""
+    names = ("host", "adv s", "math s", "taking s", "packing s", "MB")
+    if not options.json:
+        print("".join(f"{name:>12}" for name in names))
+    for host in options.host:
+        size = str(options.rows), str(options.tokens), str(host), str(options.steps or 2)
+        command = [sys.executable, str(HERE / "rows_between.py"), *size]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
+        found = json.loads(done.stdout)
+        numbers = [found[name] for name in ("adv_s", "math_s", "taking_s", "packing_s", "received_mb")]
+        if not options.json:
+            print(f"{host:>12}" + "".join(f"{number:>12.2f}" for number in numbers), flush=True)
+        tell(options, {**found, "what": "controller"})
+
+
 def main() -> None:
     options = arguments()
+    if options.rows:
+        between_models(options)
+        return
     if options.ranks is not None:
         count(options)
         return

@@ -137,12 +137,11 @@ class PieceStore:
             made = self._made[key][1] if key in self._made else None
             came = None if step is None else self._came.get(step, {}).get(key)
         if made is not None:
-            is_all = places.shape[0] == made.row_count and bool((places == np.arange(places.shape[0])).all())
-            return made if is_all else made.take_rows(places)
+            return _rows_or_all(made, places)
         assert came is not None, f"{key} is not here"
         places_here, piece = came
         order = np.argsort(places_here, kind="stable")
-        return piece.take_rows(order[np.searchsorted(places_here, places, sorter=order)])
+        return _rows_or_all(piece, order[np.searchsorted(places_here, places, sorter=order)])
 
     def keep_only(self, step: int, keys: Iterable[Key]) -> None:
         """Forget what a finished step and those before it made, except these pieces, and all that was sent for them."""
@@ -150,6 +149,12 @@ class PieceStore:
         with self._lock:
             self._made = {key: made for key, made in self._made.items() if made[0] > step or key in retained}
             self._came = {number: came for number, came in self._came.items() if number > step}
+
+
+def _rows_or_all(piece: Piece, rows: np.ndarray) -> Piece:
+    """Return some rows of a piece; all of them in their order are the piece itself, of which nothing is copied."""
+    is_all = rows.shape[0] == piece.row_count and bool((rows == np.arange(rows.shape[0])).all())
+    return piece if is_all else piece.take_rows(rows)
 
 
 # On the wire: tensors as numpy arrays, which Ray sends and maps without copying
