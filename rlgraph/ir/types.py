@@ -101,6 +101,12 @@ SAID = "_said"
 """The column of what was said in each episode, as messages and calls of tools: functions are given it, programs do not
 name it."""
 
+SUPPORT = "support"
+"""The column of the tokens that each token was sampled from, with their probabilities, where a sampler keeps them."""
+
+SUPPORT_SHARE = "_support"
+"""The column of how probable these are together; programs do not name it."""
+
 PLAYER = "_player_"
 """How the columns of players' parts of episodes begin, which programs do not name: `_player_black@rival` is what
 `rival` does as `black`."""

@@ -144,6 +144,13 @@ RECORDS = (
                 "experts that its routers chose for them; `free`: routers choose anew",
                 names=lambda: ("free", "replay"),
             ),
+            Attribute(
+                "support",
+                "word",
+                "drop",
+                doc="`keep`: the rows keep the tokens that each of theirs was sampled from, `rollout.support`",
+                names=lambda: ("drop", "keep"),
+            ),
             _PROMPT,
             KEY,
             *_LAG,
