@@ -81,6 +81,8 @@ def kept_share(
     place = next(option.value.span for option in expr.options if option.name == "within")
     kept = within.expr if isinstance(within, VocabularyValue) else None
     hint = f"name them above the training: `seen = {model.name}.likeliest({table.name}, top_k=64)`"
+    if table.type.sampled and not table.type.turn:
+        hint += f"; or keep those that it was sampled from: `support=keep`, `within={table.name}.{SUPPORT}`"
     if SUPPORT in dict(table.type.extra):
         hint = f"those that it was sampled from are `{table.name}.{SUPPORT}`"
     if not isinstance(kept, Ref) or not context.phase.distributions[kept.name].kept:

@@ -15,7 +15,7 @@ from rlgraph.errors import ProgramError, RunError
 from rlgraph.passes.placement import support_errors
 
 MODEL = (
-    'random("qwen2", hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, '
+    'random("qwen2", hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, '
     'initializer_range=0.3, tokenizer=words("red green blue black white"))'
 )
 PROGRAM = """
