@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.records import Generation
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.recording_cleanup import drop_later_steps, step_file_stem, step_of_file
@@ -166,9 +167,11 @@ class Recorder:
         )
         lines = []
         turns = turns_of_rows(turn, len(ids))
-        for row, of_turn, prompt, (tokens, response, finished, runs, routes) in zip(
-            ids, turns, prompts, responses, strict=True
+        starts = (sequences.scored_counts().cumsum(0) - sequences.scored_counts()).tolist()
+        for row, of_turn, prompt, start, (tokens, response, finished, runs, routes) in zip(
+            ids, turns, prompts, starts, responses, strict=True
         ):
+            support = None if made.support is None else made.support.pick(np.arange(start, start + len(response)))
             record = {
                 "node": node.attr("key"),
                 "turn": of_turn,
@@ -182,6 +185,11 @@ class Recorder:
             }
             if routes is not None:
                 record["routes"] = [*routes.shape[1:], base64.b64encode(routes.numpy().tobytes()).decode()]
+            if support is not None:
+                record["support"] = [
+                    base64.b64encode(part.numpy().tobytes()).decode()
+                    for part in (support.counts.to(torch.int32), support.ids, support.logs.double())
+                ]
             if step.batch is not None:
                 record["batch"] = step.batch
             if not prompt:
@@ -245,6 +253,9 @@ class Replay:
             torch.tensor([chance for record in records for chance in record["logprobs"]], dtype=torch.float64),
             torch.tensor([record["finished"] for record in records], dtype=torch.bool),
         )
+        if records and all(record["support"] is not None for record in records):
+            first, *others = (record["support"] for record in records)
+            made = replace(made, support=first.concat(others))
         return made, [record["versions"] for record in records]
 
     def has_row(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
@@ -355,7 +366,16 @@ def _record(line: str) -> tuple[_Key, dict[str, Any]]:
     if record.get("routes"):
         layers, experts, text = record["routes"]
         routes = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.int16).view(-1, layers, experts)
-    extra_fields = {"routes": routes, "versions": versions, "start": start, "prompt_tokens": asked}
+    support = None
+    if record.get("support"):
+        kinds = zip(record["support"], (np.int32, np.int32, np.float64), strict=True)
+        counts, ids, logs = (
+            torch.from_numpy(np.frombuffer(base64.b64decode(text), kind).copy()) for text, kind in kinds
+        )
+        support = KeptTokens(counts.long(), ids, logs)
+        if len(support) != len(record["tokens"]) or int(support.counts.sum()) != len(ids) or len(ids) != len(logs):
+            raise ValueError("the support of each token")
+    extra_fields = {"routes": routes, "support": support, "versions": versions, "start": start, "prompt_tokens": asked}
     return (record["node"], record["turn"], tuple(record["row"])), main_fields | extra_fields
 
 

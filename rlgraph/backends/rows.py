@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlgraph.backends.engines.ragged import Entries
 from rlgraph.ir.types import Axis, Table
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ RowId = tuple[Any, ...]
 it."""
 
 
-class RemoteEntries(ABC):
+class RemoteEntries(Entries):
     """Entries that another process has: here it is only known how many there are, and which."""
 
     @abstractmethod
@@ -115,7 +116,7 @@ def _column_axes(kind: Table) -> dict[str, str]:
 
 def pick_entries(value: Any, places: np.ndarray) -> Any:
     """Return some entries of a tensor, a list or a tuple; `places` is int64."""
-    if isinstance(value, RemoteEntries):
+    if isinstance(value, Entries):
         return value.pick(places)
     if isinstance(value, list | tuple):
         picked = [value[i] for i in places.tolist()]
@@ -127,7 +128,7 @@ def concat_entries(parts: Sequence[Any]) -> Any:
     """Join tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    if isinstance(parts[0], RemoteEntries):
+    if isinstance(parts[0], Entries):
         return parts[0].concat(parts[1:])
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)

@@ -21,7 +21,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
 from rlgraph.ir.text.program_text import expr_text
-from rlgraph.ir.types import Axis, Tensor
+from rlgraph.ir.types import SUPPORT, Axis, Tensor
 from rlgraph.ops import NODES, TENSOR
 
 MOST_OPERATIONS = 200
@@ -56,7 +56,7 @@ def keep_likeliest(
     context.refuse_in_train("likeliest", expr.span)
     label = unique_name(context, hint or f"{model.name}.likeliest")
     whole = Value(unique_name(context, f"{label}.sum"), Tensor("float", table.type.token))
-    kept = Value(unique_name(context, f"{label}.kept"), Tensor("any", table.type.axis))
+    kept = Value(unique_name(context, f"{label}.kept"), Tensor("any", table.type.token))
     weights = context.block.versions[model.name].name
     node = Node("likeliest", (weights, table.name), (whole, kept), tuple(options.items()), span=expr.span)
     emit_node(context, node)
@@ -67,14 +67,26 @@ def keep_likeliest(
     return VocabularyValue(Ref(label, _over_vocabulary(table), expr.span))
 
 
+def name_kept(context: Context, table: TableValue, kept: str, whole: str, span: Span) -> VocabularyValue:
+    """Return what stands for the probabilities of tokens that a sampler has kept. kept, whole: the values that have
+    them, and their sum at each token."""
+    temperature = table.type.temperature or 1.0
+    context.phase.distributions[kept] = DistributionSource("", "", table.name, temperature, span, kept, whole)
+    return VocabularyValue(Ref(kept, _over_vocabulary(table), span))
+
+
 def kept_share(
     context: Context, expr: tree.Call, model: Model, table: TableValue, within: Meaning | None, temperature: Constant
 ) -> Expr:
-    """Return the probability that a model gives, at each token of a table, to those tokens that `likeliest` has kept
-    there."""
+    """Return the probability that a model gives, at each token of a table, to those that `likeliest` or the sampler has
+    kept there."""
     place = next(option.value.span for option in expr.options if option.name == "within")
     kept = within.expr if isinstance(within, VocabularyValue) else None
     hint = f"name them above the training: `seen = {model.name}.likeliest({table.name}, top_k=64)`"
+    if table.type.sampled and not table.type.turn:
+        hint += f"; or keep those that it was sampled from: `support=keep`, `within={table.name}.{SUPPORT}`"
+    if SUPPORT in dict(table.type.extra):
+        hint = f"those that it was sampled from are `{table.name}.{SUPPORT}`"
     if not isinstance(kept, Ref) or not context.phase.distributions[kept.name].kept:
         shown = "a distribution" if kept is not None or within is None else describe_meaning(within)
         message = f"`within` takes the likeliest tokens of the rows, and this is {shown}"

@@ -8,6 +8,7 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.braced_texts import compose_text, joined_texts, user_message
 from rlgraph.dsl.branches import branch_table, is_branch_of
 from rlgraph.dsl.context import ColumnSource, Context
+from rlgraph.dsl.distributions import name_kept
 from rlgraph.dsl.expand_def import expand_call
 from rlgraph.dsl.keys import key_expr
 from rlgraph.dsl.mathematics import binary_expr, builtin_expr, otherwise_expr, unary_expr, valid_expr
@@ -30,6 +31,7 @@ from rlgraph.dsl.scope import (
     NamedValues,
     StatementError,
     TableValue,
+    VocabularyValue,
     describe_meaning,
 )
 from rlgraph.dsl.signatures import METHODS, RATES
@@ -39,7 +41,7 @@ from rlgraph.dsl.values import evaluate_tensor
 from rlgraph.dsl.words import OTHER_NAMES
 from rlgraph.errors import Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
-from rlgraph.ir.types import MIXED, OLDEST, SAID, TURN_TOKENS, Tensor, has_parts, players_of
+from rlgraph.ir.types import MIXED, OLDEST, SAID, SUPPORT, SUPPORT_SHARE, TURN_TOKENS, Tensor, has_parts, players_of
 from rlgraph.ops import TENSOR
 
 
@@ -100,6 +102,8 @@ def _member(context: Context, base: Meaning, path: list[tree.Attribute]) -> Mean
     """Return what a value has under a name; of a table also what the objects in a column have."""
     expr = path[-1]
     if isinstance(base, TableValue):
+        if expr.name == SUPPORT and len(path) == 1 and SUPPORT in dict(base.type.extra):
+            return _support(context, base, expr.span)
         return _column(context, base, path)
     if isinstance(base, ModelName):
         methods = METHODS[base.model.kind]
@@ -151,15 +155,26 @@ def _column(context: Context, table: TableValue, path: list[tree.Attribute]) -> 
         kind = Tensor("any", table.type.axis)
     if kind is None:
         hint = did_you_mean(first.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
+        if first.name == SUPPORT and table.type.sampled:
+            message = f"`{table.name}` does not keep the tokens that it was sampled from"
+            hint = "write `support=keep` in the `generate` that samples it, beside `top_k`, `top_p` or `min_p`"
+            raise context.statement_error("E0844", message, first.name_span, hint)
         if table.name in context.phase.answers_to_texts:
             hint = "its prompts are texts of a function: name it in the table that they are about"
         raise context.statement_error("E0204", f"the table has no column `{first.name}`", first.name_span, hint)
     return _column_value(context, table, name, kind, span)
 
 
+def _support(context: Context, table: TableValue, span: Span) -> VocabularyValue:
+    """Return the probabilities of the tokens that each of a table's was sampled from, which the sampler has kept."""
+    kinds = table.type.column_types()
+    kept, whole = (_column_value(context, table, name, kinds[name], span).name for name in (SUPPORT, SUPPORT_SHARE))
+    return name_kept(context, table, kept, whole, span)
+
+
 def _is_hidden(name: str) -> bool:
     """Return whether a column is not for programs to name."""
-    return name in (MIXED, OLDEST, SAID, TURN_TOKENS) or has_parts(name)
+    return name in (MIXED, OLDEST, SAID, SUPPORT_SHARE, TURN_TOKENS) or has_parts(name)
 
 
 def _column_value(context: Context, table: TableValue, name: str, kind: Tensor, span: Span) -> Ref:

@@ -26,10 +26,11 @@ from rlgraph.dsl.scope import (
     describe_meaning,
 )
 from rlgraph.dsl.signatures import METHODS, Method
+from rlgraph.dsl.truncated_sampling import CUTS
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
-from rlgraph.ir.types import BRANCH, BRANCHES, Axis, Table, Tensor, branches_of
+from rlgraph.ir.types import BRANCH, BRANCHES, SUPPORT, SUPPORT_SHARE, Axis, Table, Tensor, branches_of
 from rlgraph.ops import NODES
 
 
@@ -181,6 +182,24 @@ def _environment_columns(context: Context, expr: tree.Call, kind: Table, model: 
     return columns
 
 
+def _with_support(context: Context, expr: tree.Call, kind: Table, options: dict[str, Constant]) -> Table:
+    """Return the type of rows that keep the tokens they were sampled from; report those sampled from all tokens, and
+    data with a column of that name."""
+    place = next(option.span for option in expr.options if option.name == "support")
+    cut = [name for name in ("top_k", "top_p", "min_p") if options[name] != CUTS[name]]
+    if not cut or options["temperature"] == 0:
+        message = "`support=keep` keeps the tokens that each one is sampled from, and these are all"
+        hint = "leave it out, or leave tokens out: `top_k=20`, `top_p=0.95` or `min_p=0.05`"
+        if cut:
+            message, hint = "at temperature 0 nothing is sampled: there is no support to keep", "leave `support` out"
+        raise context.statement_error("E0845", message, place, hint)
+    if SUPPORT in (kind.data or ()):
+        message = f"the data have a column `{SUPPORT}`, and so would these rows"
+        raise context.statement_error("E0845", message, place, "give that column another name in the data")
+    columns = (SUPPORT, Tensor("any", kind.token)), (SUPPORT_SHARE, Tensor("float", kind.token))
+    return replace(kind, extra=(*kind.extra, *columns))
+
+
 def sample_rows(
     context: Context,
     expr: tree.Call,
@@ -263,7 +282,12 @@ def sample_rows(
         players = options.get("players") or ()
         kind = replace(kind, extra=tuple(pair for pair in columns if pair[0] not in players))  # type: ignore[operator]
     kind = replace(kind, extra=(*kind.extra, *((name, Tensor("any", row)) for name in extra)))
+    support = options.get("support") == "keep"
+    if support:
+        kind = _with_support(context, expr, kind, options)
     attrs = {**options, "key": label}
+    if not support:
+        attrs.pop("support", None)
     if not attrs["min_p"]:
         del attrs["min_p"]
     if isinstance(attrs.get("stop"), str):

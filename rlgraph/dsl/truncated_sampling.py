@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Node, Phase
-from rlgraph.ir.types import StateHandle, Table, Type
+from rlgraph.ir.types import SUPPORT, SUPPORT_SHARE, StateHandle, Table, Type
 from rlgraph.ops import NODES, attribute_value, inputs_chosen_from, model_of, table_of
 from rlgraph.ops.nodes import mixture_weights
 
@@ -124,6 +124,10 @@ class _RatioWalk(FactWalk[_Facts]):
         elif node.op == "distribution":
             if node.attr("formula") == SHARE:
                 self.facts[node.name] = _Facts(share=self.known_facts(node.inputs[-1]).share)
+        elif op.selects and node.attr("name") in (SUPPORT, SUPPORT_SHARE):
+            # Every reading of them is of the same tokens.
+            table = self.known_facts(table_of(node)).table
+            self.facts[node.name] = _Facts(share=f"{table}.{SUPPORT}" if table else "")
         elif op.scores or op.is_column:
             table = self.known_facts(table_of(node)).table
             if table and (
@@ -185,6 +189,8 @@ class _RatioWalk(FactWalk[_Facts]):
             elif not reads[0].within:
                 if truncating_options(self.samplers[table]):
                     spans.setdefault(table, span)
+            elif reads[0].within == f"{table}.{SUPPORT}":
+                continue
             elif why := self.other_tokens(table, self.kept[reads[0].within]):
                 self.warnings.append(self.other_tokens_warning(table, reads[0], span, why))
         self.warnings += [self.truncation_warning(table, span) for table, span in spans.items()]
@@ -209,13 +215,17 @@ class _RatioWalk(FactWalk[_Facts]):
 
     def truncation_hint(self, sampler: Node, options: str) -> str:
         """Return what to write where a ratio of rows that were sampled from a part of the distribution is wanted."""
-        model = self.types[sampler.inputs[0]]
-        if _cuts_of(sampler)["top_k"] and not attribute_value(sampler, "min_tokens") and isinstance(model, StateHandle):
-            kept = ", ".join(f"{name}={value}" for name, value in _cuts_of(sampler).items() if value != CUTS[name])
-            return (
-                f"keep the tokens that it chose from, `seen = {model.name}.likeliest({sampler.name}, {kept})` above "
-                "the training, and take both sides among them: `logprobs(..., within=seen)`"
-            )
+        model, cuts = self.types[sampler.inputs[0]], _cuts_of(sampler)
+        kept = ", ".join(f"{name}={value}" for name, value in cuts.items() if value != CUTS[name])
+        if not kept or attribute_value(sampler, "temperature") == 0:
+            return f"leave `{options}` out here; rows that are only evaluated may be sampled so"
+        both = "take both sides among them: `logprobs(..., within="
+        if NODES[sampler.op].streams:
+            word = "" if attribute_value(sampler, "support") == "keep" else ", `support=keep`"
+            return f"keep the tokens that it chose from{word}, and {both}{sampler.name}.{SUPPORT})`"
+        if cuts["top_k"] and isinstance(model, StateHandle):
+            seen = f"`seen = {model.name}.likeliest({sampler.name}, {kept})` above the training"
+            return f"keep the tokens that it chose from, {seen}, and {both}seen)`"
         return f"leave `{options}` out here; rows that are only evaluated may be sampled so"
 
     def two_kinds_warning(self, table: str, reads: list[_Logprobs], ratio: Span) -> Diagnostic:
@@ -256,9 +266,16 @@ class _RatioWalk(FactWalk[_Facts]):
             "W0514",
             f"the tokens of `{_word(kept.name)}` are not those that `{table}` was sampled from: {why}",
             kept.span,
-            "keep them as they were sampled: the same model before it is trained, `top_k`, `top_p` and `min_p`",
+            self.other_tokens_hint(table),
             (Related(ratio, "this ratio"), Related(self.samplers[table].span, "the rows")),
         )
+
+    def other_tokens_hint(self, table: str) -> str:
+        """Return what to write for the tokens from which a table was sampled."""
+        sampler = self.samplers[table]
+        if NODES[sampler.op].streams and attribute_value(sampler, "temperature") != 0:
+            return f"`support=keep` where it is sampled keeps them, whatever the weights are now: `{table}.{SUPPORT}`"
+        return "keep them as they were sampled: the same model before it is trained, `top_k`, `top_p` and `min_p`"
 
     def temperature_warning(self, read: _Logprobs, ratio: Span) -> Diagnostic:
         """Return the warning about a ratio with log-probabilities at another temperature than that of the rows."""

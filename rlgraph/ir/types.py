@@ -104,6 +104,12 @@ name it."""
 MIXED = "_mixed"
 """The column of rows that a mixture of models has sampled: their log-probabilities are of no single model."""
 
+SUPPORT = "support"
+"""The column of the tokens that each token was sampled from, with their probabilities, where a sampler keeps them."""
+
+SUPPORT_SHARE = "_support"
+"""The column of how probable these are together; programs do not name it."""
+
 PLAYER = "_player_"
 """How the columns of players' parts of episodes begin, which programs do not name: `_player_black@rival` is what
 `rival` does as `black`."""

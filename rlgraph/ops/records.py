@@ -160,6 +160,13 @@ RECORDS = (
             ),
             Attribute("models", "names", (), doc="of a mixture, in order", by="checker"),
             Attribute("weights", "any", (), doc="of their logits in the mixture", by="checker"),
+            Attribute(
+                "support",
+                "word",
+                "drop",
+                doc="`keep`: the rows keep the tokens that each of theirs was sampled from, `rollout.support`",
+                names=lambda: ("drop", "keep"),
+            ),
             _PROMPT,
             KEY,
             *_LAG,

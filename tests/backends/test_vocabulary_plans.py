@@ -62,6 +62,23 @@ algorithm likeliest
 """
 
 
+SUPPORT = f"""
+algorithm support
+{STUDENT_AND_TEACHER}buffer past = fifo(capacity=20)
+step async(lag=1):
+    rollout = actor.generate(prompts, n=2, max_tokens=5, temperature=0.8, top_p=0.8, support=keep)
+    push past(rollout)
+    again = past.sample(6)
+    old = actor.logprobs(rollout, within=rollout.support)
+    pull = sum(again.support, vocab) + teacher.logprobs(again, within=again.support)
+    train actor(lr=0.02, eps=1e-2):
+        minimize mean(-exp(actor.logprobs(rollout, within=rollout.support) - old))
+    train actor(lr=0.02, eps=1e-2):
+        minimize mean(-exp(actor.logprobs(again, within=again.support)))
+    report kept = mean(sum(rollout.support, vocab)), pull = mean(pull), old = mean(old)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_folder(tmp_path_factory.mktemp("plans"))
@@ -158,6 +175,16 @@ def test_a_mixture_of_models_with_other_tokens(folder: Path) -> None:
     changes = {**CHANGES, "teacher": f"frozen({CAUSAL.format(other)})"}
     with pytest.raises(RunError, match="E0893"):
         metrics(MIXED, folder, changes)
+
+
+def test_what_a_sampler_chose_from_travels(folder: Path) -> None:
+    """From the processes that sample to those that train, under `lag`, and back out of a buffer."""
+    expected = metrics(SUPPORT, folder, CHANGES)
+    for schedule in (apart, together):
+        made = compiled(SUPPORT, CHANGES, schedule(compile_text(SUPPORT, CHANGES)), folder)
+        assert debug_metrics(made, folder, 3) == expected
+        for found, right in zip(debug_metrics(made, folder, 3, block=2), expected, strict=True):
+            assert found == pytest.approx(right, abs=1e-10)
 
 
 def test_a_teacher_that_follows_the_student(folder: Path) -> None:

@@ -43,6 +43,7 @@ def take_rows(made: Generation, rows: Tensor) -> Generation:
         logprobs=made.logprobs[places],
         finished=made.finished[rows],
         versions=None if made.versions is None else made.versions[places],
+        support=None if made.support is None else made.support.pick(places.numpy()),
     )
 
 
@@ -66,6 +67,7 @@ def with_empty_answers(made: Generation, answers: Sequence[int | None], prompts:
         logprobs=made.logprobs[places],
         finished=torch.tensor([answer is None or finished[answer] for answer in answers], dtype=torch.bool),
         versions=None if made.versions is None else made.versions[places],
+        support=None if made.support is None else made.support.pick(places.numpy()),
     )
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.ragged import Entries, ragged_positions
 
 NO_LOG = -1e30
 """The logarithm that a probability of 0 has here: 0 times it is 0, where 0 times infinity is no number."""
@@ -99,23 +101,87 @@ def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptRows:
-    """The likeliest tokens of some rows, which are read beside a model as another one would be."""
+class KeptTokens(Entries):
+    """Tokens that are kept in some places with their probabilities, as many in each place as there are."""
 
-    rows: Sequence[Tensor]
-    """Of each row the numbers at its scored tokens, float [tokens, 2 top_k]."""
+    counts: Tensor
+    """int64 [M]: how many are kept in each place."""
+    ids: Tensor
+    """int32 [total kept]: place after place."""
+    logs: Tensor
+    """float [total kept]: the logarithms of their probabilities under the whole distribution."""
+
+    @classmethod
+    def nothing(cls, dtype: torch.dtype = torch.float32) -> KeptTokens:
+        """Return what is kept in no place."""
+        return cls(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=dtype))
+
+    @classmethod
+    def from_numbers(cls, numbers: Tensor) -> KeptTokens:
+        """Return what `likeliest_tokens` gives, [M, 2 top_k], without what is left out."""
+        ids, logs = numbers.chunk(2, dim=1)
+        kept = ids >= 0
+        return cls(kept.sum(1), ids[kept].to(torch.int32), logs[kept])
+
+    def __len__(self) -> int:
+        return self.counts.shape[0]
+
+    def pick(self, places: np.ndarray) -> KeptTokens:
+        """Return those of some places, int64."""
+        chosen, starts = torch.from_numpy(places), self.counts.cumsum(0) - self.counts
+        counts = self.counts[chosen]
+        flat = torch.from_numpy(ragged_positions(starts[chosen].numpy(), counts.numpy()))
+        return KeptTokens(counts, self.ids[flat], self.logs[flat])
+
+    def concat(self, others: Sequence[KeptTokens]) -> KeptTokens:
+        """Return those of these places and of the others, one after the other."""
+        parts = [self, *others]
+        return KeptTokens(
+            torch.cat([part.counts for part in parts]),
+            torch.cat([part.ids for part in parts]),
+            torch.cat([part.logs for part in parts]),
+        )
+
+    def to(self, dtype: torch.dtype) -> KeptTokens:
+        """Return the same with logarithms of another dtype."""
+        return KeptTokens(self.counts, self.ids, self.logs.to(dtype))
+
+    def shares(self) -> Tensor:
+        """Return the probability of all that is kept in each place, float [M]."""
+        places = torch.repeat_interleave(self.counts)
+        return self.logs.new_zeros(len(self)).index_add_(0, places, self.logs.exp())
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of each place, [M, 2 K]: as many as where most are kept, and -1 and `NO_LOG` elsewhere."""
+        width = max(1, int(self.counts.max())) if len(self) else 1
+        here = torch.arange(width)[None] < self.counts[:, None]
+        ids, logs = (torch.full(here.shape, value, dtype=dtype) for value in (-1.0, NO_LOG))
+        ids[here], logs[here] = self.ids.to(dtype), self.logs.to(dtype)
+        return torch.cat([ids, logs], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """Kept tokens of some rows, which are read beside a model as another one would be."""
+
+    tokens: KeptTokens
+    """Those in the place of each scored token, row after row."""
+    counts: Tensor
+    """int64 [N]: the scored tokens of each row."""
 
     def take(self, rows: Tensor) -> KeptRows:
         """Return some rows; rows: int64."""
-        return KeptRows([self.rows[row] for row in rows.tolist()])
+        starts, counts = self.counts.cumsum(0) - self.counts, self.counts[rows]
+        places = ragged_positions(starts[rows].numpy(), counts.numpy())
+        return KeptRows(self.tokens.pick(places), counts)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the numbers of all rows, [total scored, 2 top_k]."""
-        return torch.cat([*self.rows]).to(dtype) if self.rows else torch.zeros(0, 2, dtype=dtype)
+        """Return the numbers of all rows, [total scored, 2 K]."""
+        return self.tokens.numbers(dtype)
 
     def check_matches(self, counts: Tensor) -> None:
         """Raise EngineError where the rows do not have so many scored tokens, int64 [N]."""
-        if [row.shape[0] for row in self.rows] != counts.tolist():
+        if self.counts.tolist() != counts.tolist():
             raise EngineError("the likeliest tokens are kept of rows with other tokens")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import LikeliestTokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
@@ -75,6 +75,8 @@ class Sampling:
     """Sample from the tokens whose probability is at least so many times that of the likeliest."""
     keeps_routes: bool = False
     """The rows come with the experts that routers chose (`Sequences.routes`)."""
+    keeps_support: bool = False
+    """The rows come with the tokens that each of theirs was sampled from (`Generation.support`)."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")
@@ -100,6 +102,8 @@ class Generation:
     versions: Tensor | None = None
     """int64 [total scored]: the version of the weights that sampled each token, where new ones could come meanwhile
     (`WeightRefresh`)."""
+    support: KeptTokens | None = None
+    """For each scored token those that it was sampled from, where they are kept."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,8 @@ class PartialRow:
     """The row has ended, or nobody wants more of it."""
     finished: bool = False
     """The row ended by itself, not at `max_tokens`."""
+    support: list[KeptTokens] = field(default_factory=list)
+    """For each token those that it was sampled from, where they are kept."""
 
 
 class RowsAbandoned(Exception):

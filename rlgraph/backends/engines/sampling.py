@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import restrict_ranked, without_unlikely
+from rlgraph.backends.engines.likeliest import KeptTokens, restrict_ranked, without_unlikely
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 
@@ -37,13 +37,19 @@ def uniform_numbers(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
 
 
 def sample(
-    logits: Tensor, keys: np.ndarray, place: int | np.ndarray, sampling: Sampling, banned: Tensor | None
+    logits: Tensor,
+    keys: np.ndarray,
+    place: int | np.ndarray,
+    sampling: Sampling,
+    banned: Tensor | None,
+    support: list[KeptTokens] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
     logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniform_numbers`. banned: tokens that
     must not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
-    found by inverting the cumulative distribution at one uniform.
+    found by inverting the cumulative distribution at one uniform. support: gets the tokens that each row's is sampled
+    from, where the sampling keeps them.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)
@@ -60,13 +66,24 @@ def sample(
         token = allowed.argmax(1)
     else:
         if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
-            cumulative = _restrict(weights, sampling).cumsum(1)
+            weights = _restrict(weights, sampling)
+            cumulative = weights.cumsum(1)
         total = cumulative[:, -1]
         point = uniform_numbers(keys, place).to(device=total.device, dtype=total.dtype) * total
         # Rounding may lift the point to the total itself, past the last token that has any weight.
         point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
         token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
+    if support is not None and sampling.keeps_support:
+        support.append(_support(weights, allowed, log_total))
     return token, allowed.gather(1, token[:, None])[:, 0] - log_total
+
+
+def _support(weights: Tensor, logits: Tensor, log_total: Tensor) -> KeptTokens:
+    """Return the tokens that have weight, [N, V], with the logarithms of their probabilities, which sum up to 1 over
+    the whole vocabulary. log_total: [N], the logarithm of what all are divided by."""
+    rows, ids = weights.nonzero(as_tuple=True)
+    logs = logits[rows, ids] - log_total[rows]
+    return KeptTokens(torch.bincount(rows, minlength=weights.shape[0]).cpu(), ids.to("cpu", torch.int32), logs.cpu())
 
 
 def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:

@@ -135,6 +135,8 @@ class EngineSpec:
     replays_routes: bool = False
     """Where it samples it says which experts routers chose for each token, and where it reads rows that have them it
     computes with these (`Sequences.routes`)."""
+    keeps_support: bool = False
+    """Where it samples it can say from which tokens each one was (`Generation.support`)."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
     adapters: tuple[Adapting, ...] = ()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.row_refs import Key
@@ -177,6 +178,8 @@ def wire_bytes(wire: Any) -> int:
         return int(wire.nbytes)
     if isinstance(wire, _Array):
         return int(wire.values.nbytes)
+    if isinstance(wire, _Kept):
+        return wire_bytes((wire.counts, wire.ids, wire.logs))
     if isinstance(wire, _Table):
         return sum(map(wire_bytes, (wire.data, wire.prompts, wire.sequences or (), tuple(wire.columns.values()))))
     if isinstance(wire, (tuple, list)):
@@ -198,6 +201,15 @@ class _Table:
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """`KeptTokens`, with their tensors as arrays."""
+
+    counts: np.ndarray
+    ids: np.ndarray
+    logs: np.ndarray
+
+
+@dataclass(frozen=True)
 class _Array:
     """A tensor, to tell it from a value that is an array."""
 
@@ -208,6 +220,9 @@ def to_sendable(value: Any) -> Any:
     """Return a value in the form that is sent."""
     if isinstance(value, Tensor):
         return _Array(value.detach().cpu().numpy())
+    if isinstance(value, KeptTokens):
+        # No vocabulary has more than 32 bits.
+        return _Kept(value.counts.numpy().astype(np.int32), value.ids.numpy(), value.logs.detach().numpy())
     if isinstance(value, TableData):
         sequences = value.sequences
         tokens: tuple[np.ndarray, ...] | None = None
@@ -225,6 +240,8 @@ def from_sendable(value: Any) -> Any:
     """Return a sent value in its original form."""
     if isinstance(value, _Array):
         return _tensor(value.values)
+    if isinstance(value, _Kept):
+        return KeptTokens(torch.from_numpy(value.counts.astype(np.int64)), _tensor(value.ids), _tensor(value.logs))
     if isinstance(value, _Table):
         sequences = None
         if value.sequences is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -22,7 +23,7 @@ from rlgraph.backends.worker.step_state import checked_keys
 from rlgraph.columns import NO_KEYS, WORDS, value_kind
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import ConstructorCall, Node
-from rlgraph.ir.types import StateHandle, Table, Type, axis_of, has_parts
+from rlgraph.ir.types import SUPPORT, StateHandle, Table, Type, axis_of, has_parts
 from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import model_of, sampling_node
 
@@ -209,6 +210,8 @@ def _no_rows(node: Node, kind: Table, session: Session) -> TableData:
         for name, column in kind.column_types().items()
         if name not in (kind.data or ())
     }
+    if SUPPORT in dict(kind.extra):
+        columns[SUPPORT] = KeptTokens.nothing(session.dtype)
     return TableData((), (), Sequences.from_lists([]), columns, _tokenizing_model(node, session))
 
 

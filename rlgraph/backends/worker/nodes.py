@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptRows
+from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -174,7 +174,9 @@ def model_call_options(node: Node, frame: Frame, session: Session) -> dict[str, 
     models = range(2, 2 + len(pairs_beside(node)), 2)
     others = [OtherModel(*engine_and_sequences(node, frame, session, at)) for at in models]
     for name in kept_probabilities(node):
-        others.append(OtherModel(None, KeptRows(frame.values[name])))
+        table: TableData = frame.values[node.inputs[1]]
+        assert table.sequences is not None
+        others.append(OtherModel(None, KeptRows(frame.values[name], table.sequences.scored_counts())))
     others += [OtherModel(None, _numbers_of_rows(name, node, frame, session)) for name in numbers_beside(node)]
     del options["kept"], options["numbers"]
     return {**options, "others": tuple(others)}
@@ -201,8 +203,8 @@ def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
     value = value.to("cpu", session.dtype)
     if node.op == "likeliest":
         whole, kept = (output.name for output in node.outputs)
-        by_row = list(value.split(sequences.scored_counts().tolist()))
-        return NodeOutput({whole: value.chunk(2, dim=1)[1].exp().sum(1), kept: by_row})
+        tokens = KeptTokens.from_numbers(value)
+        return NodeOutput({whole: tokens.shares(), kept: tokens})
     compared = compare_with_sampler(node, frame, session, value) if weights_begin_step(node, session) else ()
     return NodeOutput({node.outputs[0].name: value}, mismatches=compared)
 

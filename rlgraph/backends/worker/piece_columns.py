@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.ragged import ragged_positions
-from rlgraph.backends.rows import TableData, pick_entries
+from rlgraph.backends.engines.ragged import Entries, ragged_positions
+from rlgraph.backends.rows import TableData, concat_entries, pick_entries
 from rlgraph.ir.types import OLDEST, Table
 
 
@@ -24,7 +24,7 @@ class LearnedPiece:
     places: np.ndarray
     """int64 [rows made]: which row of the table each has."""
 
-    def entries(self, name: str) -> list[Tensor]:
+    def entries(self, name: str) -> list[Any]:
         """Return for each row that is made the entries of a column, one for each token with loss."""
         assert self.table.sequences is not None
         counts = self.table.sequences.scored_counts()
@@ -32,6 +32,12 @@ class LearnedPiece:
         axis = self.kind.column_types()[name].axis
         if axis is None or not axis.inner:
             value = value.repeat_interleave(counts)
+        if isinstance(value, Entries):
+            starts = (counts.cumsum(0) - counts).tolist()
+            return [
+                value.pick(np.arange(starts[place], starts[place] + int(counts[place])))
+                for place in self.places.tolist()
+            ]
         parts = value.split(counts.tolist())
         return [parts[place] for place in self.places.tolist()]
 
@@ -64,7 +70,9 @@ def columns_of_pieces(
             by_row = zip(*(piece.entries(name) for piece in pieces), strict=True)
             parts = [part for row in by_row for part in row]
             # A row of no table with tokens has no entries; of no row there is nothing to join.
-            columns[name] = torch.cat(parts) if parts else pick_entries(main.columns[name], np.zeros(0, dtype=np.int64))
+            columns[name] = (
+                concat_entries(parts) if parts else pick_entries(main.columns[name], np.zeros(0, dtype=np.int64))
+            )
         elif name in dict(main_kind.extra):
             columns[name] = pick_entries(main.columns[name], main_places)
     return columns

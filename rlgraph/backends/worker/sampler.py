@@ -16,6 +16,7 @@ from rlgraph.backends.engines.first_done import select_first_finished, take_rows
 from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
 from rlgraph.backends.engines.roles import StreamsRows, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.recording import Replay, Turns
 from rlgraph.backends.rows import RowId
@@ -55,6 +56,7 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             node.attr("first") or 0,
             attribute_value(node, "min_p"),
             NODES[node.op].streams and attribute_value(node, "routing") == "replay",
+            NODES[node.op].streams and attribute_value(node, "support") == "keep",
         )
     except EngineError as error:
         raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None
@@ -153,6 +155,8 @@ class Sampler:
                 # Nobody chose experts for rows without answers.
                 if self.sampling.keeps_routes and made.sequences.routes is None and len(made.logprobs):
                     raise RunError(self._without_routes())
+                if self.sampling.keeps_support and made.logprobs.shape[0] and made.support is None:
+                    raise RunError(self._without_support())
                 if self.session.recorder and self.model.engine.has_results:
                     asked = [encoded[place // self.count] for place in places]
                     self.session.recorder.write_rows(self.node, self.step, self.turn, rows, asked, made, runs)
@@ -177,6 +181,15 @@ class Sampler:
             self.node.span,
             "leave `routing` out",
         )
+
+    def _without_support(self) -> Diagnostic:
+        """Return the error for rows of which it is not known from which tokens they were sampled."""
+        if self.session.replay:
+            message, hint = "the recording has no support of its tokens", "record it anew with `support=keep`"
+        else:
+            message = f"the engine of `{self.model.model.name}` does not say from which tokens it samples"
+            hint = f"place it with `engine={embedded_engine().name}`, or leave `support` out"
+        return Diagnostic("E0846", message, self.node.span, hint)
 
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]

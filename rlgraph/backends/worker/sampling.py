@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptTokens
+from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.weight_versions import Runs
@@ -24,7 +26,7 @@ from rlgraph.backends.worker.sampling_inputs import (
 from rlgraph.backends.worker.session import Session, SessionModel
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import MIXED, OLDEST, TURN_TOKENS, Axis, Table
+from rlgraph.ir.types import MIXED, OLDEST, SUPPORT, SUPPORT_SHARE, TURN_TOKENS, Axis, Table
 from rlgraph.ops.nodes import expected_lengths_of, mixed_models, mixture_weights, model_work_of, rows_per_input
 
 
@@ -63,6 +65,7 @@ def run_generate_in_parts(
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
             **version_columns(runs, kind),
+            **_support_columns(made, sampler.sampling, session),
         }
         if mixture:
             columns[MIXED] = torch.ones(len(rows), dtype=torch.bool)
@@ -117,6 +120,14 @@ def version_columns(runs: Sequence[Runs], kind: Table) -> dict[str, Tensor]:
     listed = [run for row_runs in runs for run in row_runs]
     versions, tokens = (torch.tensor([run[part] for run in listed], dtype=torch.long) for part in (0, 1))
     return {"version": versions.repeat_interleave(tokens), OLDEST: oldest}
+
+
+def _support_columns(made: Generation, sampling: Sampling, session: Session) -> dict[str, Any]:
+    """Return the tokens that each one was sampled from, and how probable they are together, where they are kept."""
+    if not sampling.keeps_support:
+        return {}
+    support = (made.support or KeptTokens.nothing()).to(session.dtype)
+    return {SUPPORT: support, SUPPORT_SHARE: support.shares()}
 
 
 def repeat_items(items: Sequence[Any], count: int) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_t
 from rlgraph.passes.placement.model_configs import model_optimizer, weight_update_pairs
 from rlgraph.passes.placement.routing_errors import replayed_models, routing_errors
 from rlgraph.passes.placement.shared_processes import shared_process_errors
+from rlgraph.passes.placement.support_errors import support_errors
 from rlgraph.passes.placement.tails import tail_moves_in_plan
 from rlgraph.passes.placement.unfollowed_lines import TAKING, unfollowed_line_errors
 
@@ -199,6 +200,7 @@ class _Placer:
         placed = {work: Group(names[key], key.pool, key.engine, key.mesh, ()) for work, key in self.keys.items()}
         yield from shared_process_errors(self.program, placed, self.schedule, self.shapes)
         yield from routing_errors(self.program, placed, self.shapes)
+        yield from support_errors(self.program, placed)
         seen, reported = set(), set[str]()
         for (name, operation), key in self.keys.items():
             pin = self.pinned_placement(name, operation)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.collect_batches import CollectBatch, Surplus
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData
@@ -38,6 +39,7 @@ _RECORDS = {
         Sequences,
         TableData,
         BufferRows,
+        KeptTokens,
         Example,
         Step,
         types.Axis,

@@ -242,11 +242,14 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     from vllm import SamplingParams
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
+    from rlgraph.backends.engines.likeliest import KeptTokens
     from rlgraph.backends.engines.sampling import sample
     from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow, SamplingLogitsProcessor
 
-    sampling = Sampling(8, min_tokens=3)
-    row = SampledRow(CallSamplingSettings(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun_tokens=[5, 6])
+    sampling = Sampling(8, min_tokens=3, top_k=2, keeps_support=True)
+    begun = [KeptTokens.from_numbers(torch.tensor([[float(token), -1.0]])) for token in (5, 6, 4)]
+    settings = CallSamplingSettings(sampling, (1,))
+    row = SampledRow(settings, 0, 7, logprobs=[-1.0, -2.0, -3.0], support=[*begun], begun_tokens=[5, 6])
     added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])
     config: Any = None
     rows = SamplingLogitsProcessor(config, torch.device("cpu"), False)
@@ -255,6 +258,18 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     [token], [logprob] = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
     assert rows.apply(logits.clone()).argmax() == token
     assert row.logprobs == [-1.0, -2.0, -3.0, logprob]
+    assert row.support[:3] == begun and row.support[3].ids.tolist() == [14, 15]
+
+
+def test_the_tokens_that_vllm_samples_from_are_those_of_transformers(pair: Pair) -> None:
+    """Whatever else is sampled, also for rows that somebody else has begun."""
+    sampling = Sampling(8, temperature=0.8, top_p=0.9, min_tokens=2, keeps_support=True)
+    found, expected = (engine.generate(PROMPTS, 3, sampling, keys(3 * len(PROMPTS))) for engine in pair)
+    assert found.sequences.rows() == expected.sequences.rows()
+    assert found.support is not None and expected.support is not None
+    assert found.support.counts.tolist() == expected.support.counts.tolist()
+    assert found.support.counts.max() > 1 and found.support.ids.tolist() == expected.support.ids.tolist()
+    torch.testing.assert_close(found.support.logs, expected.support.logs.float(), rtol=0, atol=1e-5)
 
 
 def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.roles import WeightRefresh
@@ -53,6 +54,10 @@ class _Rows:
     routes: Tensor | None = None
     """int16 [R, prompt and response, layers, k]: the experts of each token, in `Sequences.routes`, where they are kept;
     prompts end in one column."""
+    support: list[KeptTokens] = field(default_factory=list)
+    """For each token that the batch was asked for those that it was sampled from, where they are kept."""
+    support_place: Tensor | None = None
+    """int64 [R, longest]: which of these are a token's."""
 
 
 def generate(
@@ -182,7 +187,9 @@ def _decode(
     stops = stops[stops < logits.shape[1]]
     is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True)
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
-    running = count
+    running, support = count, list[KeptTokens]()
+    support_place = torch.zeros(count, limit, dtype=torch.long) if sampling.keeps_support else None
+    asked = 0
     for place in range(limit):
         if pause is not None and versions is not None:
             if (newest := pause.wait_for_version()) != version:
@@ -191,7 +198,11 @@ def _decode(
                 logits, cache = _read(network, read_ids, read_mask, limit - place)
             versions[active, place] = newest
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        sampled, logprob = sample(wide, keys, place, sampling, banned if place < sampling.min_tokens else None)
+        forbidden = banned if place < sampling.min_tokens else None
+        sampled, logprob = sample(wide, keys, place, sampling, forbidden, support)
+        if support_place is not None:
+            support_place[active, place] = asked + torch.arange(active.shape[0])
+            asked += active.shape[0]
         token = sampled.cpu()
         all_active = active.shape[0] == count
         if all_active:
@@ -221,7 +232,7 @@ def _decode(
         )
         if routes is not None and last_routes is not None:
             routes[active, width + place] = last_routes()
-    return _Rows(tokens, logprobs, lengths, finished, versions, routes)
+    return _Rows(tokens, logprobs, lengths, finished, versions, routes, support, support_place)
 
 
 def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, Any]:
@@ -266,7 +277,22 @@ def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Row
     scored[responses] = True
     versions = torch.cat(spans)[order][valid] if spans else None
     routes = _routes_of_rows([part.routes for part in parts], order, prompt_lengths, lengths, limit)
-    return Generation(Sequences(flat, prompt_lengths + lengths, scored, routes), logprobs[valid], finished, versions)
+    sequences = Sequences(flat, prompt_lengths + lengths, scored, routes)
+    return Generation(sequences, logprobs[valid], finished, versions, _support_of_rows(parts, order, valid))
+
+
+def _support_of_rows(parts: list[_Rows], order: Tensor, valid: Tensor) -> KeptTokens | None:
+    """Return for each token, row after row, those that it was sampled from; None where they are not kept. valid: bool
+    [N, longest]."""
+    kept = [tokens for part in parts for tokens in part.support]
+    if not kept:
+        return None
+    places, before = [], 0
+    for part in parts:
+        assert part.support_place is not None
+        places.append(part.support_place + before)
+        before += sum(map(len, part.support))
+    return kept[0].concat(kept[1:]).pick(torch.cat(places)[order][valid].numpy())
 
 
 def _routes_of_rows(

@@ -54,6 +54,7 @@ SPEC = EngineSpec(
     layout=layout,
     experts=True,
     replays_routes=True,
+    keeps_support=True,
     every_model=True,
     autocast=True,
     packs=True,

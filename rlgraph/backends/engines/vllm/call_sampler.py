@@ -123,7 +123,9 @@ class CallSampler(RankWeights):
 
         number = next(self._numbers)
         call.unfinished_by_request = {
-            f"{number}/{index}": SampledRow(call.batch, index, key, [*before.logprobs], before.tokens)
+            f"{number}/{index}": SampledRow(
+                call.batch, index, key, [*before.logprobs], [*before.support], before.tokens
+            )
             for index, key in enumerate(call.keys)
             if not (before := call.partial_row(index)).needs_no_more
         }
@@ -261,4 +263,5 @@ def _sample(row: SampledRow, output: Any) -> Sample:
     """Make a sample from vLLM's record of an output."""
     tokens = [*row.begun_tokens, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
-    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions, row.routes)
+    support = row.support[: len(tokens)]
+    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions, row.routes, support)

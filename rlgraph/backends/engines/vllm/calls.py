@@ -10,6 +10,7 @@ from threading import Condition
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandoned, State
 from rlgraph.backends.engines.roles import WeightRefresh
 
@@ -37,6 +38,8 @@ class Sample:
     routes: Sequence[np.ndarray] = ()
     """Experts of the first tokens of prompt and response, where they are recorded: int16 [tokens, layers, experts of a
     token] each."""
+    support: list[KeptTokens] = field(default_factory=list)
+    """For each token those that it was sampled from, where they are kept."""
 
 
 @dataclass(eq=False)
@@ -103,7 +106,7 @@ class GenerateCall:
         for index in range(len(self.keys)):
             begun = self.partial_row(index)
             if begun.needs_no_more:
-                self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, ()))
+                self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, (), begun.support))
                 if begun.tokens:
                     self.ended_lengths.setdefault(index // self.n, []).append(len(begun.tokens))
 

@@ -54,6 +54,7 @@ def _generation(
     """Return the samples as a `Generation`. version_of: the versions of the engine's counts of its weights, where
     somebody has told them. routes_shape: layers that have experts, and experts of a token, where rows have theirs."""
     logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    kept = [tokens for sample in samples for tokens in sample.support]
     versions = [
         version_of[version]
         for sample in samples
@@ -74,6 +75,7 @@ def _generation(
         torch.tensor(logprobs, dtype=torch.float32),
         torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
         torch.tensor(versions, dtype=torch.int64) if version_of else None,
+        kept[0].concat(kept[1:]) if kept else None,
     )
 
 
@@ -226,7 +228,8 @@ class VllmEngine(CallSampler):
         except RowsAbandoned as exception:
             assert admission is not None
             progress = {
-                row: PartialRow(sample.tokens, sample.logprobs, True, sample.finished) for row, sample in ended.items()
+                row: PartialRow(sample.tokens, sample.logprobs, True, sample.finished, sample.support)
+                for row, sample in ended.items()
             }
             progress |= exception.rows
             unfinished = [part for part, rows in enumerate(missing) if rows]

@@ -16,6 +16,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.records import Admission, PartialRow, Sampling
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.vllm.routes import RouteRecorder
@@ -53,6 +54,8 @@ class SampledRow:
     key: int
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of its tokens so far, under the whole distribution."""
+    support: list[KeptTokens] = field(default_factory=list)
+    """For each of its tokens so far those that it was sampled from, where they are kept."""
     begun_tokens: list[int] = field(default_factory=list)
     """Tokens of its response that it came with."""
     response: list[int] = field(default_factory=list)
@@ -65,7 +68,7 @@ class SampledRow:
         tokens = [*self.begun_tokens, *self.response]
         # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
         count = min(len(tokens), len(self.logprobs))
-        return PartialRow(tokens[:count], self.logprobs[:count])
+        return PartialRow(tokens[:count], self.logprobs[:count], support=self.support[:count])
 
     def sampling_params(self) -> SamplingParams:
         """Return what vLLM is to do: take the likeliest of the logits that `SamplingLogitsProcessor` leaves."""
@@ -138,8 +141,9 @@ class SamplingLogitsProcessor(LogitsProcessor):
         banned = torch.tensor(batch.stops, device=logits.device) if forbids and batch.stops else None
         positions = torch.from_numpy(rows).to(logits.device)
         selected = logits if len(rows) == len(logits) else logits[positions]
+        support: list[KeptTokens] = []
         try:
-            tokens, logprobs = sample(selected, self._keys[rows], places, batch.sampling, banned)
+            tokens, logprobs = sample(selected, self._keys[rows], places, batch.sampling, banned, support)
         except EngineError as error:
             own_rows = self._batches[rows] == id(batch)
             if not own_rows.all():
@@ -154,6 +158,9 @@ class SamplingLogitsProcessor(LogitsProcessor):
         for row, place, logprob in zip(rows.tolist(), places.tolist(), logprobs.tolist(), strict=True):
             # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
             self._rows[row].logprobs[place:] = [logprob]
+        for kept in support:
+            for at, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
+                self._rows[row].support[place:] = [kept.pick(np.array([at]))]
 
 
 def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[SampledRow, list[int]]:

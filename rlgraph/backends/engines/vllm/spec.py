@@ -57,6 +57,7 @@ SPEC = EngineSpec(
     adapter_dtypes={"apart": _ROUNDED},
     # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
     adapter_ranks=_RANKS,
+    keeps_support=True,
     streams=True,
     admits=True,
     longest_first=True,
