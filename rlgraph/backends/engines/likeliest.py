@@ -161,10 +161,26 @@ class KeptTokens(Entries):
 
 
 @dataclass(frozen=True, eq=False)
-class KeptRows:
-    """Kept tokens of some rows, which are read beside a model as another one would be."""
+class PlacedNumbers:
+    """A number in each of some places."""
 
-    tokens: KeptTokens
+    values: Tensor
+    """float [M]"""
+
+    def pick(self, places: np.ndarray) -> PlacedNumbers:
+        """Return those of some places, int64."""
+        return PlacedNumbers(self.values[torch.from_numpy(places)])
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """Return them as columns, [M, 1]."""
+        return self.values[:, None].to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """Kept tokens of some rows, or numbers, which are read beside a model as another one would be."""
+
+    tokens: KeptTokens | PlacedNumbers
     """Those in the place of each scored token, row after row."""
     counts: Tensor
     """int64 [N]: the scored tokens of each row."""

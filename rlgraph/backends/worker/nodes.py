@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens
+from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens, PlacedNumbers
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -190,7 +190,7 @@ def _numbers_of_rows(name: str, node: Node, frame: Frame, session: Session) -> K
         value = column_tensor(value, name, row_namer(frame, name), node.span, session.dtype)
     tokens, value = kind.token.key, torch.as_tensor(value, dtype=session.dtype)
     value = value.expand(frame.row_count(tokens)) if axis is None else value[frame.ancestor_rows(tokens, axis.key)]
-    return KeptRows(value[:, None].split(frame.values[table_of(node)].sequences.scored_counts().tolist()))
+    return KeptRows(PlacedNumbers(value), frame.values[table_of(node)].sequences.scored_counts())
 
 
 def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:

@@ -20,7 +20,11 @@ class Decodes(Protocol):
 
     model: PreTrainedModel
     device: torch.device
-    routing: Routing | None
+
+    @property
+    def routing(self) -> Routing | None:
+        """Its routers of experts, where it has some."""
+        ...
 
     @property
     def can_pad_left(self) -> bool:
@@ -31,7 +35,7 @@ class Decodes(Protocol):
         """Return the cache of rows whose prompts so many tokens may follow."""
         ...
 
-    def decode_step(self, ids: Tensor, cache: Any, positions: Tensor, seen: Tensor | None) -> Tensor:
+    def decode_step(self, ids: Tensor, cache: Any, positions: Tensor, seen: Tensor | None, /) -> Tensor:
         """Return the logits behind the last of some tokens, [N, V], which are written into the cache."""
         ...
 

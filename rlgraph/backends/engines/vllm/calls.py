@@ -106,7 +106,7 @@ class GenerateCall:
         for index in range(len(self.keys)):
             begun = self.partial_row(index)
             if begun.needs_no_more:
-                self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, (), begun.support))
+                self.samples.put(Sample(index, begun.tokens, begun.logprobs, begun.finished, (), support=begun.support))
                 if begun.tokens:
                     self.ended_lengths.setdefault(index // self.n, []).append(len(begun.tokens))
 
