@@ -31,7 +31,7 @@ step async(lag=1):
     push past(rollout)
     train actor(lr=1e-1):
         minimize mean(-actor.logprobs(again{within}) * again.length)
-    report length = mean(rollout.length), again = mean(actor.logprobs(again{within}))
+    report length = mean(rollout.length), age = mean(rollout.age), again = mean(actor.logprobs(again{within}))
 """
 
 

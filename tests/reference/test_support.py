@@ -95,4 +95,4 @@ def test_both_sides_among_them_are_no_alarm() -> None:
     text = LAGGED.replace("CUT", "top_p=0.9, min_tokens=2").replace("param student = 0", 'param student = "m"')
     text = text.replace("param master = 0\n", "").replace("model teacher = frozen(causal_lm(master))\n", "")
     _, warnings = check(Source("p.rlf", text))
-    assert not warnings
+    assert [warning.code for warning in warnings] == ["W0507"], "that it has no cap, as every ratio of older weights"

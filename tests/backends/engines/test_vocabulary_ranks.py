@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import Rank
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptRows
+from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
@@ -98,7 +98,7 @@ def read_likeliest(student: TransformersEngine, teacher: TransformersEngine) -> 
     sequences = rows(9)
     with torch.no_grad():
         kept = teacher.likeliest(sequences, 0.8, top_k=5, top_p=0.9, min_p=0.01)
-        beside = (OtherModel(None, KeptRows(kept.split(sequences.scored_counts().tolist()))),)
+        beside = (OtherModel(None, KeptRows(KeptTokens.from_numbers(kept), sequences.scored_counts())),)
         formulas = "p1 * log(p1 / p0)", "where(p1 > 0.0, p0, 0.0)"
         return [kept, *(student.distribution(sequences, 0.8, formula, beside) for formula in formulas)]
 
