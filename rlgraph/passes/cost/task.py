@@ -47,8 +47,6 @@ class Task:
     """The user function or environment that it calls."""
     workers: int = 1
     """Processes over which its calls are spread, where the code has no pool of its own."""
-    turns: int = 0
-    """How often an environment may answer each row."""
     reads: tuple[ReadValue, ...] = ()
     """The values that it reads from elsewhere."""
     loops: tuple[tuple[int, float], ...] = ()

@@ -141,7 +141,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         if line.pool == pool.name
     }
     phase = main_phase(question.program)
-    step = tuple(phase_tasks(question.program, phase, question.workload, placed, question.streamed_tables))
+    elsewhere = {code: count for code, (_, count) in placed.items()}
+    step = tuple(phase_tasks(question.program, phase, question.workload, elsewhere, question.streamed_tables))
     parts = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))
     for component in parts:
