@@ -20,6 +20,9 @@ def workload(
     lengths: str | Path | None = None,
     foresight: float | None = None,
     alike: float = 0.0,
+    turns: str | None = None,
+    environment_seconds: str | None = None,
+    observation_tokens: str | None = None,
 ) -> Workload:
     """Return how long rows are, and how many of them filters keep, for plans and simulations. Raise RlgraphError.
 
@@ -30,8 +33,12 @@ def workload(
     - `lengths`: a file that `rlgraph lengths` wrote, for what the first two do not say.
     - `foresight`: how much what `admit` expects of a prompt correlates with what its answers will be, from 0 to 1.
     - `alike`: how much the lengths of the answers to one prompt correlate, from 0 to less than 1.
+    - `turns`: how often a model acts in an episode, such as "mean=4,p99=10", up to the `max_turns` of the program.
+    - `environment_seconds`: what an environment takes to answer an action, such as "mean=2,p99=30".
+    - `observation_tokens`: tokens of such an answer.
     """
-    described = replace(target.parse_workload(prompt_tokens, response_tokens, kept), alike=alike)
+    told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
+    described = replace(target.parse_workload(prompt_tokens, response_tokens, kept, **told), alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)
     if lengths is None:
         return described

@@ -96,6 +96,17 @@ _TARGET = (
         help="Of both, as far as they are not said: what `rlgraph lengths` counted.",
     ),
     click.option(
+        "--turns",
+        metavar="COUNTS",
+        help="Of episodes, up to `max_turns`: a number, mean=4,p99=10, or a file.  [default: all]",
+    ),
+    click.option(
+        "--environment-seconds",
+        metavar="SECONDS",
+        help="Of an environment's answer to an action: a number, mean=2,p99=30, or a file.  [default: 0.001]",
+    ),
+    click.option("--observation-tokens", metavar="LENGTHS", help="Of such an answer.  [default: 0]"),
+    click.option(
         "--kept",
         type=click.FloatRange(0, 1, min_open=True),
         default=1.0,
@@ -122,7 +133,7 @@ _TARGET = (
 
 def add_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
-    `kept`, `calibration`, `search_seconds`, `search_gap`."""
+    `turns`, `environment_seconds`, `observation_tokens`, `kept`, `calibration`, `search_seconds`, `search_gap`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

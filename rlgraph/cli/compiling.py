@@ -96,6 +96,9 @@ def compile_(
     prompt_tokens: str | None,
     response_tokens: str | None,
     lengths: Path | None,
+    turns: str | None,
+    environment_seconds: str | None,
+    observation_tokens: str | None,
     kept: float,
     calibration: Path | None,
     search_seconds: float | None,
@@ -147,11 +150,12 @@ def compile_(
     with reporting_errors(form):
         schedule = schedules[0] if schedules else None
         rows = None
-        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0):
+        told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
+        if (prompt_tokens, response_tokens, lengths, kept, *told.values()) != (None, None, None, 1.0, None, None, None):
             # Imported late: it loads the cost model, which compiling without a search does not need.
             from rlgraph.api.target import workload
 
-            rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
+            rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, **told)
         if is_plan_file and (settings or data or rewards or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (

@@ -57,6 +57,9 @@ def simulate(
     prompt_tokens: str | None,
     response_tokens: str | None,
     lengths: Path | None,
+    turns: str | None,
+    environment_seconds: str | None,
+    observation_tokens: str | None,
     kept: float,
     calibration: Path | None,
     search_seconds: float | None,
@@ -83,7 +86,8 @@ def simulate(
 
     with reporting_errors(form):
         is_plan_file = file.endswith(".json")
-        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike)
+        told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
+        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike, **told)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
@@ -99,7 +103,7 @@ def simulate(
         )
         show_diagnostics(compiled.diagnostics, form)
         parsed_cluster = read_cluster(cluster) if cluster is not None else None
-        has_lengths = prompt_tokens or response_tokens or lengths or kept != 1.0 or not is_plan_file
+        has_lengths = any((prompt_tokens, response_tokens, lengths, *told.values())) or kept != 1.0 or not is_plan_file
         step_workload = (
             rows if has_lengths else replace(assumed_workload(compiled), foresight=rows.foresight, alike=alike)
         )

@@ -28,6 +28,7 @@ BOUNDS = {
     "communication": "communication",
     "bubble": "pipeline bubbles",
     "overhead": "overhead",
+    "environment": "environments",
     "offload": "off-loading",
 }
 """The names for a person of what a work's seconds go to."""
@@ -119,8 +120,6 @@ def _stretch(
             task.name, "host", start, seconds, {name: part for name, part in host_parts.items() if part}
         )
     parts = seconds_by_part(problem, number, solution.options[number], job - count)
-    if answered := problem.environment_seconds.get(job - count):
-        parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
         parts["communication"] = parts.get("communication", 0.0) + trips
     if any(number in piece for piece in solution.pieces):

@@ -139,8 +139,7 @@ class _LanesBuilder:
         walk = trace_phase_work(phase, self.plan)
         drawing = _PhaseDrawing(phase)
         small = {name for graph in _graphs(phase.graph) for name in report_only_nodes(graph)}
-        elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
-        step = phase_tasks(self.program, phase, assumed_workload(self.compiled), elsewhere)
+        step = phase_tasks(self.program, phase, assumed_workload(self.compiled), self.compiled.plan.cpus_of_code)
         # The cost model has a task for each work, except for works that take no time.
         number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(walk.works) if not NODES[w.op].free)}
         seconds = self.seconds_by_task(step) if phase is main_phase(self.program) else {}

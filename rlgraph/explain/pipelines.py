@@ -40,9 +40,8 @@ def plan_pipelines(compiled: Compilation) -> Iterator[PlanPipeline]:
     if predictor is None:
         return
     plan, program = compiled.plan, compiled.program
-    elsewhere = {name for group in plan.groups for name in group.code}
     fed: dict[str, Sequence[Batch]] = {}
-    for task in phase_tasks(program, main_phase(program), assumed_workload(compiled), elsewhere):
+    for task in phase_tasks(program, main_phase(program), assumed_workload(compiled), plan.cpus_of_code):
         if task.model and task.model in predictor.configs and NODES[task.op].trains:
             fed[task.model] = max(fed.get(task.model, ()), task.batches, key=total_rows)
     fed = {model: batches for model, batches in fed.items() if total_rows(batches)}

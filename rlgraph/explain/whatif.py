@@ -4,6 +4,7 @@
     network=100Gb/s,400Gb/s  of each device; memory=40GB,80GB the same
     device=a100-80gb,h100-80gb
     prompt_tokens=256,512    response_tokens=mean=200,p99=900; mean=400,p99=1800: lengths with commas go with semicolons
+    turns=2,8                environment_seconds=1,10: of episodes, written as lengths are
     kept=0.25,0.5,1
 
 Everything else stays as the program was compiled for it, and each plan is searched for anew.
@@ -226,6 +227,16 @@ def _responses(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery
     return with_lengths(asked, response=lengths), lengths.mean
 
 
+def _turns(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
+    lengths = _lengths(value, "turns")
+    return with_lengths(asked, turns=lengths), lengths.mean
+
+
+def _environment_seconds(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
+    lengths = _lengths(value, "seconds")
+    return with_lengths(asked, environment_s=lengths), lengths.mean
+
+
 def _kept(asked: PlacementQuery, value: PlacedWord) -> tuple[PlacementQuery, float]:
     try:
         share = float(value.text)
@@ -244,6 +255,8 @@ _PARAMETERS: Mapping[str, Callable[[PlacementQuery, PlacedWord], tuple[Placement
     "device": _device,
     "prompt_tokens": _prompts,
     "response_tokens": _responses,
+    "turns": _turns,
+    "environment_seconds": _environment_seconds,
     "kept": _kept,
 }
 """For each name, a function that returns the question for a value, and the value in base units."""
@@ -297,10 +310,10 @@ def _quantity(value: PlacedWord, kind: QuantityKind) -> float:
     return quantity
 
 
-def _lengths(value: PlacedWord) -> Lengths:
+def _lengths(value: PlacedWord, unit: str = "tokens") -> Lengths:
     """Return the lengths that a value means. Raise ProgramError with the place in the whole text."""
     try:
-        return parse_lengths(value.text)
+        return parse_lengths(value.text, unit=unit)
     except ProgramError as error:
         fault = error.diagnostics[0]
         raise _wrong(fault.message, value, fault.hint) from None

@@ -196,6 +196,11 @@ class Plan:
         """Return the group that does this operation with a model."""
         return self.group(next(role.group for role in self.roles if (role.model, role.operation) == (model, operation)))
 
+    @property
+    def cpus_of_code(self) -> dict[str, int]:
+        """How many cpus of their own the user's functions and environments have; nothing for those without."""
+        return {name: group.mesh.rank_count for group in self.groups for name in group.code}
+
     def group_of_code(self, code: str) -> Group | None:
         """Return the group that runs a function or an environment; None if it has no pool of its own."""
         return next((group for group in self.groups if code in group.code), None)

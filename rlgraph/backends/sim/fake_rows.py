@@ -22,7 +22,7 @@ def no_row_numbers() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-_FIELDS = ("numbers", "prompt", "response", "expected", "version", "given_up")
+_FIELDS = ("numbers", "prompt", "response", "expected", "version", "given_up", "turns")
 """Fields with an entry for each row."""
 
 
@@ -51,6 +51,9 @@ class FakeRows(RemoteRows):
     it."""
     given_up: np.ndarray = field(default_factory=no_row_numbers)
     """int64 [rows]: tokens with which it was given up, after which it has none; 0 where it was not."""
+
+    turns: np.ndarray = field(default_factory=no_row_numbers)
+    """int64 [rows]: how often the model acts in an episode; 0 for what is none."""
 
     @property
     def row_count(self) -> int:

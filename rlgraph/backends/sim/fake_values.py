@@ -21,6 +21,7 @@ from rlgraph.ir.plan import Group
 from rlgraph.ir.types import StateHandle, Table, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import max_turns
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.memo import get_or_compute
 
@@ -122,12 +123,26 @@ class FakeValues:
             made = replace(made, expected=np.repeat(np.asarray(order.expected_lengths, dtype=float), count))
         answers, key = self.answer_lengths(node.attr("max_tokens")), self.random_key(node, frame.step)
         made = replace(made, response=made.sample_lengths(answers, key, count, self.workload.alike, self.prompts))
+        if limit := max_turns(node):
+            turns = made.sample_lengths(self.workload.turn_counts(limit), f"{key}/turns")
+            observed = np.rint(self.workload.observed_tokens * (turns - 1)).astype(np.int64)
+            made = replace(made, turns=turns, prompt=made.prompt + observed)
         rows, first = [], rows_per_input(node)
         if first < count:
             made = made.shortest_rows_of_groups(first, count)
         if axis.key != asked_axis.key:
             rows.append(Rows(axis, made.row_count, np.repeat(np.arange(asked.row_count), first)))
         return NodeOutput({node.name: made}, rows)
+
+    def episode_seconds(self, rows: FakeRows, key: str) -> list[list[float | None]]:
+        """Return for each episode the seconds that its environment takes after each turn; None: nobody knows."""
+        if self.workload.environment_s is None:
+            return [[None] * turns for turns in rows.turns.tolist()]
+        taken = [
+            length_at_quantiles(self.workload.environment_s, rows.uniform_quantiles(f"{key}/answer {turn}"))
+            for turn in range(rows.turns.max(initial=0))
+        ]
+        return [[float(taken[turn][row]) for turn in range(turns)] for row, turns in enumerate(rows.turns.tolist())]
 
     def expected_lengths(self, order: NodeRequest) -> list[float]:
         """Return how long the answers to each prompt are expected to be that is going to be asked: what they will be,
@@ -262,4 +277,6 @@ class FakeValues:
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> FakeRows:
     """Return rows without tokens."""
     zeros = np.zeros_like(numbers)
-    return FakeRows(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros)
+    return FakeRows(
+        name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros, turns=zeros
+    )

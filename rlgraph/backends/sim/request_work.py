@@ -78,5 +78,5 @@ def deferred_stage_work(
 
 def cost_parts(cost: Cost) -> dict[str, float]:
     """Return the parts of a cost that are not 0, in seconds."""
-    named = ("compute", "memory", "communication", "bubble", "overhead")
+    named = ("compute", "memory", "communication", "bubble", "overhead", "environment")
     return {name: getattr(cost, name) for name in named if getattr(cost, name)}

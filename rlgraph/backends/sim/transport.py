@@ -52,8 +52,8 @@ from rlgraph.ops.nodes import (
 )
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
-from rlgraph.passes.cost.tasks import max_turns
+from rlgraph.passes.cost.sampling import NOTHING, EpisodeRows, SamplingResult
+from rlgraph.passes.cost.tasks import node_episodes
 from rlgraph.passes.cost.workload import Workload
 
 
@@ -64,8 +64,6 @@ class SimTransport:
         self, program: Program, plan: Plan, queues: DeviceQueues, workload: Workload, seed: int, log: WorkLog
     ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
-        self._asking = log.clock.new_lock()
-        """Held while one of those that want several places of a pool at once takes them."""
         self.versions = WeightVersions(program)
         self.standins = FakeValues(program, workload, self.versions, seed)
         self.counts = StepCounters(self.versions)
@@ -137,7 +135,7 @@ class SimTransport:
                 )
                 slowest = max((shard.result_alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
                 rows = SamplingRows(replica_rows, last_end, slowest.seconds)
-                answering = self.environment_seconds(node, order, made) | self.other_players_seconds(order, made)
+                answering = self.other_players_seconds(order, made)
                 alone = cost_parts(slowest) | answering
             else:
                 alone = cost_parts(self.work_cost(order, made, batches))
@@ -159,17 +157,7 @@ class SimTransport:
             self.log.observer.node_done(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.group_of_code(user_code_of(node))
             if runner is not None and NODES[node.op].uses_model:
-                self.run_environment_pool(order, runner, work)
-
-    def environment_seconds(self, node: Node, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
-        """Return the time of an environment that has no pool of its own: each replica has its rows answered by
-        processes of its own."""
-        turns = max_turns(node)
-        if not turns or self.plan.group_of_code(user_code_of(node)) is not None:
-            return {}
-        rows = max(shared.row_count for shared in shard_fake_rows(made.values[node.name], order))
-        busiest = ceil(rows / self.program.worker_count(user_code_of(node)))
-        return {"environment": self.log.predictor.host_work_cost(node.op, turns * busiest).seconds}
+                self.note_environment_pool(order, runner, work, made)
 
     def other_players_seconds(self, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
         """Return the seconds of the players of episodes besides the first one, each in a sequence of its own, as a part
@@ -190,12 +178,22 @@ class SimTransport:
         begin; replicas without rows take no time. player: the model that samples; "": the node's first one."""
         node, replica_rows = order.node, list[ReplicaRows]()
         model, kept, samples = player or order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
+        cpus = self.plan.cpus_of_code.get(user_code_of(node), 0)
+        episodes = None if player else node_episodes(node, self.program, self.standins.workload, cpus)
+        replicas = order.group.mesh.axis_size("dp")
         for copy, rows in enumerate(shared, first_copy):
-            first = rows.prompt_begin_order(kept)
+            first, played = rows.prompt_begin_order(kept), None
             prompts, answers = (
                 tokens[first].reshape(-1).tolist() for tokens in rows.lengths_with_given_up(kept, samples)
             )
-            alone = self.log.predictor.sampling_result(model, node.op, prompts, answers, samples, copy)
+            if episodes is not None:
+                key = self.standins.random_key(node, order.step)
+                taken = self.standins.episode_seconds(rows, key)
+                asked = rows.prompt - np.rint(episodes.observation * (rows.turns - 1)).astype(np.int64)
+                places = np.arange(rows.row_count).reshape(-1, kept)[first].reshape(-1).tolist()
+                prompts = asked[places].tolist()
+                played = EpisodeRows(episodes, [taken[place] for place in places], replicas)
+            alone = self.log.predictor.sampling_result(model, node.op, prompts, answers, samples, copy, played)
             replica_rows.append(ReplicaRows(alone, prompts, answers))
         return replica_rows
 
@@ -210,17 +208,19 @@ class SimTransport:
         ):
             yield
 
-    def run_environment_pool(self, order: NodeRequest, runner: Group, acted: Work) -> None:
-        """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
-        be. Replicas that act wait meanwhile: the answers of all turns are put together."""
-        node, fired = order.node, self.log.ready_work()
-        busy = min(acted.rows, runner.mesh.rank_count)
-        with self._asking.acquire(order.step.number), ExitStack() as stack:
-            places = [stack.enter_context(self.queues.acquire_cpu(runner.pool, order.step.number)) for _ in range(busy)]
-            workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
-            actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
-            spent = {"overhead": self.log.predictor.host_work_cost(node.op, actions).seconds}
-            self.log.do_work(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
+    def note_environment_pool(self, order: NodeRequest, runner: Group, acted: Work, made: NodeOutput) -> None:
+        """Note what a pool of an environment has done meanwhile."""
+        taken = self.standins.episode_seconds(
+            made.values[order.node.name], self.standins.random_key(order.node, order.step)
+        )
+        known = self.log.predictor.host_work_cost(order.node.op, 1).seconds
+        busy = min(len(taken), runner.mesh.rank_count)
+        names = tuple(worker_name(runner.name, place) for place in range(busy))
+        seconds = sum(known if each is None else each for row in taken for each in row) / max(1, busy)
+        times = acted.fired, acted.start, acted.end, acted.last_input, acted.waited_for
+        counts = acted.rows, 0, max(0.0, acted.seconds - seconds), {"environment": acted.seconds}
+        pools = (runner.pool,) * busy
+        self.log.note_work(Work(order.node.attr("env"), "call", names, pools, acted.step, *times, *counts))
 
     def run_in_parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""

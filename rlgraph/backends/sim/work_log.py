@@ -13,7 +13,7 @@ from rlgraph.ir.plan import Group
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
-from rlgraph.passes.cost.sampling import SamplingResult
+from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult
 
 
 class CostPredictor(Protocol):
@@ -29,10 +29,17 @@ class CostPredictor(Protocol):
         ...
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        played: EpisodeRows | None = None,
     ) -> SamplingResult:
         """Predict one replica that samples, with its rows alone: tokens of each row, so many samples for each
-        prompt."""
+        prompt. played: how they are episodes."""
         ...
 
     def host_work_cost(self, op: str, count: float) -> Cost:
@@ -111,6 +118,10 @@ class WorkLog:
         times, remaining = (fired.ready_at, start, clock.now, fired.last_input, after), (idle(), dict(parts))
         work = Work(name, op, names, pools, step, *times, *counts, *remaining, stages=stages)
         clock.note_wait_cause(work)
+        self.note_work(work)
+        return work
+
+    def note_work(self, work: Work) -> None:
+        """Note a work that is done."""
         self.works.append(work)
         self._teller.write_work(work)
-        return work

@@ -9,15 +9,9 @@ from typing import Any, Protocol
 
 from rlgraph.backends.worker.action_sampling import ActionSampling, SampledTurn
 from rlgraph.backends.worker.turn_sampling import WantedTurn, cut_to_room, sample_turns
+from rlgraph.ops.turn_times import MOST_AT_ONCE, QUIET_S, QUIET_SHARE
 from rlgraph.user_code import Environment
 
-QUIET_S = 2.0
-"""How long no environment answers until those that have answered act without the others, at least: quick ones are
-sampled together."""
-QUIET_SHARE = 0.1
-"""How long that is as a share of the time that the last actions took to sample."""
-MOST_AT_ONCE = 256
-"""The most episodes whose actions an engine is asked for at the same time, one by one."""
 CALLS_OF_A_PROCESS = 8
 """The most calls that wait for one process of an environment's, so that its queue holds up no other."""
 

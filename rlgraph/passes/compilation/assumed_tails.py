@@ -12,8 +12,15 @@ ASSUMED_TAIL = "W0967"
 
 
 def assumed_tail_warnings(workload: Workload) -> Iterator[Diagnostic]:
-    """Yield a warning for prompts and for answers whose tail nobody told."""
-    for what, lengths in (("prompts", workload.prompt), ("answers", workload.response)):
+    """Yield a warning for each kind of lengths whose tail nobody told."""
+    told = {
+        "prompts": workload.prompt,
+        "answers": workload.response,
+        "numbers of turns": workload.turns,
+        "seconds of environments": workload.environment_s,
+        "observations": workload.observation,
+    }
+    for what, lengths in told.items():
         if lengths is not None and lengths.tail_is_assumed:
             yield Diagnostic(
                 ASSUMED_TAIL,

@@ -55,8 +55,9 @@ def predicted_seconds_by_work(compiled: Compilation) -> dict[str, float]:
     a program whose plan nobody chose for a cluster."""
     if compiled.target is None and "seconds" not in compiled.plan_file_sections.get("predicted", {}):
         return {}
-    elsewhere = {name for group in compiled.plan.groups for name in group.code}
-    step = phase_tasks(compiled.program, main_phase(compiled.program), assumed_workload(compiled), elsewhere)
+    step = phase_tasks(
+        compiled.program, main_phase(compiled.program), assumed_workload(compiled), compiled.plan.cpus_of_code
+    )
     by_name: dict[str, float] = {}
     for number, seconds in main_step_task_seconds(compiled, step).items():
         task = step[number]

@@ -49,6 +49,7 @@ class Target:
         return {
             "prompt_tokens": self.workload.prompt.to_text(),
             "response_tokens": None if response is None else response.to_text(),
+            **{name: told.to_text() for name, told in self.workload.of_episodes.items() if told is not None},
             "kept": self.workload.kept,
             "constants": self.constants.source,
             "minimize": self.goal,
@@ -87,7 +88,14 @@ def make_target(
 
 
 def parse_workload(
-    prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0, *, files: bool = True
+    prompt_tokens: str | None = None,
+    response_tokens: str | None = None,
+    kept: float = 1.0,
+    *,
+    files: bool = True,
+    turns: str | None = None,
+    environment_seconds: str | None = None,
+    observation_tokens: str | None = None,
 ) -> Workload:
     """Return the workload of texts that `rlgraph.passes.cost.lengths` reads; None is the default. Raises ProgramError
     for a text that it cannot read. files: whether a text may name a file."""
@@ -96,4 +104,11 @@ def parse_workload(
         lengths = replace(lengths, prompt=parse_lengths(prompt_tokens, files))
     if response_tokens is not None:
         lengths = replace(lengths, response=parse_lengths(response_tokens, files))
+    if turns is not None:
+        lengths = replace(lengths, turns=parse_lengths(turns, files, "turns", "--turns"))
+    if environment_seconds is not None:
+        taken = parse_lengths(environment_seconds, files, "seconds", "--environment-seconds")
+        lengths = replace(lengths, environment_s=taken)
+    if observation_tokens is not None:
+        lengths = replace(lengths, observation=parse_lengths(observation_tokens, files))
     return lengths

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlgraph.backends.enginespec.spec import PrefixSharing
+from rlgraph.passes.cost.episodes import Episodes
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
@@ -26,12 +27,15 @@ class Batch:
     """Lengths of what carries loss: a sampled or an encoded answer."""
     samples: int = 1
     """Rows for each prompt, where the node samples them."""
-    answers: float = 0.0
-    """How often the process that samples a row has an environment answer it; 0 where another process does."""
-    workers: int = 1
-    """Processes of each replica that answer its rows in parallel."""
+    episodes: Episodes | None = None
+    """How an environment answers the rows, where the node samples them; None: none does."""
     together: float = 1.0
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
+
+    @property
+    def ended_row_tokens(self) -> float:
+        """Return the tokens of a row that has ended, on average."""
+        return self.prompt.mean + self.response.mean + (self.episodes.observed_tokens if self.episodes else 0.0)
 
     @cached_property
     def mean_row_tokens(self) -> Tokens:

@@ -18,11 +18,13 @@ class Cost:
     """Seconds in which the stages of a pipeline wait for each other."""
     overhead: float = 0.0
     """Seconds of calls, launches, and work for each row."""
+    environment: float = 0.0
+    """Seconds in which nothing is done, until environments answer."""
 
     @property
     def seconds(self) -> float:
         """Return the sum of all parts."""
-        return self.compute + self.memory + self.communication + self.bubble + self.overhead
+        return self.compute + self.memory + self.communication + self.bubble + self.overhead + self.environment
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -31,6 +33,7 @@ class Cost:
             self.communication + other.communication,
             self.bubble + other.bubble,
             self.overhead + other.overhead,
+            self.environment + other.environment,
         )
 
     def scaled(self, factor: float) -> Cost:
@@ -41,6 +44,7 @@ class Cost:
             self.communication * factor,
             self.bubble * factor,
             self.overhead * factor,
+            self.environment * factor,
         )
 
     @classmethod
@@ -52,4 +56,5 @@ class Cost:
             sum(cost.communication * factor for cost, factor in parts),
             sum(cost.bubble * factor for cost, factor in parts),
             sum(cost.overhead * factor for cost, factor in parts),
+            sum(cost.environment * factor for cost, factor in parts),
         )

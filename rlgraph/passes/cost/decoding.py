@@ -4,6 +4,7 @@ token of each in a step. A step is bound by the memory's bandwidth, or by its fi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -16,7 +17,9 @@ from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.episodes import EVENTS, EpisodePlay, Episodes, TurnPace, drawn_episodes, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown
+from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.weights import received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
@@ -35,7 +38,7 @@ class GenerationCostModel:
     """The cost of `generate` by the number of replicas; `deployment` is that of one. What does not depend on this
     number is computed once."""
 
-    __slots__ = ("_costs", "batch", "config", "constants", "deployment", "rates", "slots", "step")
+    __slots__ = ("_costs", "batch", "cached", "config", "constants", "deployment", "rates", "slots", "step")
 
     def __init__(
         self,
@@ -50,46 +53,119 @@ class GenerationCostModel:
         self.rates = constants.rates[deployment.engine, "generate"]
         self.slots = decoding_slots(config, deployment, batch)
         self.step: DecodeStepCost = alike.step if alike else DecodeStepCost(config, deployment, constants, batch)
-        self._costs: dict[tuple[float, float, bool], Cost] = alike._costs if alike else {}
-        """The costs by the rows of a replica, the rows that it decodes together, and whether it is the only one."""
+        self.cached = 0.0
+        """The episodes whose turns the cache keeps while they wait."""
+        if batch.episodes and isinstance(deployment.engine_spec.memory.cache, ReservedCache):
+            self.cached = cached_rows(config, deployment, batch)
+        self._costs: dict[tuple[float, float, float, int], Cost] = alike._costs if alike else {}
+        """The costs by the rows of a replica, those that it decodes together, those that its cache keeps, and whether
+        it is the only one; of episodes, how many replicas there are."""
 
     def cost(self, copies: int) -> Cost:
         """Return the cost with so many replicas."""
         rows = self.batch.rows_of_fullest_replica(copies * self.deployment.threads)
-        key = (rows, min(rows, self.slots), copies == 1)
+        alone = copies if self.batch.episodes else copies == 1
+        key = (rows, min(rows, self.slots), min(rows, self.cached), alone)
         return get_or_compute(
             self._costs,
             key,
-            lambda: self._cost(rows, contention_slowdown(self.deployment.with_replicas(copies), self.rates)),
+            lambda: self._cost(rows, contention_slowdown(self.deployment.with_replicas(copies), self.rates), copies),
         )
 
-    def _cost(self, rows: float, slower: float) -> Cost:
+    def _cost(self, rows: float, slower: float, copies: int) -> Cost:
         batch, call = self.batch, Cost(overhead=self.rates.call)
         if rows == 0:
             return call
         prompts = prefill_cost(self.config, self.deployment, self.constants, batch, rows / batch.samples)
-        cost = prompts + _decode(self.step, batch, rows, self.slots)
-        cost = cost.scaled(slower) + call
-        if batch.answers:
-            busiest, host = batch.answers * math.ceil(rows / batch.workers), self.constants.host
-            cost += Cost(overhead=host.node + host.function_row * busiest)
-        return cost
+        if batch.episodes:
+            return call + self._play(batch.episodes, prompts, rows, slower, copies)
+        return (prompts + _decode(self.step, batch, rows, self.slots)).scaled(slower) + call
+
+    def _play(self, episodes: Episodes, prompts: Cost, rows: float, slower: float, copies: int) -> Cost:
+        """Return the cost of episodes: those that are played stand for so many each, which go side by side."""
+        count = max(1, min(round(rows), max(16, round(EVENTS / episodes.turns.mean))))
+        each = rows / count
+        processes, shared = episodes.processes(copies)
+        busy = min(processes, count)
+        # The busiest process answers as many in turn as it would.
+        longer = shared * max(1.0, math.ceil(rows / processes) / math.ceil(count / busy))
+        known = episodes.answer_s or Lengths((self.constants.host.function_row,))
+        # All wait for the process, of any replica, whose episodes are the slowest.
+        variance = (
+            episodes.turns.mean * known.standard_deviation**2 + (known.mean * episodes.turns.standard_deviation) ** 2
+        )
+        apart = max(0.0, _excess(processes * copies) - _excess(busy)) * math.sqrt(variance * max(1.0, rows / processes))
+        played = drawn_episodes(count, self.batch.response, episodes.turns, known, longer)
+        again = later_turn_cost(self.config, self.deployment, self.constants, self.batch, rows)
+        pace = TurnPace(
+            prompts.seconds / count * slower,
+            again.seconds * each * slower,
+            max(1, round(self.slots / each)),
+            lambda together: self.step.cost(together * each).seconds * slower,
+            busy,
+            *turn_order(self.deployment, episodes),
+        )
+        play = play_episodes(played, pace)
+        cost = played_cost(play, prompts, again.scaled(each), lambda rows: self.step.cost(rows * each), slower)
+        return cost + Cost(environment=apart)
+
+
+def turn_order(deployment: Deployment, episodes: Episodes) -> tuple[bool, bool]:
+    """Return whether each turn begins when its observation comes, and whether all environments answer before the next
+    turn: the processes of a replica sample the same at the same time."""
+    split = deployment.mesh.replica_size > 1
+    return deployment.engine_spec.admits and not split and not episodes.players, split
+
+
+def played_cost(play: EpisodePlay, prompts: Cost, again: Cost, step: Callable[[int], Cost], slower: float) -> Cost:
+    """Return the cost of episodes that were played: what of it is no work is spent waiting for environments. again:
+    the cost of reading before one later turn. step: returns the cost of a decoding step with so many rows. slower: how
+    much longer all work takes."""
+    works = [(step(together), count * slower) for together, count in play.steps.items()]
+    cost = Cost.weighted_sum([*works, (prompts, slower), (again, play.later_reads * slower)])
+    return cost + Cost(environment=max(0.0, max(play.ends) - cost.seconds))
+
+
+def later_turn_cost(
+    config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, rows: float
+) -> Cost:
+    """Return the cost of reading what an episode has before a later turn: what is new, if the cache has room for all
+    episodes of the replica, and so keeps what they have while they wait; else all of it."""
+    assert batch.episodes
+    if batch.episodes.turns.longest <= 1:
+        return Cost()
+    # The middle of an episode stands for all its turns.
+    context = (batch.prompt.mean + batch.ended_row_tokens) / 2
+    reserved = deployment.engine_spec.memory.cache
+    tokens = context
+    if isinstance(reserved, ReservedCache) and rows <= cached_rows(config, deployment, batch):
+        # Of what it has said, what does not fill a block is read once more.
+        block = reserved.cpu_block if deployment.on_cpu else reserved.block
+        tokens = min(context, batch.episodes.observation + block / 2)
+    cost = reading_cost(config, deployment, constants, Tokens(rows, rows * tokens, rows * tokens * context, rows), rows)
+    return cost.scaled(1 / rows)
 
 
 def prefill_cost(
     config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float
 ) -> Cost:
     """Return the cost of reading the prompts of one replica before decoding begins."""
-    shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, repeats = deployment.engine_spec.memory.cache, prompts * (batch.samples - 1)
-    at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.mean_square, prompts)
+    read = Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.mean_square, prompts)
     if isinstance(reserved, ReservedCache):
-        on_cpu = deployment.on_cpu
-        at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
-        tokens, squares = batch.unshared_prompt_tokens(reserved.cpu_block if on_cpu else reserved.block)
+        tokens, squares = batch.unshared_prompt_tokens(reserved.cpu_block if deployment.on_cpu else reserved.block)
         read = Tokens(
             prompts + repeats, read.tokens + repeats * tokens, read.squares + repeats * squares, prompts + repeats
         )
+    return reading_cost(config, deployment, constants, read, prompts * batch.samples)
+
+
+def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constants, read: Tokens, begun: float) -> Cost:
+    """Return the cost of reading tokens from which one replica goes on. begun: the rows of which these are."""
+    shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
+    reserved, at_once = deployment.engine_spec.memory.cache, math.inf
+    if isinstance(reserved, ReservedCache):
+        at_once = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
     device = deployment.island.device
     peak = device.matmul_flops(config.product_dtype) * rates.compute
     inner, _ = deployment.tp_and_pp_links(constants)
@@ -119,7 +195,7 @@ def prefill_cost(
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
-        + rates.begin * prompts * batch.samples
+        + rates.begin * begun
         + calls
         * (
             rates.block
@@ -145,14 +221,21 @@ def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) ->
     reserved = deployment.engine_spec.memory.cache
     if not isinstance(reserved, ReservedCache):
         return SLOTS
-    device = deployment.island.device
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
+    return max(1.0, min(max_decoding_slots(deployment), cached_rows(config, deployment, batch)))
+
+
+def cached_rows(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
+    """Return how many rows the cache of a replica holds at their full length."""
+    reserved, device = deployment.engine_spec.memory.cache, deployment.island.device
+    assert isinstance(reserved, ReservedCache)
+    if deployment.on_cpu and not deployment.kv_bytes:
+        return reserved.cpu_bytes / (cache_bytes_per_token(config, deployment) * max(1.0, batch.ended_row_tokens))
     weights = work.model_parallel_parameter_count(config.shape, config.kind, 1, deployment.tp) * config.item_bytes
     weights += received_adapter_bytes(config, deployment, config.item_bytes)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
-    row_bytes = cache_bytes_per_token(config, deployment) * (batch.prompt.mean + batch.response.mean)
-    return max(1.0, min(max_decoding_slots(deployment), room / row_bytes))
+    return room / (cache_bytes_per_token(config, deployment) * batch.ended_row_tokens)
 
 
 def max_decoding_slots(deployment: Deployment) -> float:
@@ -211,7 +294,7 @@ class DecodeStepCost:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth = device.stream_bandwidth * rates.memory
-        context = work.attended_tokens(shape, batch.prompt.mean + batch.response.mean / 2)
+        context = work.attended_tokens(shape, (batch.prompt.mean + batch.ended_row_tokens) / 2)
         self.weights = work.active_parameter_count(shape) * config.item_bytes / deployment.tp / bandwidth
         self.others = (
             work.stage_parameter_count(shape, config.kind, 1) * config.item_bytes / deployment.tp / bandwidth

@@ -115,6 +115,10 @@ class Lengths:
         """Return the distribution with longer rows cut to the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
 
+    def longer(self, tokens: float) -> Lengths:
+        """Return the distribution with so many tokens more in each row."""
+        return Lengths(tuple(value + tokens for value in self.values)) if tokens else self
+
     def shortest_of_groups(self, count: int, of: int) -> Lengths:
         """Return the lengths of the `count` rows that end first in each group of `of` rows: on average, the lower
         order statistics."""
@@ -165,26 +169,27 @@ class Lengths:
         return self.text or json.dumps(self.values)
 
 
-def parse_lengths(text: str, files: bool = True) -> Lengths:
+def parse_lengths(text: str, files: bool = True, unit: str = "tokens", option: str = "--lengths") -> Lengths:
     """Return the lengths that the user's text describes (see above). Raises ProgramError with a caret under what is
-    wrong. files: the text may name a file, as the user's own text may, but not one that comes from someone else."""
-    source = Source("--lengths", " ".join(text.splitlines()))
+    wrong. files: the text may name a file, as the user's own text may, but not one that comes from someone else. unit:
+    what is counted, of the rows or of other things. option: where the text is from."""
+    source = Source(option, " ".join(text.splitlines()))
     plain = source.text.strip()
     if not plain:
         raise _wrong(BAD_TEXT, "there are no lengths in an empty text", _span(source, 0, 1), _FORM)
     if plain.startswith("["):
-        return _of_list(source)
+        return _of_list(source, unit)
     if "=" in plain and not (files and os.path.isfile(plain)):
-        return _of_pair(source)
+        return _of_pair(source, unit)
     try:
         float(plain)
     except ValueError:
         if files:
-            return _of_file(plain)
-    return Lengths((_length(plain, _span(source, *_inside(source.text)), BAD_TEXT),), plain)
+            return _of_file(plain, unit)
+    return Lengths((_length(plain, _span(source, *_inside(source.text)), BAD_TEXT, unit),), plain)
 
 
-def _of_pair(source: Source) -> Lengths:
+def _of_pair(source: Source, unit: str) -> Lengths:
     """Return the log-normal distribution of a text with two of a mean and percentiles."""
     numbers: dict[str, float] = {}
     words = []
@@ -198,7 +203,7 @@ def _of_pair(source: Source) -> Lengths:
             raise _wrong(BAD_TEXT, f"`{name}` says nothing of lengths", _span(source, begin, begin + len(name)), hint)
         if name in numbers or _percent(name) in filter(None, map(_percent, numbers)):
             raise _wrong(BAD_TEXT, f"`{name}` is given twice", span, "a distribution has two different numbers")
-        numbers[name] = _length(value, span, BAD_TEXT)
+        numbers[name] = _length(value, span, BAD_TEXT, unit)
         words.append(f"{name}={value}")
     full_span = _span(source, *_inside(source.text))
     if len(numbers) != 2:
@@ -212,7 +217,7 @@ def _of_pair(source: Source) -> Lengths:
     return Lengths(lengths.values, ", ".join(words))
 
 
-def _of_list(source: Source) -> Lengths:
+def _of_list(source: Source, unit: str) -> Lengths:
     """Return the lengths of a list in JSON, in a file or in the text itself."""
     try:
         numbers = json.loads(source.text)
@@ -224,16 +229,16 @@ def _of_list(source: Source) -> Lengths:
     if not isinstance(numbers, list) or not numbers:
         raise _wrong(BAD_FILE, "there are no lengths in the list", full_span, "it has a number for each row")
     return Lengths.from_lengths(
-        _length(value, full_span, BAD_FILE, f"number {place}: ") for place, value in enumerate(numbers, 1)
+        _length(value, full_span, BAD_FILE, unit, f"number {place}: ") for place, value in enumerate(numbers, 1)
     )
 
 
-def _of_file(path: str) -> Lengths:
+def _of_file(path: str, unit: str) -> Lengths:
     """Return the lengths that a file lists."""
     missing = f"`{path}` is no length, and there is no such file"
     source = read_source(path, BAD_FILE, f"lengths are {_FORM}", missing, LARGEST_BYTES)
     if source.text.lstrip().startswith("["):
-        return _of_list(source)
+        return _of_list(source, unit)
     if source.text.startswith('{"rlgraph_lengths"'):
         message, hint = (
             f"`{path}` has more than one list of lengths",
@@ -244,21 +249,21 @@ def _of_file(path: str) -> Lengths:
     for number, line in enumerate(source.text.splitlines(), 1):
         if line.strip():
             begin, end = _inside(line)
-            lengths.append(_length(line.strip(), Span(source, number, begin + 1, number, end + 1), BAD_FILE))
+            lengths.append(_length(line.strip(), Span(source, number, begin + 1, number, end + 1), BAD_FILE, unit))
     if not lengths:
         raise _wrong(BAD_FILE, f"`{path}` has no lengths", Span(source, 0, 0, 0, 0), "write a number on each line")
     return Lengths.from_lengths(lengths)
 
 
-def _length(value: Any, span: Span, code: str, where: str = "") -> float:
+def _length(value: Any, span: Span, code: str, unit: str, where: str = "") -> float:
     """Return the value as a number of tokens. Raises ProgramError with the code if it is none."""
     shown = value if isinstance(value, str) else json.dumps(value)
     try:
         tokens = float(shown)
     except ValueError:
-        raise _wrong(code, f"{where}`{shown[:40]}` is no number", span, "lengths are counted in tokens") from None
+        raise _wrong(code, f"{where}`{shown[:40]}` is no number", span, f"this is counted in {unit}") from None
     if not 0 <= tokens <= LONGEST:
-        raise _wrong(code, f"{where}`{shown[:40]}` is no length", span, f"it is 0 to {LONGEST:,} tokens")
+        raise _wrong(code, f"{where}`{shown[:40]}` is no length", span, f"it is 0 to {LONGEST:,} {unit}")
     return tokens
 
 

@@ -22,7 +22,7 @@ from rlgraph.passes.cost.fused_pipelines import FusedPipeline, PipelineTraining,
 from rlgraph.passes.cost.latency import latency_model
 from rlgraph.passes.cost.memory import NEVER_OFFLOADED, Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
-from rlgraph.passes.cost.sampling import SamplingResult, predict_sampling
+from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult, predict_sampling
 from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
@@ -338,17 +338,25 @@ class Predictor:
         return fused_pipeline(trainings)
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        played: EpisodeRows | None = None,
     ) -> SamplingResult:
         """Return the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
-        `samples` rows of one prompt are adjacent."""
+        `samples` rows of one prompt are adjacent. played: how they are episodes."""
         group, config = self.plan.group_of_role(model, placement_operation(operation)), self.configs[model]
         deployment = self.deployment(model, group, copy)
         results = []
         for thread in range(deployment.threads):
             start, stop = (samples * bound for bound in even_range(len(answers) // samples, deployment.threads, thread))
             rows = prompts[start:stop], answers[start:stop]
-            results.append(predict_sampling(config, deployment, self.constants, *rows, samples))
+            part = played and replace(played, answers_s=played.answers_s[start:stop])
+            results.append(predict_sampling(config, deployment, self.constants, *rows, samples, part))
         slowest = max((result.cost for result in results), key=lambda cost: cost.seconds)
         pace = results[0].pace if len(results) == 1 else None
         return SamplingResult(slowest, [end for result in results for end in result.end_times], pace)

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.decoding import DecodeStepCost, decoding_slots, prefill_cost
+from rlgraph.passes.cost.decoding import (
+    DecodeStepCost,
+    decoding_slots,
+    later_turn_cost,
+    played_cost,
+    prefill_cost,
+    turn_order,
+)
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.episodes import Episodes, EpisodeTurns, TurnPace, decoding_ends, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.lengths import Lengths
 
@@ -47,6 +55,17 @@ class SamplingResult:
     """The pace, where rows of another call can begin in between."""
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeRows:
+    """How the rows that one replica samples are episodes."""
+
+    episodes: Episodes
+    answers_s: Sequence[Sequence[float | None]]
+    """For each row the seconds that an environment takes after each of its turns; None: nobody knows."""
+    replicas: int
+    """How many replicas play."""
+
+
 NOTHING = SamplingResult(Cost(), (), SamplingPace(0.0, 0.0, 1, lambda rows: 0.0))
 """The result of a replica without rows."""
 
@@ -58,18 +77,35 @@ def predict_sampling(
     prompts: Sequence[float],
     answers: Sequence[float],
     samples: int,
+    played: EpisodeRows | None = None,
 ) -> SamplingResult:
     """Return the rows that one replica, or one thread of it, samples. prompts, answers: tokens of each row, in the
-    order in which they begin; the `samples` rows of one prompt are adjacent."""
+    order in which they begin; the `samples` rows of one prompt are adjacent. played: how they are episodes."""
     if not answers:
         return NOTHING
     rates = constants.rates[deployment.engine, "generate"]
     call = Cost(overhead=rates.call)
     batch = Batch(len(answers), Lengths.from_lengths(prompts), Lengths.from_lengths(answers), samples)
+    if played is not None:
+        batch = replace(batch, episodes=played.episodes)
     most = max(1, int(decoding_slots(config, deployment, batch)))
     step, slower = DecodeStepCost(config, deployment, constants, batch), contention_slowdown(deployment, rates)
     read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
-    ended = _tokens(answers, most)
+    if played is not None:
+        again = later_turn_cost(config, deployment, constants, batch, len(answers))
+        processes, shared = played.episodes.processes(played.replicas)
+        known = constants.host.function_row
+        episodes = [
+            EpisodeTurns(tokens / len(taken), [shared * (known if each is None else each) for each in taken])
+            for tokens, taken in zip(answers, played.answers_s, strict=True)
+        ]
+        at_step = lambda count: step.cost(count).seconds * slower  # noqa: E731
+        order = turn_order(deployment, played.episodes)
+        turn_pace = TurnPace(read.seconds / len(answers), again.seconds * slower, most, at_step, processes, *order)
+        play = play_episodes(episodes, turn_pace)
+        cost = played_cost(play, read.scaled(1 / slower), again, step.cost, slower)
+        return SamplingResult(call + cost, [call.seconds + end for end in play.ends])
+    ended = decoding_ends(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
     """Rows that are decoded together until the next one ends: waiting rows begin at once."""
@@ -90,19 +126,6 @@ def predict_sampling(
     )
     decoding = Cost.weighted_sum([(cost, total[count] * slower) for count, cost in costs.items()])
     return SamplingResult(call + read + decoding, ends, pace)
-
-
-def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
-    """Return after how many steps each row ends, where at most so many are decoded together."""
-    if len(answers) <= most:
-        return answers
-    ends = list(answers[:most])
-    busy = list(ends)
-    heapify(busy)
-    for length in answers[most:]:
-        ends.append(busy[0] + length)
-        heapreplace(busy, ends[-1])
-    return ends
 
 
 class ContinuousBatch:

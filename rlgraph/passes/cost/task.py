@@ -49,8 +49,6 @@ class Task:
     """Processes over which its calls are spread, where the code has no pool of its own."""
     shared: bool = False
     """Whether processes of the host share its rows."""
-    turns: int = 0
-    """How often an environment may answer each row."""
     reads: tuple[ReadValue, ...] = ()
     """The values that it reads from elsewhere."""
     loops: tuple[tuple[int, float], ...] = ()

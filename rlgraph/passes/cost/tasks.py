@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, StateHandle, Table, Type, axes_of, axis_of
@@ -28,6 +29,7 @@ from rlgraph.ops.nodes import (
 )
 from rlgraph.ops.program_work import BESIDE, other_players_models
 from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.episodes import Episodes
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
@@ -38,12 +40,12 @@ def phase_tasks(
     program: Program,
     phase: Phase,
     workload: Workload,
-    elsewhere: Collection[str] = (),
+    elsewhere: Mapping[str, int] = MappingProxyType({}),
     streamed: Collection[str] = (),
 ) -> tuple[Task, ...]:
-    """Return the tasks of a phase in an order in which they can run. elsewhere: functions and environments that have a
-    pool of CPUs. streamed: tables whose rows are used as they arrive: work by rows or by groups begins with the first
-    rows, and work that needs all rows waits for all that was done with them."""
+    """Return the tasks of a phase in an order in which they can run. elsewhere: of functions and environments that
+    have a pool of CPUs, how many these are. streamed: tables whose rows are used as they arrive: work by rows or by
+    groups begins with the first rows, and work that needs all rows waits for all that was done with them."""
     return _TaskList(program, workload, elsewhere, streamed).phase_tasks(phase)
 
 
@@ -71,6 +73,17 @@ def max_turns(node: Node) -> int:
     return int(node.attr("max_turns")) if NODES[node.op].generates and NODES[node.op].foreign else 0
 
 
+def node_episodes(node: Node, program: Program, workload: Workload, cpus: int = 0) -> Episodes | None:
+    """Return how what a node samples is episodes; None for what no environment answers. cpus: of a pool that its
+    environment has."""
+    turns = max_turns(node)
+    if not turns:
+        return None
+    workers = cpus or program.worker_count(user_code_of(node))
+    answers = workload.turn_counts(turns), workload.environment_s, workload.observed_tokens
+    return Episodes(*answers, workers, bool(cpus), bool(attribute_value(node, "models")))
+
+
 def _by_rows(node: Node) -> bool:
     """Return whether a node can begin with the first rows: a training accumulates their gradients."""
     op = NODES[node.op]
@@ -88,7 +101,7 @@ class _TaskList:
     """Builds the tasks of a phase, node by node."""
 
     def __init__(
-        self, program: Program, workload: Workload, elsewhere: Collection[str], streamed: Collection[str]
+        self, program: Program, workload: Workload, elsewhere: Mapping[str, int], streamed: Collection[str]
     ) -> None:
         self.program, self.workload, self.elsewhere, self.streamed = program, workload, elsewhere, streamed
         self.types: Mapping[str, Type] = {}
@@ -231,7 +244,7 @@ class _TaskList:
             assert isinstance(model, StateHandle)
             name = f"train {model.name}" if NODES[node.op].trains else node.name
             task = replace(task, name=name, model=model.name, batches=tuple(self.batches_read(node, scope)))
-            task = replace(task, code=user_code_of(node), turns=max_turns(node))
+            task = replace(task, code=user_code_of(node))
         else:
             axes = [
                 axis for name in (*node.inputs, *(v.name for v in node.outputs)) if (axis := axis_of(self.types[name]))
@@ -264,7 +277,7 @@ class _TaskList:
         the tasks."""
         for model in other_players_models(node, self.types):
             [batch, *_] = self.batches_read(node, scope)
-            batches = (replace(batch, answers=0),) * attribute_value(node, "models").count(model)
+            batches = (replace(batch, episodes=None),) * attribute_value(node, "models").count(model)
             name, waits = f"{node.name} by {model}", tuple(sorted(after))
             task = Task(name, node.op, model, batches, repetitions=scope.times, loops=scope.loops, waits_for=waits)
             self.listed.append(task)
@@ -327,12 +340,13 @@ class _TaskList:
             if first < samples:
                 sampled = self.workload.answer_lengths(node.attr("max_tokens")).group_lengths_cut_after(first, samples)
                 batch = replace(batch, rows=batch.rows * samples / first, response=sampled)
-            if user_code_of(node) not in self.elsewhere:
-                batch = replace(batch, answers=max_turns(node), workers=self.program.worker_count(user_code_of(node)))
-            yield batch
             played = list(attribute_value(node, "models")) if NODES[node.op].foreign else []
+            episodes = node_episodes(node, self.program, self.workload, self.elsewhere.get(user_code_of(node), 0))
+            asked = prompt_lengths(self.types[node.inputs[1]], self.lengths, self.workload.prompt)
+            batch = replace(batch, prompt=asked, episodes=episodes)
+            yield batch
             # A model plays each of its players in a sequence of its own; the environment answers once.
-            yield from [replace(batch, answers=0)] * (played.count(played[0]) - 1 if played else 0)
+            yield from [replace(batch, episodes=None)] * (played.count(played[0]) - 1 if played else 0)
             return
         nodes = [
             reading for reading in (node, *(node.region.nodes if node.regions else ())) if NODES[reading.op].scores
@@ -399,6 +413,9 @@ class _TaskList:
             )
             finished = answers.shortest_of_groups(first, samples) if first < samples else answers
             asked = prompt_lengths(self.types[node.inputs[1]], self.lengths, self.workload.prompt)
+            if episodes := node_episodes(node, self.program, self.workload):
+                # What an environment says is read like a prompt, and carries no loss.
+                asked = asked.longer(episodes.observed_tokens)
             self.lengths[kind.token.key] = (asked, finished)
         elif node.op == "encode":
             kind = node.outputs[0].type

@@ -20,6 +20,12 @@ class Workload:
     """The share of the rows that `keep` keeps."""
     alike: float = 0.0
     """How much the lengths of the answers to one prompt correlate, from 0 to 1: rank correlation, as normal scores."""
+    turns: Lengths | None = None
+    """How often a model acts in an episode; None: as often as the program lets it."""
+    environment_s: Lengths | None = None
+    """Seconds that an environment takes for an answer; None: `HostCosts.function_row`."""
+    observation: Lengths | None = None
+    """Tokens of an environment's answer; None: few, and none are counted."""
     foresight: float = 0.97
     """How much the expected length of a prompt's answers, by which rows may be ordered, correlates with the real
     length, as normal scores. At this value, of the longest fifth, tenth and twentieth of the rows 0.86, 0.83 and 0.80
@@ -28,6 +34,24 @@ class Workload:
     def answer_lengths(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
         return (self.response or default_answer_lengths(limit)).capped(limit)
+
+    @property
+    def of_episodes(self) -> dict[str, Lengths | None]:
+        """What is told of episodes, by the name under which a user tells it."""
+        return {
+            "turns": self.turns,
+            "environment_seconds": self.environment_s,
+            "observation_tokens": self.observation,
+        }
+
+    @property
+    def observed_tokens(self) -> float:
+        """The tokens of an environment's answer, on average."""
+        return self.observation.mean if self.observation else 0.0
+
+    def turn_counts(self, limit: int) -> Lengths:
+        """Return how often a model acts in episodes that let it so many times."""
+        return Lengths((float(limit),)) if self.turns is None else self.turns.capped(limit)
 
 
 LONGEST = 1 << 20

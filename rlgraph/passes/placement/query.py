@@ -142,7 +142,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         if line.pool == pool.name
     }
     phase = main_phase(question.program)
-    step = tuple(phase_tasks(question.program, phase, question.workload, placed, question.streamed_tables))
+    elsewhere = {code: count for code, (_, count) in placed.items()}
+    step = tuple(phase_tasks(question.program, phase, question.workload, elsewhere, question.streamed_tables))
     processes = next((pool.cpus for pool in question.schedule.pools if pool.name == HOST), 1)
     step = tuple(replace(task, workers=processes) if task.shared else task for task in step)
     parts = _components(question, step, question.read_separately)

@@ -173,6 +173,7 @@ SECTIONS = {
         known={
             "prompt_tokens": TextField(),
             "response_tokens": NullableField(TextField()),
+            **dict.fromkeys(("turns", "environment_seconds", "observation_tokens"), TextField()),
             "kept": NumberField(sys.float_info.min, 1.0),
             "constants": TextField(),
         }

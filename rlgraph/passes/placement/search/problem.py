@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.predict import cross_node_group_rows_cost, host_work_cost
@@ -182,19 +181,6 @@ class PlacementProblem:
         wait."""
         return sum(seconds for number, seconds in enumerate(self.host_task_seconds) if not self._waits(number))
 
-    @cached_property
-    def environment_seconds(self) -> dict[int, float]:
-        """The seconds in which a pool of cpus answers the rows of a task with a model, which waits meanwhile."""
-        seconds = {}
-        for number, task in enumerate(self.tasks):
-            if task.turns and task.code in self.cpu_pools_of_functions:
-                rows = total_rows(task.batches)
-                _, cpus = self.cpu_pools_of_functions[task.code]
-                seconds[number] = (
-                    task.repetitions * host_work_cost(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
-                )
-        return seconds
-
     def _hosted(self, task: Task) -> float:
         # The rows are sharded over all cpus of a pool, or over all processes that the program asks for.
         _, processes = self.cpu_pools_of_functions.get(task.code, (0, task.workers))
@@ -261,8 +247,6 @@ class PlacementProblem:
         for number, task_seconds in durations.items():
             for task, taken in zip(self.components[number].tasks, task_seconds, strict=True):
                 seconds[len(syncs) + task] = taken
-        for task, taken in self.environment_seconds.items():
-            seconds[len(syncs) + task] += taken
         for task, taken in trips.items():
             seconds[len(syncs) + task] += taken
         return seconds
