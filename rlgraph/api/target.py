@@ -37,8 +37,15 @@ def workload(
     - `environment_seconds`: what an environment takes to answer an action, such as "mean=2,p99=30".
     - `observation_tokens`: tokens of such an answer.
     """
-    told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
-    described = replace(target.parse_workload(prompt_tokens, response_tokens, kept, **told), alike=alike)
+    described = target.parse_workload(
+        prompt_tokens,
+        response_tokens,
+        kept,
+        turns=turns,
+        environment_seconds=environment_seconds,
+        observation_tokens=observation_tokens,
+    )
+    described = replace(described, alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)
     if lengths is None:
         return described

@@ -150,12 +150,20 @@ def compile_(
     with reporting_errors(form):
         schedule = schedules[0] if schedules else None
         rows = None
-        told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
-        if (prompt_tokens, response_tokens, lengths, kept, *told.values()) != (None, None, None, 1.0, None, None, None):
+        episodes = turns, environment_seconds, observation_tokens
+        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0) or any(episodes):
             # Imported late: it loads the cost model, which compiling without a search does not need.
             from rlgraph.api.target import workload
 
-            rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, **told)
+            rows = workload(
+                prompt_tokens,
+                response_tokens,
+                kept,
+                lengths=lengths,
+                turns=turns,
+                environment_seconds=environment_seconds,
+                observation_tokens=observation_tokens,
+            )
         if is_plan_file and (settings or data or rewards or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (

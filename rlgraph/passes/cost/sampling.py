@@ -100,8 +100,8 @@ def predict_sampling(
             for tokens, taken in zip(answers, played.answers_s, strict=True)
         ]
         at_step = lambda count: step.cost(count).seconds * slower  # noqa: E731
-        order = turn_order(deployment, played.episodes)
-        turn_pace = TurnPace(read.seconds / len(answers), again.seconds * slower, most, at_step, processes, *order)
+        way = turn_order(deployment, played.episodes)
+        turn_pace = TurnPace(read.seconds / len(answers), again.seconds * slower, most, at_step, processes, *way)
         play = play_episodes(episodes, turn_pace)
         cost = played_cost(play, read.scaled(1 / slower), again, step.cost, slower)
         return SamplingResult(call + cost, [call.seconds + end for end in play.ends])
