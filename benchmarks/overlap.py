@@ -254,9 +254,10 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
             answers: Sequence[float],
             samples: int,
             copy: int,
+            *played: object,
         ) -> SamplingResult:
             alone, factor = (
-                super().sampling_result(model, operation, prompts, answers, samples, copy),
+                super().sampling_result(model, operation, prompts, answers, samples, copy, *played),
                 times.get("generates", 1.0),
             )
             return SamplingResult(alone.cost.scaled(factor), [factor * end for end in alone.end_times])

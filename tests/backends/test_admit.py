@@ -173,7 +173,14 @@ class Narrow(Alike):
     """A copy decodes two rows at a time."""
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
         pace, copy = SamplingPace(0.0, 0.0, 2, step), ContinuousBatch()
@@ -239,7 +246,9 @@ def test_who_knows_nothing_gains_nothing(folder: Path) -> None:
 
 def test_answers_to_one_prompt_are_alike() -> None:
     numbers = np.arange(4000)
-    rows = FakeRows("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
+    rows = FakeRows(
+        "rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers, turns=numbers
+    )
     for alike in (0.0, 0.6):
         shares = rows.uniform_quantiles("key", 4, alike)
         assert sorted(shares) == pytest.approx((np.arange(4000) + 0.5) / 4000)

@@ -145,9 +145,10 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
             answers: Sequence[float],
             samples: int,
             copy: int,
+            *played: object,
         ) -> SamplingResult:
             return super().sampling_result(
-                model, operation, prompts, [10 * length for length in answers], samples, copy
+                model, operation, prompts, [10 * length for length in answers], samples, copy, *played
             )
 
     whole, ends = made(folder), {}

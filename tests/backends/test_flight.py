@@ -77,7 +77,14 @@ class Seconds(Free):
         return Cost(compute=self.takes[operation])
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         takes = self.takes[operation]
         return SamplingResult(Cost(compute=takes), [takes] * len(answers))
@@ -266,7 +273,14 @@ class Uneven(Seconds):
         self.batches = 0
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         self.batches += 1
         takes = 40.0 if self.batches % 3 == 1 else 10.0

@@ -89,7 +89,14 @@ class Chance:
         return Cost(compute=self.seconds(40.0))
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         return SamplingResult(
             Cost(compute=max(answers, default=0.0)), answers, SamplingPace(0.0, 0.0, 1000, lambda rows: 1.0)

@@ -59,7 +59,14 @@ class Fixed:
         return Cost(compute=sum(batch.rows for batch in batches))
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         return SamplingResult(Cost(compute=max(answers, default=0.0)), answers)
 
@@ -235,9 +242,10 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
             answers: Sequence[float],
             samples: int,
             copy: int,
+            *played: object,
         ) -> SamplingResult:
             self.asked.append(list(answers))
-            return super().sampling_result(model, operation, prompts, answers, samples, copy)
+            return super().sampling_result(model, operation, prompts, answers, samples, copy, *played)
 
     def sampling(copies: int, block: int = 0) -> tuple[list[list[float]], list[Work]]:
         """The rows of each copy, and the works."""
@@ -493,7 +501,9 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
 def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
     zeros = lengths * 0
-    rows = FakeRows("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
+    rows = FakeRows(
+        "rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros, turns=zeros
+    )
     kept = rows.shortest_rows_of_groups(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
     sampling = kept.sampling_cost_batch(3, 5)

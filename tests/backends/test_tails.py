@@ -56,7 +56,14 @@ class Alike(Free):
         return Cost(compute=self.score * sum(batch.rows for batch in batches) / (copies or COPIES))
 
     def sampling_result(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        *played: object,
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
         pace, seconds, ends = SamplingPace(0.0, self.read, 1000, step), self.read * len(answers), [0.0] * len(answers)

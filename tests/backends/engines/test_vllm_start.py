@@ -128,10 +128,13 @@ def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) ->
     lora = Adapters(8, 16.0)
     spec = ModelSpec("causal_lm", "", "bfloat16", adapters=lora)
     source: Any = SimpleNamespace(shape=replace(SHAPE, adapters=lora))
-    for on_cpu, way in ((False, "apart"), (True, "merged")):
+    for on_cpu in (False, True):
         monkeypatch.setattr(engine, "has_no_gpu", lambda on_cpu=on_cpu: on_cpu)
-        assert engine._adapting(spec, source, "") == way
+        assert engine._adapting(spec, source, "") == "merged"
+        # Who asks for the other way gets it.
+        assert engine._adapting(spec, source, "apart") == "apart"
     assert engine._adapting(replace(spec, adapters=None), source, "") == ""
     monkeypatch.setattr(engine, "has_no_gpu", lambda: False)
-    with pytest.raises(EngineError, match="vllm has adapters merged in weights of bfloat16, which round away"):
-        engine._adapting(spec, source, "merged")
+    source = SimpleNamespace(shape=replace(SHAPE, adapters=Adapters(1024, 16.0)))
+    with pytest.raises(EngineError, match="vllm holds adapters apart only up to rank 512"):
+        engine._adapting(spec, source, "apart")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import Rank
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens
+from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens, PlacedNumbers
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
@@ -53,8 +53,8 @@ def distill(student: TransformersEngine, teacher: TransformersEngine) -> tuple[T
 
     def micro(block: Sequence[int]) -> MicroBatch:
         part = sequences.take(torch.tensor(block))
-        numbers = torch.linspace(-1, 1, int(sequences.scored.sum()), dtype=torch.float64)[:, None]
-        by_row = KeptRows(numbers.split(sequences.scored_counts().tolist())).take(torch.tensor(block))
+        numbers = torch.linspace(-1, 1, int(sequences.scored.sum()), dtype=torch.float64)
+        by_row = KeptRows(PlacedNumbers(numbers), sequences.scored_counts()).take(torch.tensor(block))
         beside, others = (OtherModel(teacher, part), OtherModel(None, by_row)), (OtherModel(teacher, part),)
         calls = [ModelCall("distribution", part, 0.8, formula, others) for formula in (JSD, "p0 * log(p0 / p1)")]
         for reduce in ("sum", "mean", "max"):
