@@ -261,9 +261,7 @@ def top(x: Tensor, k: Number, index: Tensor | None, size: int) -> Tensor:
 
 def running(x: Tensor, y: Tensor, index: Tensor | None, size: int) -> Tensor:
     """Return for each entry the sum of `x` over the entries of its row from the one with the largest `y` down to this
-    one. Equals are in the order in which they are given. A single value is the sum of itself."""
-    if not y.dim():
-        return x.detach().clone()
+    one. Equals are in the order in which they are given."""
     order = _in_rows(y.detach().argsort(stable=True, descending=True), index)
     rows = torch.zeros_like(order) if index is None else index[order]
     sums = torch.empty_like(x)

@@ -343,11 +343,11 @@ def test_a_copy_with_long_rows_takes_fewer(folder: Path) -> None:
 
 
 def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
-    """A second an action, on three cpus; who acts waits meanwhile."""
+    """A tenth of a second an action, on three cpus, while others are sampled."""
 
     class Slow(Fixed):
         def host_work_cost(self, op: str, count: float) -> Cost:
-            return Cost(overhead=count if op == "interact" else 0.0)
+            return Cost(overhead=0.1 * count if op == "interact" else 0.0)
 
     made = program("agent", folder, apart, "pool judges = 3 cpus\nplace shell on judges\n")
     backend, _ = simulated(made, 1, fixed=Slow())
@@ -355,13 +355,14 @@ def test_an_environment_answers_on_cpus_of_its_own(folder: Path) -> None:
     answered = next(work for work in backend.works if work.name == "shell")
     turns = next(node for _, node in made.program.walk() if node.op == "interact").attr("max_turns")
     assert answered.groups == tuple(f"judges.python {cpu}" for cpu in range(3))
-    assert answered.rows == acted.rows > 3 and answered.start == acted.end
-    assert answered.seconds == turns * -(-acted.rows // 3)
+    assert answered.rows == acted.rows > 3 and (answered.start, answered.end) == (acted.start, acted.end)
+    busy = 0.1 * turns * acted.rows / 3
+    assert answered.seconds - answered.idle == pytest.approx(busy)
     assert next(work for work in backend.works if work.name == "train actor").start >= answered.end
     told = worker_pool_time(
         "judges", {who: [cpu] for cpu, who in enumerate(answered.groups)}, backend.works, 0.0, answered.end
     )
-    assert (told.busy, told.idle) == pytest.approx((answered.seconds, acted.end))
+    assert told.busy == pytest.approx(busy)
 
 
 def test_weights_follow_where_they_are_needed(folder: Path) -> None:

@@ -196,6 +196,8 @@ def test_every_result_has_its_dtype_and_axis(op: str, dtype: torch.dtype) -> Non
                 continue
             if op in ("floordiv", "mod") and args[1] == leaves[2]:
                 continue  # torch refuses to divide ints by 0
+            if op == "running" and (args[0].type.axis is None or args[0].type.axis != args[1].type.axis):
+                continue  # the checker wants an entry for each (E0223)
             body = (Let("x", Apply(op, args, kind, axis and axis.key)),)
             found = lower(tensor_node(body, ("x",)))(given, shape)["x"]
             assert found.dtype == wanted[kind.dtype], args
